@@ -10,7 +10,7 @@ from concurrent.futures import Future
 import pytest
 
 from holdfast.errors import Interrupted, QueueClosed, QueueEmpty, QueueFull
-from holdfast.runtime import BoundedQueue, Broadcast, FairQueue, Scope, fair, line
+from holdfast.runtime import BoundedQueue, Broadcast, FairQueue, Scope, fair, wait_queue
 from holdfast.runtime.broadcast import Gap, Reader
 from holdfast.testing import start_thread
 from tests.explored.model import Model, fault
@@ -179,16 +179,16 @@ async def readers_of_a_broadcast() -> None:
 
 @fault
 def a_promise_dies_with_who_had_it(patch: pytest.MonkeyPatch) -> None:
-    async def wait(self: line.Line, waiter: line.Waiter, pass_on: object) -> bool:
+    async def wait(self: wait_queue.WaitQueue, waiter: wait_queue.Waiter, pass_on: object) -> bool:
         self.waiting[waiter] = None
         try:
-            await line.wait_for_release(waiter)
+            await wait_queue.wait_for_release(waiter)
         except BaseException:
             self.waiting.pop(waiter, None)
             raise
         return self.redeem(waiter)
 
-    patch.setattr(line.Line, "wait", wait)
+    patch.setattr(wait_queue.WaitQueue, "wait", wait)
 
 
 @fault
@@ -271,7 +271,7 @@ def one_reader_is_woken(patch: pytest.MonkeyPatch) -> None:
     def wake(self: Broadcast[int]) -> None:
         if self._waiting:
             _, waiter = self._waiting.popitem()
-            line.release(waiter)
+            wait_queue.release(waiter)
 
     patch.setattr(Broadcast, "_wake", wake)
 

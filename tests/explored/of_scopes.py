@@ -11,7 +11,7 @@ import pytest
 from holdfast.errors import Interrupted, ScopeClosed
 from holdfast.runtime import Scope, ThreadPool, check_interrupt, current_interrupt
 from holdfast.runtime.adoption import install
-from holdfast.runtime.enclosure import inside
+from holdfast.runtime.cancel_claim import inside
 from holdfast.runtime.scope import _LAUNCHERS
 from holdfast.runtime.scope_state import ScopeState
 from holdfast.runtime.thread_handle import ThreadHandle

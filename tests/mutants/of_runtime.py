@@ -57,7 +57,7 @@ _triggering = allocate_lock()
         name="our cancellation is not taken back",
         of="P1",
         breaks="the task that entered a scope is cancelled by it at a later, innocent await",
-        file="runtime/enclosure.py",
+        file="runtime/cancel_claim.py",
         old="""
                 for _ in range(self.cancels):
                     task.uncancel()
@@ -219,7 +219,7 @@ _triggering = allocate_lock()
         breaks="the second, harder stop waits for the grace of the first, which the scopes inside still have",
         file="runtime/stopping.py",
         old="""
-        self._tell_scopes()
+        self._shorten_children()
         if self.phase == "grace" and self._force_at <= now:
 """,
         new="""
@@ -231,7 +231,7 @@ _triggering = allocate_lock()
         name="a promise dies with who had it",
         of="P5",
         breaks="an item whose consumer was cancelled wakes no other consumer: they wait beside it",
-        file="runtime/line.py",
+        file="runtime/wait_queue.py",
         old="""
             if self.redeem(waiter):
                 pass_on()

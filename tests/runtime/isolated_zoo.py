@@ -15,8 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from holdfast.errors import Interrupted
-from holdfast.runtime import cell, check_interrupt, current_interrupt
-from holdfast.runtime.cell import IsolatedCall
+from holdfast.runtime import check_interrupt, current_interrupt, worker_main
+from holdfast.runtime.worker_main import IsolatedCall
 
 TENANT: contextvars.ContextVar[str] = contextvars.ContextVar("tenant", default="nobody")
 _kept: list[object] = []
@@ -119,7 +119,7 @@ def close_everything() -> None:
 
 
 def let_another_take_over_the_number(path: str) -> None:
-    own = cell._cell
+    own = worker_main._worker_main
     assert own is not None
     other = socket.socket(socket.AF_UNIX)
     other.connect(path)
@@ -127,7 +127,7 @@ def let_another_take_over_the_number(path: str) -> None:
 
 
 def send_garbage() -> None:
-    own = cell._cell
+    own = worker_main._worker_main
     assert own is not None
     own._control.sendall(b"\xff" * 64)
 
@@ -244,7 +244,7 @@ LEAVERS: list[Callable[[], int]] = [
 
 
 def _deny(leaver: Callable[[], int]) -> int:
-    cell._Traces.left = lambda self: []  # type: ignore[method-assign]
+    worker_main._Snapshot.leftovers = lambda self: []  # type: ignore[method-assign]
     return leaver()
 
 

@@ -12,13 +12,13 @@ import pytest
 from holdfast.errors import Interrupted, QueueClosed, QueueEmpty, QueueFull
 from holdfast.runtime.bounded import BoundedQueue
 from holdfast.runtime.interrupt import Interrupt, use
-from holdfast.runtime.line import Line, Waiter, wait_for_release
+from holdfast.runtime.wait_queue import Waiter, WaitQueue, wait_for_release
 from holdfast.testing import ScheduleFailure, explore, run_virtual
 
 Make = Callable[[int], BoundedQueue[int]]
 
 
-class KeepsPromises(Line):
+class KeepsPromises(WaitQueue):
     """Fault: who goes away with a promise keeps it."""
 
     __slots__ = ()
@@ -27,7 +27,7 @@ class KeepsPromises(Line):
         return await super().wait(waiter, lambda: None)
 
 
-class NeverLeaves(Line):
+class NeverLeaves(WaitQueue):
     """Fault: who goes away without a promise stays in line."""
 
     __slots__ = ()
@@ -57,7 +57,7 @@ class PutsAfterClose(BoundedQueue[int]):
             super()._check_open()
 
 
-def with_line(line: type[Line]) -> Make:
+def with_line(line: type[WaitQueue]) -> Make:
     def make(maxsize: int) -> BoundedQueue[int]:
         queue = BoundedQueue[int](maxsize)
         queue._getters, queue._putters = line(), line()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.runtime import foreign
+from holdfast.runtime import process_tags
 
 Looks = list[list[tuple[int, int]]]
 Told = dict[int, tuple[list[int], list[int]]]
@@ -14,7 +14,7 @@ Told = dict[int, tuple[list[int], list[int]]]
 
 @pytest.fixture(autouse=True)
 def everybody_can_be_struck(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(foreign, "_strike", lambda pid, tag, carried: True)
+    monkeypatch.setattr(process_tags, "_strike", lambda pid, tag, carried: True)
 
 
 def chased(looks: Looks, tags: list[int], *, bound_s: float = 60.0) -> tuple[list[Told], int]:
@@ -28,7 +28,7 @@ def chased(looks: Looks, tags: list[int], *, bound_s: float = 60.0) -> tuple[lis
         count += 1
         return next(left)
 
-    foreign._Chase(lambda pid, tag: True, bound_s, told.append).run(tags, look, list)
+    process_tags._Chase(lambda pid, tag: True, bound_s, told.append).run(tags, look, list)
     return told, count
 
 

@@ -12,7 +12,7 @@ import pytest
 from holdfast.errors import Interrupted, QueueClosed, QueueEmpty, QueueFull
 from holdfast.runtime.fair import FairQueue
 from holdfast.runtime.interrupt import Interrupt, use
-from holdfast.runtime.line import Line, Waiter
+from holdfast.runtime.wait_queue import Waiter, WaitQueue
 from holdfast.testing import ScheduleFailure, explore, run_virtual
 
 Make = Callable[[], FairQueue[str, int]]
@@ -27,7 +27,7 @@ class Greedy(FairQueue[str, int]):
         return await super().take()
 
 
-class KeepsPromises(Line):
+class KeepsPromises(WaitQueue):
     """Fault: who goes away with a promise keeps it."""
 
     __slots__ = ()

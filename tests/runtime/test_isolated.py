@@ -19,10 +19,10 @@ import uvloop
 
 from holdfast.errors import Interrupted, ProcessEnded
 from holdfast.runtime import procfs
-from holdfast.runtime.cell import IsolatedCall
-from holdfast.runtime.cells import Cells
 from holdfast.runtime.processes import ProcessHost
 from holdfast.runtime.scope import Scope
+from holdfast.runtime.worker_main import IsolatedCall
+from holdfast.runtime.worker_pool import WorkerPool
 from tests.runtime import isolated_zoo as zoo
 from tests.runtime.processes_zoo import await_condition
 
@@ -194,7 +194,7 @@ def test_a_process_is_used_only_in_the_surroundings_that_it_was_started_in(
 
 def test_a_process_serves_so_many_calls_and_may_grow_so_far(host: ProcessHost) -> None:
     async def main() -> None:
-        host._cells = Cells(host, calls_limit=3, growth_bytes=1 << 25)
+        host._cells = WorkerPool(host, calls_limit=3, growth_bytes=1 << 25)
         async with Scope("tool", processes=host) as scope:
             pids = [await scope.spawn(zoo.pid, on="process") for _ in range(6)]
             assert pids[0] == pids[2] != pids[3] == pids[5]
@@ -206,7 +206,7 @@ def test_a_process_serves_so_many_calls_and_may_grow_so_far(host: ProcessHost) -
 
 def test_idle_processes_are_bounded_in_number_and_time(host: ProcessHost) -> None:
     async def main() -> None:
-        host._cells = Cells(host, idle_limit=3, owner_limit=2)
+        host._cells = WorkerPool(host, idle_limit=3, owner_limit=2)
         for owner in ("alice", "bob"):
             async with Scope("tool", processes=host, owner=owner) as scope:
                 calls = [scope.spawn(zoo.pid_and_time, 0.2, on="process") for _ in range(4)]
@@ -214,7 +214,7 @@ def test_idle_processes_are_bounded_in_number_and_time(host: ProcessHost) -> Non
         assert host.cells.statistics().idle == 3
         await until(lambda: host.statistics().live == 3)
         host.cells.close()
-        host._cells = Cells(host, idle_s=0.05)
+        host._cells = WorkerPool(host, idle_s=0.05)
         async with Scope("tool", processes=host) as scope:
             pid = await scope.spawn(zoo.pid, on="process")
             await until(lambda: host.cells.statistics().idle == 0)

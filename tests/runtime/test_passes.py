@@ -10,7 +10,7 @@ import pytest
 
 from holdfast import Host, Run
 from holdfast.runtime import procfs
-from holdfast.runtime.once import Once
+from holdfast.runtime.oneshot import Oneshot
 from holdfast.runtime.passes import KillPasses
 from holdfast.runtime.processes import ProcessHost
 from holdfast.runtime.seal import Seal
@@ -119,7 +119,7 @@ def test_gone_is_said_after_a_look_though_all_that_was_seen_has_ended(monkeypatc
     looks: list[set[int]] = []
     ask = KillPasses.ask
 
-    def noted(self: KillPasses, tags: Mapping[int, Any], bound_s: float) -> Once[TreeResult]:
+    def noted(self: KillPasses, tags: Mapping[int, Any], bound_s: float) -> Oneshot[TreeResult]:
         looks.append(set(tags))
         return ask(self, tags, bound_s)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime import foreign, processes, procfs, seal, starting, zygote_link
+from holdfast.runtime import process_spec, process_tags, processes, procfs, seal, zygote_link
 from holdfast.runtime.processes import DEVNULL, PIPE, STDOUT, ProcessHost, TreeResult
 from tests.runtime.processes_zoo import ROLES, await_condition, living, program
 
@@ -595,7 +595,7 @@ def test_orphans_of_a_host_that_no_longer_lives_are_found_and_others_are_not(tok
     dead = subprocess.Popen(["true"])
     dead.wait(10)
     lost = {**os.environ, mark: f"{dead.pid}.1"}
-    held = {**os.environ, mark: os.fsdecode(starting.host_marker())}
+    held = {**os.environ, mark: os.fsdecode(process_spec.host_marker())}
     words = program("ignores-term", token)
     with running(words, lost) as orphan, running(words, held) as owned:
         await_condition(lambda: len(living(token)) == 2, "both run, their environment is in place")
@@ -610,7 +610,7 @@ def test_orphans_that_wiped_their_environment_are_found_by_their_tag(token: str)
     with running(program("ignores-term", token), {}) as orphan:
         await_condition(lambda: len(living(token)) == 1, "it runs")
         _, hard = resource.prlimit(orphan, seal.CARRIERS[1])
-        resource.prlimit(orphan, seal.CARRIERS[1], (foreign.make_tag(dead.pid, 1, 1), hard))
+        resource.prlimit(orphan, seal.CARRIERS[1], (process_tags.make_tag(dead.pid, 1, 1), hard))
         found = {entry.pid: entry.host for entry in processes.orphans()}
     assert found[orphan] == dead.pid
 

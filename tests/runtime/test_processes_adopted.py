@@ -26,7 +26,7 @@ import pytest
 from holdfast.runtime import (
     adopted_programs,
     adoption_processes,
-    foreign,
+    process_tags,
     processes,
     procfs,
     seal,
@@ -37,7 +37,7 @@ from holdfast.runtime.adopted_programs import AdoptedPrograms
 from holdfast.runtime.adoption_processes import install, kill_trees
 from holdfast.runtime.foreign_process import ForeignProcess
 from holdfast.runtime.killer import Killer
-from holdfast.runtime.once import Once
+from holdfast.runtime.oneshot import Oneshot
 from holdfast.runtime.passes import KillPasses
 from holdfast.runtime.processes import ProcessHost, TreeResult
 from holdfast.runtime.stranger_search import StrangerSearch
@@ -423,7 +423,7 @@ def test_every_program_has_the_tag_of_its_own_scope_from_its_first_moment(monkey
         for _ in range(25):
             pid = way()
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-            tag = foreign.tag_of(pid, carrier)
+            tag = process_tags.tag_of(pid, carrier)
             members = [] if place is None else place.members
             expected = [adoption.tags.outside] if place is None else [one.tag for one in members if one.pid == pid]
             (right if expected[-1:] == [tag] else wrong).append(way.__name__)
@@ -440,7 +440,7 @@ def test_every_program_has_the_tag_of_its_own_scope_from_its_first_moment(monkey
         thread.join(30)
     assert wrong == []
     assert len(right) == 225
-    assert foreign.tag_of(os.getpid(), carrier) == adoption.tags.own
+    assert process_tags.tag_of(os.getpid(), carrier) == adoption.tags.own
 
 
 def test_a_program_of_os_system_is_a_member_and_its_status_is_as_ever(token: str) -> None:
@@ -710,11 +710,11 @@ def test_foreign_trees_of_scopes_do_not_outlive_the_host_and_others_do(token: st
 
 
 def test_a_tag_says_whose_it_is() -> None:
-    tag = foreign.make_tag(4_194_303, 123_456_789, 65_535)
-    assert foreign.host_of_tag(tag) == (4_194_303, 123_456_789 & 0xFFFFF)
-    assert foreign.scope_of_tag(tag) == 65_535
+    tag = process_tags.make_tag(4_194_303, 123_456_789, 65_535)
+    assert process_tags.host_of_tag(tag) == (4_194_303, 123_456_789 & 0xFFFFF)
+    assert process_tags.scope_of_tag(tag) == 65_535
     assert tag < 1 << 63
-    assert foreign.host_of_tag(12345) is None
+    assert process_tags.host_of_tag(12345) is None
 
 
 def test_who_was_struck_but_is_still_dying_is_not_called_gone(
@@ -724,7 +724,7 @@ def test_who_was_struck_but_is_still_dying_is_not_called_gone(
     await_condition(lambda: len(living(token)) == 2, "the child lives")
     (child,) = [pid for pid in living(token) if pid != parent.pid]
     strikes: list[int] = []
-    plain = foreign._strike
+    plain = process_tags._strike
 
     def strike(pid: int, tag: int, carried: Callable[[int, int], bool]) -> bool | None:
         strikes.append(pid)
@@ -732,11 +732,11 @@ def test_who_was_struck_but_is_still_dying_is_not_called_gone(
             return carried(pid, tag)
         return plain(pid, tag, carried)
 
-    monkeypatch.setattr(foreign, "_strike", strike)
+    monkeypatch.setattr(process_tags, "_strike", strike)
     started = procfs.start_time(parent.pid)
     assert started is not None
     told: dict[int, tuple[list[int], list[int]]] = {}
-    foreign.kill(os.getpid(), (), None, {7: [(parent.pid, started)]}, 10, told.update, sealed=False)
+    process_tags.kill(os.getpid(), (), None, {7: [(parent.pid, started)]}, 10, told.update, sealed=False)
     killed, survivors = told[7]
     assert survivors == []
     assert set(killed) == {parent.pid, child}
@@ -748,7 +748,7 @@ def test_what_a_host_leaves_is_killed_where_no_process_can_be_forked(monkeypatch
         raise BlockingIOError("no room for a process")
 
     ended: list[tuple[int, int, float]] = []
-    monkeypatch.setattr(foreign, "end_host", lambda *told: ended.append(told))
+    monkeypatch.setattr(process_tags, "end_host", lambda *told: ended.append(told))
     monkeypatch.setattr(os, "fork", refused)
     alone: zygote.Zygote = object.__new__(zygote.Zygote)  # without the signal handlers of a process of its own
     alone._identity = (5, 6)
@@ -794,12 +794,12 @@ def test_kills_of_many_scopes_at_once_take_two_passes(count: int, monkeypatch: p
     """One for who asks first, and one for all who ask while it looks; each looks at our children once before."""
     adoption = adoption_processes._adoption
     assert adoption is not None
-    asked: list[Once[TreeResult]] = []
+    asked: list[Oneshot[TreeResult]] = []
     passes: list[Killer] = []
     looks: list[object] = []
     plain_ask, plain_submit, plain_prepare = KillPasses.ask, Killer.submit, adoption.passes._prepare
 
-    def ask(self: KillPasses, tags: Any, bound_s: float) -> Once[TreeResult]:
+    def ask(self: KillPasses, tags: Any, bound_s: float) -> Oneshot[TreeResult]:
         answer = plain_ask(self, tags, bound_s)
         asked.append(answer)
         return answer
@@ -841,11 +841,11 @@ def test_a_kill_of_many_scopes_looks_at_all_processes_twice(count: int, monkeypa
         looks.append(None)
         return iter(())  # whatever else the machine starts
 
-    monkeypatch.setattr(foreign, "_every_pid", every_pid)
+    monkeypatch.setattr(process_tags, "_every_pid", every_pid)
     tags: dict[int, list[tuple[int, int]]]
-    tags = {foreign.make_tag(os.getpid(), 7, number): [] for number in range(1, count + 1)}
+    tags = {process_tags.make_tag(os.getpid(), 7, number): [] for number in range(1, count + 1)}
     told: dict[int, tuple[list[int], list[int]]] = {}
-    foreign.kill(os.getpid(), (), None, tags, 10, told.update, sealed=True)
+    process_tags.kill(os.getpid(), (), None, tags, 10, told.update, sealed=True)
     assert told == dict.fromkeys(tags, ([], []))
     assert len(looks) == 2
 

@@ -9,9 +9,9 @@ from typing import Any, cast
 import pytest
 
 from holdfast.errors import Interrupted, ScopeClosed
-from holdfast.runtime import enclosure
+from holdfast.runtime import cancel_claim
 from holdfast.runtime.adoption import TaskAdopter
-from holdfast.runtime.enclosure import Body, Enclosure, current_place
+from holdfast.runtime.cancel_claim import BodyClaim, CancelClaim, current_claim
 from holdfast.runtime.interrupt import current_interrupt
 from holdfast.runtime.scope import Scope, current_scope, detached
 from holdfast.runtime.scope_state import ScopeState
@@ -306,11 +306,11 @@ def told_again_in_the_grace(patch: pytest.MonkeyPatch) -> None:
 
 
 def each_scope_cancels_by_itself(patch: pytest.MonkeyPatch) -> None:
-    def deliver(self: Enclosure) -> None:
+    def deliver(self: CancelClaim) -> None:
         if not self.cancels and self.live and self.task is not None and not self.task.done():
             self._cancel(self.task)
 
-    patch.setattr(Enclosure, "deliver", deliver)
+    patch.setattr(CancelClaim, "deliver", deliver)
 
 
 async def foreign_cancel() -> None:
@@ -352,14 +352,14 @@ async def foreign_cancel() -> None:
 
 
 def nothing_is_taken_back(patch: pytest.MonkeyPatch) -> None:
-    def settle(self: Body) -> bool:
+    def settle(self: BodyClaim) -> bool:
         assert self.task is not None
         if self.outer is not None:
             self.outer.inner = None
         self.cancels = 0
         return self.task.cancelling() > self.cancelling_before
 
-    patch.setattr(Body, "settle", settle)
+    patch.setattr(BodyClaim, "settle", settle)
 
 
 async def balanced() -> None:
@@ -466,7 +466,7 @@ async def adopted_groups() -> None:
 
 def adopted_are_told_at_once(patch: pytest.MonkeyPatch) -> None:
     def follow_all(self: Stopping, starter: object) -> None:
-        self._tell_rest()
+        self._ask_rest()
 
     patch.setattr(Stopping, "_follow", follow_all)
 
@@ -537,7 +537,7 @@ async def shielded_commit() -> None:
 
 
 def shields_are_ignored(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(enclosure, "shielded_by", lambda task, context: None)
+    patch.setattr(cancel_claim, "shielded_by", lambda task, context: None)
 
 
 async def close_when_done() -> None:
@@ -597,8 +597,8 @@ def stays_current(patch: pytest.MonkeyPatch) -> None:
 
     async def leaky(self: Scope) -> Scope:
         await enter(self)
-        current_place.enter(self.core.body)
-        self._entered = (current_place.enter(self.core.body), self._entered[1])
+        current_claim.enter(self.core.body)
+        self._entered = (current_claim.enter(self.core.body), self._entered[1])
         return self
 
     patch.setattr(Scope, "__aenter__", leaky)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from holdfast.host.context import HostContext
     from holdfast.host.live_session import LiveSession
     from holdfast.host.session_directory import SessionDirectory
-    from holdfast.runtime.leftovers import Leftover
+    from holdfast.runtime.abandoned import AbandonedMember
 
 __all__ = ["TaskTree", "scope_nodes"]
 
@@ -28,7 +28,7 @@ class TaskTree:
     def __init__(self, context: HostContext, directory: SessionDirectory) -> None:
         self._context = context
         self._directory = directory
-        self._abandoned: dict[int, tuple[str, str, list[Leftover]]] = {}
+        self._abandoned: dict[int, tuple[str, str, list[AbandonedMember]]] = {}
 
     def of_host(self, principal: str | None) -> TreeNode:
         """Return the tree of one principal, or of all (None)."""
@@ -67,7 +67,7 @@ class TaskTree:
     def _forget(self) -> None:
         """Drop what has ended."""
         for session, (_, _, leftovers) in list(self._abandoned.items()):
-            leftovers[:] = [leftover for leftover in leftovers if leftover.lives]
+            leftovers[:] = [leftover for leftover in leftovers if leftover.is_alive]
             if not leftovers:
                 del self._abandoned[session]
 

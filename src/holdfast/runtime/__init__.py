@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from holdfast.runtime.adoption import Restorer, install
     from holdfast.runtime.bounded import BoundedQueue
     from holdfast.runtime.broadcast import Broadcast, Reader
-    from holdfast.runtime.cell import IsolatedCall
     from holdfast.runtime.fair import FairQueue
     from holdfast.runtime.handle import Handle, Member
     from holdfast.runtime.interrupt import (
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from holdfast.runtime.scope import Scope, current_scope, detached
     from holdfast.runtime.scope_state import ScopeStatistics
     from holdfast.runtime.threads import ThreadPool
+    from holdfast.runtime.worker_main import IsolatedCall
 
 __all__ = [
     "BoundedQueue",
@@ -61,7 +61,7 @@ if not TYPE_CHECKING:  # or else type checkers would accept any name
             "adoption": ("Restorer", "install"),
             "bounded": ("BoundedQueue",),
             "broadcast": ("Broadcast", "Reader"),
-            "cell": ("IsolatedCall",),
+            "worker_main": ("IsolatedCall",),
             "fair": ("FairQueue",),
             "handle": ("Handle", "Member"),
             "interrupt": (

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 
-from holdfast.runtime import foreign, procfs
+from holdfast.runtime import process_tags, procfs
 from holdfast.runtime.foreign_process import ForeignProcess, Owner
 from holdfast.runtime.processes import ProcessHost
 from holdfast.runtime.tag_inheritance import TagInheritance
@@ -89,7 +89,7 @@ class AdoptedPrograms:
     def _free_tag(self) -> int:
         """Return an unused tag. Numbers continue those of earlier installations, whose leftovers are not ours."""
         while True:
-            tag = self._tags.of_scope(next(_numbers) % (foreign.HELPERS - 1) + 1)
+            tag = self._tags.of_scope(next(_numbers) % (process_tags.HELPERS - 1) + 1)
             if tag not in self._by_tag:
                 return tag
 
@@ -217,9 +217,9 @@ class AdoptedPrograms:
     def _is_adopted(self, pid: int) -> bool:
         """Whether a scope of an earlier installation left this older child; otherwise its starter waits for it."""
         tag = self._tags.read(pid)
-        if tag is None or foreign.scope_of_tag(tag) in (foreign.OUTSIDE, foreign.HELPERS):
+        if tag is None or process_tags.scope_of_tag(tag) in (process_tags.OUTSIDE, process_tags.HELPERS):
             return False
-        return foreign.host_of_tag(tag) == foreign.host_of_tag(self._tags.own)
+        return process_tags.host_of_tag(tag) == process_tags.host_of_tag(self._tags.own)
 
     def note_outside(self, pid: int) -> None:
         """Note a program that was started outside of any scope."""
@@ -332,9 +332,9 @@ class AdoptedPrograms:
             for pid in ended:
                 if pid not in children:
                     self._known.pop(pid, None)
-        nobodys = (foreign.UNCLAIMED, foreign.OUTSIDE, foreign.HELPERS)
+        nobodys = (process_tags.UNCLAIMED, process_tags.OUTSIDE, process_tags.HELPERS)
         if (
-            self.bury(lambda tag: tag is not None and foreign.scope_of_tag(tag) not in nobodys)
+            self.bury(lambda tag: tag is not None and process_tags.scope_of_tag(tag) not in nobodys)
             or self._known
             or self._outside
             or self._families

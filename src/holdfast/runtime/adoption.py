@@ -32,8 +32,8 @@ from holdfast.runtime.adoption_threads import (
     starting_scope,
     watch_threads,
 )
-from holdfast.runtime.enclosure import current_place, inside
-from holdfast.runtime.forked import watch_forks
+from holdfast.runtime.cancel_claim import current_claim, inside
+from holdfast.runtime.fork_signals import watch_forks
 from holdfast.runtime.scope import Scope, current_scope
 from holdfast.runtime.scope_state import ScopeState
 from holdfast.runtime.task_handle import TaskHandle, without_exit
@@ -62,7 +62,7 @@ class TaskAdopter:
     ) -> asyncio.Future[T]:
         """Create the task; called by the loop."""
         context: contextvars.Context | None = options.get("context")
-        place = current_place.get() if context is None else current_place.get_in(context)
+        place = current_claim.get() if context is None else current_claim.get_in(context)
         owner = None if place is None else cast(ScopeState, place.owner)
         if owner is None or owner.loop is not loop:
             return self._make(loop, coroutine, options)
@@ -76,7 +76,7 @@ class TaskAdopter:
         handle: TaskHandle[T] = TaskHandle(owner, name, None, adopted=True, starter=place, scope=place.scope)
         if context is None:
             options["context"] = context = contextvars.copy_context()
-            context.run(current_place.variable.set, handle)
+            context.run(current_claim.variable.set, handle)
         # A context that was passed in may be shared by several tasks or be the current one: leave it unchanged.
         handle.started_in = context
         adopted = owner.adopt(handle)

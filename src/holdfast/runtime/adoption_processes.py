@@ -5,9 +5,9 @@ While installed, programs that Python starts with ``subprocess``, ``asyncio.crea
 
 - The program's exit status stays its starter's: this module never waits for a pid that foreign code was given. It waits
   only for orphans that came to this process, which is a child subreaper meanwhile.
-- Each scope has a number, which is in the tag (`holdfast.runtime.foreign`) that everything started in it inherits. If
-  the tag is sealed (`holdfast.runtime.seal`), no process can lose it. The number is also in the environment, if one can
-  be given. Attribution does not depend on parents, sessions or groups.
+- Each scope has a number, which is in the tag (`holdfast.runtime.process_tags`) that everything started in it inherits.
+  If the tag is sealed (`holdfast.runtime.seal`), no process can lose it. The number is also in the environment, if one
+  can be given. Attribution does not depend on parents, sessions or groups.
 - A process that C code starts on some thread is unclaimed: it carries the number of this process. It belongs to a scope
   if it is a child of a thread that works for that scope now and has not worked for another since. Otherwise it is
   reported to the operator, and no scope that was open then may report that nothing is left.

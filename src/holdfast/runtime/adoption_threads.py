@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, cast
 from holdfast.errors import ScopeClosed
 from holdfast.protocol.stopping import Abandoned
 from holdfast.runtime.adoption_processes import leave_thread
-from holdfast.runtime.enclosure import current_place
+from holdfast.runtime.cancel_claim import current_claim
 from holdfast.runtime.handle import Handle, Member, MemberKind
 from holdfast.runtime.interrupt import Interrupt
 from holdfast.runtime.scope import Scope, current_scope
@@ -149,7 +149,7 @@ def starting_scope() -> Scope | None:
     """Return the scope that owns what is started here: the current one, or the one in which foreign code started this
     thread or submitted its present call. None in ``with detached()`` and outside any scope."""
     scope = current_scope()
-    if scope is not None or current_place.variable in contextvars.copy_context():
+    if scope is not None or current_claim.variable in contextvars.copy_context():
         return scope
     return _homes.get(threading.current_thread())
 
@@ -160,7 +160,7 @@ def home_of_thread(native_id: int) -> ScopeState | None:
         if thread.native_id == native_id:
             return scope.core
     call = call_of_thread(native_id)
-    place = None if call is None else current_place.get_in(call.context)
+    place = None if call is None else current_claim.get_in(call.context)
     return None if place is None else cast(ScopeState, place.owner)
 
 
@@ -177,7 +177,7 @@ def linger() -> bool:
 
 
 def _leave_scopes() -> None:
-    """Forget all scopes in a forked child; `Carried` clears its context."""
+    """Forget all scopes in a forked child; `ScopedVar` clears its context."""
     global _homes
     _homes = weakref.WeakKeyDictionary()
 

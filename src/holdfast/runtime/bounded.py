@@ -20,7 +20,7 @@ from typing import Generic, TypeVar
 from holdfast.errors import Interrupted, QueueClosed, QueueEmpty, QueueFull
 from holdfast.protocol.stopping import Cause
 from holdfast.runtime.interrupt import check_interrupt, current_interrupt
-from holdfast.runtime.line import Line, Waiter, release
+from holdfast.runtime.wait_queue import Waiter, WaitQueue, release
 
 __all__ = ["BoundedQueue", "BoundedQueueStatistics"]
 
@@ -72,8 +72,8 @@ class BoundedQueue(Generic[T]):
         self.name = name
         self._maxsize = maxsize
         self._items: deque[T] = deque()
-        self._getters = Line()
-        self._putters = Line()
+        self._getters = WaitQueue()
+        self._putters = WaitQueue()
         self._closed = False
         self._put = 0
         self._taken = 0

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from holdfast.runtime.interrupt import check_interrupt
-from holdfast.runtime.line import Waiter, release, wait_for_release
+from holdfast.runtime.wait_queue import Waiter, release, wait_for_release
 
 __all__ = ["Broadcast", "BroadcastStatistics", "Gap", "Reader"]
 

@@ -21,7 +21,7 @@ from typing import Generic, TypeVar
 
 from holdfast.errors import QueueClosed, QueueEmpty, QueueFull
 from holdfast.runtime.interrupt import check_interrupt
-from holdfast.runtime.line import Line, Waiter
+from holdfast.runtime.wait_queue import Waiter, WaitQueue
 
 __all__ = ["FairQueue", "FairQueueStatistics"]
 
@@ -80,7 +80,7 @@ class FairQueue(Generic[K, T]):
         self._by_key: dict[K, deque[T]] = {}
         self._turns: deque[K] = deque()  # keys with items; the first is next
         self._size = 0
-        self._line = Line()
+        self._line = WaitQueue()
         self._consumers: dict[Waiter, int] = {}  # consumer of each waiter
         self._served: set[int] = set()  # consumers that this round has served
         self._patience = PATIENCE

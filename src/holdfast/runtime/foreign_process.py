@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from holdfast.runtime import procfs
-from holdfast.runtime.once import Once
+from holdfast.runtime.oneshot import Oneshot
 
 __all__ = ["ForeignProcess", "Owner"]
 
@@ -43,7 +43,7 @@ class ForeignProcess:
         self._lock = threading.Lock()
         self.is_orphan = orphan
         self.is_unnamed = unnamed
-        self._ended: Once[bool] = Once()
+        self._ended: Oneshot[bool] = Oneshot()
 
     def __repr__(self) -> str:
         return f"<ForeignProcess {self.name} pid={self.pid}{' ended' if self.ended else ''}>"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, Typ
 from holdfast.clock import system_clock
 from holdfast.errors import Interrupted
 from holdfast.protocol.stopping import Abandoned, Cause
-from holdfast.runtime.enclosure import Enclosure
+from holdfast.runtime.cancel_claim import CancelClaim
 from holdfast.runtime.interrupt import Interrupt
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from holdfast.runtime.threads import ThreadPool
     from holdfast.runtime.trees import TreeResult
 
-__all__ = ["Handle", "Living", "Member", "MemberKind", "ScopeOwner", "unowned", "wake"]
+__all__ = ["Handle", "LivenessCheck", "Member", "MemberKind", "ScopeOwner", "unowned", "wake"]
 
 T = TypeVar("T")
 
@@ -57,7 +57,7 @@ class Member:
     adopted: bool = False
 
 
-class Living(Protocol):
+class LivenessCheck(Protocol):
     """A thread, or a call that runs on one."""
 
     def is_alive(self) -> bool:
@@ -134,7 +134,7 @@ class ScopeOwner(Protocol):
         ...
 
 
-class Handle(Enclosure, Generic[T]):
+class Handle(CancelClaim, Generic[T]):
     """Result of ``Scope.spawn``: await it for the member's result.
 
     You can await it from any task on any loop; cancelling the waiter does not cancel the member. If the member was
@@ -235,9 +235,9 @@ class Handle(Enclosure, Generic[T]):
         """Call ``fn`` once on the scope's loop, soon after the member has ended or was abandoned, even if it never
         began. Callable from any thread; ``fn`` runs outside any scope.
         """
-        self.owner.on_loop(self._tell_when_done, fn)
+        self.owner.on_loop(self._notify_when_done, fn)
 
-    def _tell_when_done(self, fn: Callable[[], object]) -> None:
+    def _notify_when_done(self, fn: Callable[[], object]) -> None:
         future: asyncio.Future[None] = self.owner.open_loop().create_future()
         future.add_done_callback(lambda _: fn(), context=contextvars.Context())
         self._waiters[future] = None
@@ -279,7 +279,7 @@ class Handle(Enclosure, Generic[T]):
         cause = (own.cause if own is not None else None) or self.owner.interrupt.cause
         return Interrupted(cause or Cause(kind="stop", reason=reason, origin=self.name, at=system_clock.now()))
 
-    def starter(self) -> Enclosure | None:
+    def starter(self) -> CancelClaim | None:
         """Return where foreign code started it, if known and that still exists."""
         return None
 
@@ -294,7 +294,7 @@ class Handle(Enclosure, Generic[T]):
     def force(self) -> None:
         """After the grace period, do at once what needs no consent."""
 
-    def running(self) -> asyncio.Task[T] | Living | None:
+    def running(self) -> asyncio.Task[T] | LivenessCheck | None:
         """Return what runs it now."""
         return self.task
 

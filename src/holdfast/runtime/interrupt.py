@@ -24,18 +24,18 @@ from typing import cast
 from holdfast.clock import system_clock
 from holdfast.errors import Interrupted
 from holdfast.protocol.stopping import Cause, CauseKind
-from holdfast.runtime.carried import Carried, InGenerator
 from holdfast.runtime.interrupt_dispatch import (
     CHUNK,
-    FileGate,
+    FdLatch,
     FutureGroup,
-    Hops,
     Loop,
     Registration,
     Timer,
+    WakeBatch,
     start_timer,
     wake_few,
 )
+from holdfast.runtime.scoped_var import GeneratorValue, ScopedVar
 from holdfast.runtime.shield import Shield
 
 __all__ = [
@@ -89,7 +89,7 @@ class Interrupt:
         self.name = name
         self._latch: dict[str, tuple[Cause]] = {}
         self._tasks: dict[Loop, FutureGroup] = {}
-        self._gates: dict[LockType | str, LockType | FileGate] = {}
+        self._gates: dict[LockType | str, LockType | FdLatch] = {}
         self.callbacks: dict[Registration, None] = {}
         """Callbacks that have neither run nor been closed."""
         self._children: set[weakref.ref[Interrupt]] = set()
@@ -217,19 +217,19 @@ class Interrupt:
         """
         gate = self._gates.get(_FILE)
         if gate is None:
-            fresh = FileGate()
+            fresh = FdLatch()
             gate = self._gates.setdefault(_FILE, fresh)
             if gate is not fresh:
                 fresh.close()
             if self._latch:
                 gate.release()
-        assert isinstance(gate, FileGate)
+        assert isinstance(gate, FdLatch)
         return gate.fd
 
     def close_fd(self) -> None:
         """Close the descriptor of `fileno`, if any. A later `fileno` opens a new one."""
         gate = self._gates.pop(_FILE, None)
-        if isinstance(gate, FileGate):
+        if isinstance(gate, FdLatch):
             gate.close()
 
     def on_trigger(self, fn: Callable[[Cause], object], *, loop: Loop | None = None) -> Registration:
@@ -244,9 +244,9 @@ class Interrupt:
         registration = Registration(self, fn, loop or asyncio._get_running_loop())
         self.callbacks[registration] = None
         if self._latch:
-            hops = Hops()
+            hops = WakeBatch()
             hops.add_registration(registration)
-            hops.go()
+            hops.schedule()
         return registration
 
     def child(self, *, name: str = "", deadline_s: float | None = None) -> Interrupt:
@@ -285,7 +285,7 @@ class Interrupt:
         """
         return Shield(self, Interrupt(name=f"shield of {self.name}"), current, timeout_s)
 
-    def make_current(self) -> Token[Interrupt | InGenerator[Interrupt] | None]:
+    def make_current(self) -> Token[Interrupt | GeneratorValue[Interrupt] | None]:
         """Make it the current interrupt of this context, which was created for it. Elsewhere prefer `use`."""
         return current.variable.set(self)
 
@@ -323,10 +323,10 @@ class Interrupt:
 
     def _spread_far(self, cause: Cause) -> None:
         reached = [self, *self._latch_below(cause)]
-        hops = Hops()
+        hops = WakeBatch()
         for interrupt in reached:
             interrupt._wake(hops)
-        hops.go()
+        hops.schedule()
         for interrupt in reached:
             interrupt._tasks.clear()
 
@@ -348,7 +348,7 @@ class Interrupt:
                     edge.append((child, child_cause))
         return reached
 
-    def _wake(self, hops: Hops) -> None:
+    def _wake(self, hops: WakeBatch) -> None:
         if self._gates:
             for gate in self._gates.copy().values():
                 try:
@@ -382,7 +382,7 @@ def _release(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-class _InGenerator(InGenerator[Interrupt]):
+class _InGenerator(GeneratorValue[Interrupt]):
     """Lets `check_interrupt` read the latch without first asking what the context holds."""
 
     __slots__ = ()
@@ -393,7 +393,7 @@ class _InGenerator(InGenerator[Interrupt]):
         return interrupt._latch if interrupt is not None else {}
 
 
-current: Carried[Interrupt] = Carried("holdfast_interrupt", _InGenerator)
+current: ScopedVar[Interrupt] = ScopedVar("holdfast_interrupt", _InGenerator)
 _visible = cast(ContextVar[Interrupt | _InGenerator | None], current.variable)
 
 

@@ -31,12 +31,12 @@ from holdfast.protocol.stopping import Cause, CauseKind
 
 __all__ = [
     "CHUNK",
-    "FileGate",
+    "FdLatch",
     "FutureGroup",
-    "Hops",
     "Loop",
     "Registration",
     "Timer",
+    "WakeBatch",
     "dispatcher",
     "start_timer",
     "wake_few",
@@ -154,7 +154,7 @@ def _wake_group(group: FutureGroup) -> None:
     _wake(list(group))
 
 
-class _Visit:
+class _LoopWakeup:
     """The work of one trigger on one loop, done in chunks."""
 
     __slots__ = ("_loop", "_rest", "groups", "registrations")
@@ -179,13 +179,13 @@ class _Visit:
             raise
 
 
-class Hops:
+class WakeBatch:
     """Wakeups of one trigger that need a visit to another loop or thread."""
 
     __slots__ = ("_here", "_posts", "_room", "_visits")
 
     def __init__(self) -> None:
-        self._visits: dict[Loop, _Visit] = {}
+        self._visits: dict[Loop, _LoopWakeup] = {}
         self._posts: list[Registration] = []
         self._here: Loop | None = None
         self._room = CHUNK
@@ -198,22 +198,22 @@ class Hops:
             self._room -= len(group)
             _wake(list(group))
         else:
-            self._visit(loop).groups.append(group)
+            self._wakeup(loop).groups.append(group)
 
     def add_registration(self, registration: Registration) -> None:
         """Run the callback on its loop, or on the dispatcher thread."""
         if registration.loop is not None:
-            self._visit(registration.loop).registrations.append(registration)
+            self._wakeup(registration.loop).registrations.append(registration)
         else:
             self._posts.append(registration)
 
-    def _visit(self, loop: Loop) -> _Visit:
+    def _wakeup(self, loop: Loop) -> _LoopWakeup:
         visit = self._visits.get(loop)
         if visit is None:
-            visit = self._visits[loop] = _Visit(loop)
+            visit = self._visits[loop] = _LoopWakeup(loop)
         return visit
 
-    def go(self) -> None:
+    def schedule(self) -> None:
         """Dispatch all wakeups; return at once."""
         for registration in self._posts:
             dispatcher.post(registration.run)
@@ -225,7 +225,7 @@ class Hops:
                 continue
 
 
-class FileGate:
+class FdLatch:
     """A file descriptor that becomes readable when the gate is released.
 
     The thread that removes an end of the pipe from its list closes it: no descriptor is closed or written twice.

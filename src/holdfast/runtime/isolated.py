@@ -2,9 +2,9 @@
 
 Invariants
 - The function and its values are pickled before a process is used: what cannot be pickled fails in the caller.
-- The process (`holdfast.runtime.cell`) is a member of the call's scope for the duration of the call. An idle process of
-  the same owner is reused if available. A process is replaced only if it has not begun the function, so a function is
-  never called twice.
+- The process (`holdfast.runtime.worker_main`) is a member of the call's scope for the duration of the call. An idle
+  process of the same owner is reused if available. A process is replaced only if it has not begun the function, so a
+  function is never called twice.
 - An interrupt of the call raises `Interrupted` in the function; after the grace period, its process tree is killed.
 - When the call ends, its process is idle and clean, or its whole tree is dead.
 
@@ -31,14 +31,14 @@ from typing import TYPE_CHECKING, Any
 from holdfast.clock import system_clock
 from holdfast.errors import Interrupted, ProcessEnded
 from holdfast.protocol.stopping import Cause
-from holdfast.runtime.cell import ANSWER, ANSWER_LIMIT_BYTES, BEGUN, CALL, HEADER, Head, frame
 from holdfast.runtime.interrupt import current_interrupt
 from holdfast.runtime.process_handle import ProcessHandle
+from holdfast.runtime.worker_main import ANSWER, ANSWER_LIMIT_BYTES, BEGUN, CALL, HEADER, Head, frame
 
 if TYPE_CHECKING:
-    from holdfast.runtime.cells import Cell, Cells
     from holdfast.runtime.processes import ProcessHost
     from holdfast.runtime.scope_state import ScopeState
+    from holdfast.runtime.worker_pool import Worker, WorkerPool
 
 __all__ = ["Output", "run_isolated"]
 
@@ -93,7 +93,7 @@ async def run_isolated(
             raise
         if answer is None:
             await lease.end()
-            if lease.fresh or lease.cell.begun is not None:
+            if lease.fresh or lease.cell.baseline is not None:
                 how = "closed its connection" if returncode is None else f"exited with code {returncode}"
                 raise ProcessEnded(f"{name!r} {how} before it answered")
     what, data, left = answer
@@ -131,19 +131,19 @@ class _Lent(ProcessHandle):
 
     def __init__(self, scope: ScopeState, name: str) -> None:
         super().__init__(scope, name)
-        self.cell: Cell | None = None
+        self.cell: Worker | None = None
 
     def ask(self) -> None:
         """Send the cause to the process, then as every program."""
         if self.cell is not None:
-            self.cell.tell(self.owner.interrupt.cause)
+            self.cell.send_cause(self.owner.interrupt.cause)
         super().ask()
 
 
 class _Lease:
     """A cell on loan for one call. Use it on the loop of the scope only."""
 
-    def __init__(self, scope: ScopeState, cells: Cells, member: _Lent, cell: Cell, fresh: bool) -> None:
+    def __init__(self, scope: ScopeState, cells: WorkerPool, member: _Lent, cell: Worker, fresh: bool) -> None:
         self.scope = scope
         self.cells = cells
         self.member = member
@@ -151,11 +151,11 @@ class _Lease:
         self.fresh = fresh
 
     @classmethod
-    async def begin(cls, scope: ScopeState, cells: Cells, name: str) -> _Lease:
+    async def begin(cls, scope: ScopeState, cells: WorkerPool, name: str) -> _Lease:
         """Take an idle cell or start one, as a member of the scope."""
         member = _Lent(scope, name)
         scope.enter(member)
-        cell = cells.take(scope.owner)
+        cell = cells.acquire(scope.owner)
         if cell is not None:
             member.cell, member.process = cell, cell.process
             member.attend()
@@ -170,7 +170,7 @@ class _Lease:
         try:
             await member.take(cell.process)
         except BaseException:
-            cells.throw_away(cell)
+            cells.discard(cell)
             raise
         return cls(scope, cells, member, cell, fresh=True)
 
@@ -199,7 +199,7 @@ class _Lease:
                 while (received := _first_frame(buffer)) is not None:
                     kind, payload = received
                     if kind == BEGUN:
-                        self.cell.begun = marshal.loads(payload)
+                        self.cell.baseline = marshal.loads(payload)
                     elif kind == ANSWER:
                         what, answer, left = marshal.loads(payload)
                         return what, answer, left
@@ -216,7 +216,7 @@ class _Lease:
 
     def keep(self) -> bool:
         """Return the process to the pool if it is fit for more calls; return whether it was."""
-        if self.scope.interrupt.triggered or not self.cells.keep(self.cell):
+        if self.scope.interrupt.triggered or not self.cells.release(self.cell):
             return False
         self.member.release()
         return True
@@ -226,14 +226,14 @@ class _Lease:
         if grace_s > 0:
             own = current_interrupt()
             cause = None if own is None else own.cause
-            self.cell.tell(
+            self.cell.send_cause(
                 cause or Cause(kind="stop", reason="the call was cancelled", origin="", at=system_clock.now())
             )
         killing = self.cell.process.kill_tree(term_first_s=grace_s)
         try:
             await asyncio.shield(self.scope.make_own_task(killing, f"kill {self.member.name}"))
         finally:
-            self.cells.throw_away(self.cell)
+            self.cells.discard(self.cell)
 
 
 def _first_frame(buffer: bytearray) -> tuple[int, bytes] | None:
@@ -254,7 +254,7 @@ def _first_frame(buffer: bytearray) -> tuple[int, bytes] | None:
 class _Outlet:
     """Passes what the function prints to the callback, in order and no faster than the callback takes it."""
 
-    def __init__(self, scope: ScopeState, cell: Cell, output: Output) -> None:
+    def __init__(self, scope: ScopeState, cell: Worker, output: Output) -> None:
         self.error: BaseException | None = None
         self._scope = scope
         self._cell = cell

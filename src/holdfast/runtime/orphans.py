@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast.runtime import foreign, procfs
+from holdfast.runtime import process_tags, procfs
 from holdfast.runtime.zygote_link import supported
 
 __all__ = ["Orphan", "orphans"]
@@ -51,11 +51,11 @@ def _marked_host(pid: int) -> int | None:
 
 def _tagged_host(pid: int) -> int | None:
     """Return the host in a tag, if it no longer lives and a scope of it, or C code in it, started the process."""
-    for tag in foreign.tags_of(pid):
-        owner = None if foreign.scope_of_tag(tag) == foreign.OUTSIDE else foreign.host_of_tag(tag)
+    for tag in process_tags.tags_of(pid):
+        owner = None if process_tags.scope_of_tag(tag) == process_tags.OUTSIDE else process_tags.host_of_tag(tag)
         if owner is None:
             continue
         stat = procfs.read_stat(owner[0])
-        if stat is None or stat.dead or not foreign.is_start(owner[1], stat.started):
+        if stat is None or stat.dead or not process_tags.is_start(owner[1], stat.started):
             return owner[0]
     return None

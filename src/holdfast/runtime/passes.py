@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from holdfast.runtime.killer import Killed, Killer
-from holdfast.runtime.once import Once
+from holdfast.runtime.oneshot import Oneshot
 from holdfast.runtime.processes import ProcessHost
 from holdfast.runtime.seal import Seal
 from holdfast.runtime.trees import TreeResult
@@ -34,7 +34,7 @@ class _Asked:
         self.left = set(tags)
         self.killed: list[int] = []
         self.survivors: list[int] = []
-        self.answer: Once[TreeResult] = Once()
+        self.answer: Oneshot[TreeResult] = Oneshot()
 
     def hear(self, done: Mapping[int, tuple[list[int], list[int]]]) -> bool:
         """Record a report; return True if all results are known."""
@@ -75,7 +75,7 @@ class KillPasses:
         self._waiting: list[_Asked] = []
         self._looking = False
 
-    def ask(self, tags: _Roots, bound_s: float) -> Once[TreeResult]:
+    def ask(self, tags: _Roots, bound_s: float) -> Oneshot[TreeResult]:
         """Kill processes with one of these tags, and the programs given with it. The result is set when their outcome
         is known, or when no zygote can be asked.
         """

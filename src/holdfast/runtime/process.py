@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 
-from holdfast.runtime.starting import Descriptors
+from holdfast.runtime.process_spec import Descriptors
 from holdfast.runtime.trees import KILL_BOUND_S, Held, TreeResult, end_tree, end_tree_blocking
 
 __all__ = ["Process"]

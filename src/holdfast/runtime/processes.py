@@ -36,18 +36,18 @@ from holdfast.runtime import procfs
 from holdfast.runtime.killer import Killed, Killer
 from holdfast.runtime.orphans import Orphan, orphans
 from holdfast.runtime.process import Process
-from holdfast.runtime.starting import (
+from holdfast.runtime.process_spec import (
     DEVNULL,
     PIPE,
     START_S,
     STDOUT,
     Argument,
     Descriptors,
-    Specification,
+    ProcessSpec,
     Stream,
     backlog_pauses,
     pid_or_error,
-    specification,
+    process_spec,
 )
 from holdfast.runtime.trees import (
     KILL_BOUND_S,
@@ -61,7 +61,7 @@ from holdfast.runtime.trees import (
 from holdfast.runtime.zygote_link import ZygoteLink, identity, lost_helpers, supported
 
 if TYPE_CHECKING:
-    from holdfast.runtime.cells import Cells
+    from holdfast.runtime.worker_pool import WorkerPool
 
 __all__ = [
     "DEVNULL",
@@ -142,7 +142,7 @@ class ProcessHost:
         self._poll: select.epoll | None = None
         self._live: set[Held] = set()
         self._endings: set[asyncio.Task[TreeResult]] = set()
-        self._cells: Cells | None = None
+        self._cells: WorkerPool | None = None
         self._watched: dict[int, Callable[[], object]] = {}
         self._tick: Callable[[], float] | None = None
         self._tick_s = _TICK_S
@@ -171,13 +171,13 @@ class ProcessHost:
         self._reset()
 
     @property
-    def cells(self) -> Cells:
+    def cells(self) -> WorkerPool:
         """Pool of processes for isolated calls."""
         with self._lock:
             if self._cells is None:
-                from holdfast.runtime.cells import Cells
+                from holdfast.runtime.worker_pool import WorkerPool
 
-                self._cells = Cells(self)
+                self._cells = WorkerPool(self)
             return self._cells
 
     def start(self) -> None:
@@ -436,7 +436,7 @@ class ProcessHost:
             TimeoutError: the program did not start within 30 s.
             ValueError: ``argv`` is empty, or an argument contains a NUL byte.
         """
-        spec = specification(argv, cwd, env)
+        spec = process_spec(argv, cwd, env)
         with Descriptors(stdin, stdout, stderr) as descriptors:
             tree = self._begin(spec, name, descriptors.theirs)
             try:
@@ -485,7 +485,7 @@ class ProcessHost:
         """
         if PIPE in (stdin, stdout, stderr):
             raise ValueError("spawn_blocking() does not support PIPE; pass descriptors or files")
-        spec = specification(argv, cwd, env)
+        spec = process_spec(argv, cwd, env)
         with Descriptors(stdin, stdout, stderr) as descriptors:
             tree = self._begin(spec, name, descriptors.theirs)
             try:
@@ -530,7 +530,7 @@ class ProcessHost:
             err.seek(0)
             return Completed(returncode=returncode, stdout=out.read(), stderr=err.read(), tree=tree)
 
-    def _begin(self, spec: Specification, name: str | None, fds: Sequence[int]) -> Held:
+    def _begin(self, spec: ProcessSpec, name: str | None, fds: Sequence[int]) -> Held:
         name = name or os.fsdecode(os.path.basename(spec[0][0]))
         held: Held
         if not supported():

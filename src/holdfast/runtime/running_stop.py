@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
     from holdfast.protocol.stopping import StopReceipt
-    from holdfast.runtime.enclosure import Enclosure
+    from holdfast.runtime.cancel_claim import CancelClaim
     from holdfast.runtime.handle import MemberKind
     from holdfast.runtime.trees import TreeResult
 
@@ -35,7 +35,7 @@ class RunningStop(Protocol):
         """Shorten the grace and the stop to end no later than this, counted from now."""
         ...
 
-    def member_ended(self, kind: MemberKind, name: str, member: Enclosure) -> None:
+    def member_ended(self, kind: MemberKind, name: str, member: CancelClaim) -> None:
         """Note that a member has ended."""
         ...
 

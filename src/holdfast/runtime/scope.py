@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast, overload
 
 from holdfast.errors import Interrupted, InvalidRequest, ScopeClosed
 from holdfast.protocol.stopping import Cause, CauseKind, StopReceipt
-from holdfast.runtime.carried import Entered
+from holdfast.runtime.abandoned import AbandonedMember
+from holdfast.runtime.cancel_claim import BodyClaim, current_claim, inside
 from holdfast.runtime.closers import Closer
 from holdfast.runtime.deadline import Deadline
-from holdfast.runtime.enclosure import Body, current_place, inside
 from holdfast.runtime.handle import Handle, Member
 from holdfast.runtime.interrupt import Interrupt, current, current_interrupt, use
-from holdfast.runtime.leftovers import Leftover
 from holdfast.runtime.process_handle import ProcessHandle
 from holdfast.runtime.scope_state import Phase, ScopeState, ScopeStatistics
+from holdfast.runtime.scoped_var import ScopedToken
 from holdfast.runtime.stop_times import check_times
 from holdfast.runtime.stopping import Stopping
 from holdfast.runtime.task_handle import TaskHandle
@@ -133,7 +133,7 @@ class Scope:
         self._processes: ProcessHost | None = (
             processes if processes is not None else parent._processes if parent is not None else None
         )
-        self._entered: tuple[Entered[Any], ...] = ()
+        self._entered: tuple[ScopedToken[Any], ...] = ()
 
     def __repr__(self) -> str:
         core = self.core
@@ -200,7 +200,7 @@ class Scope:
         """Return a snapshot of what the scope owns now."""
         return self.core.snapshots()
 
-    def leftovers(self) -> tuple[Leftover, ...]:
+    def leftovers(self) -> tuple[AbandonedMember, ...]:
         """Return what stops of this scope and its descendants abandoned and still runs; receipts name the same."""
         return self.core.living_leftovers()
 
@@ -237,14 +237,14 @@ class Scope:
         if task is None:
             raise RuntimeError("a scope can only be entered in a task")
         self.open()
-        outer = current_place.get()
+        outer = current_claim.get()
         if isinstance(outer, TaskHandle) and outer.task is None and not outer.done():
             # An eager task: it runs before its creator has a reference to it.
             outer.task = task
         while outer is not None and (outer.task is not task or not outer.live):
             outer = outer.outer
-        self.core.body = body = Body(self.core, task, outer, self)
-        place = current_place.enter(body)
+        self.core.body = body = BodyClaim(self.core, task, outer, self)
+        place = current_claim.enter(body)
         body.generator = place.frame
         self._entered = (place, current.enter(self.interrupt))
         return self
@@ -586,14 +586,14 @@ _LAUNCHERS: Final[dict[str, Callable[[Scope, Any, tuple[Any, ...], str, Output |
 
 def current_scope() -> Scope | None:
     """Return the scope that this code runs in, or None outside any scope."""
-    place = current_place.get()
+    place = current_claim.get()
     return cast("Scope | None", place.scope) if place is not None else None
 
 
 @contextlib.contextmanager
 def detached() -> Iterator[None]:
     """Start what is started in the body outside any scope and interrupt: for shared resources."""
-    place = current_place.enter(None)
+    place = current_claim.enter(None)
     try:
         with use(None):
             yield

@@ -27,17 +27,17 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from holdfast.clock import system_clock
 from holdfast.errors import Interrupted, ScopeClosed, told
 from holdfast.protocol.stopping import Cause, CauseKind, StopReceipt
+from holdfast.runtime.abandoned import AbandonedMember
 from holdfast.runtime.closers import Closer, Closers
 from holdfast.runtime.handle import Handle, Member, unowned, wake
 from holdfast.runtime.interrupt import Interrupt, Registration
-from holdfast.runtime.leftovers import Leftover
 from holdfast.runtime.process_handle import ForeignHandle, boot_ticks
 from holdfast.runtime.stop_times import StopTimes, Times
 from holdfast.runtime.threads import ThreadPool, shared_threads
 
 if TYPE_CHECKING:
+    from holdfast.runtime.cancel_claim import BodyClaim
     from holdfast.runtime.deadline import Deadline
-    from holdfast.runtime.enclosure import Body
     from holdfast.runtime.foreign_process import ForeignProcess
     from holdfast.runtime.running_stop import RunningStop
     from holdfast.runtime.trees import TreeResult
@@ -145,8 +145,8 @@ class ScopeState:
         """Receipts of children that left something behind before any stop of this scope."""
         self.unproven_trees: tuple[TreeResult, ...] = ()
         """Results of programs that ended before any stop."""
-        self.leftovers: list[Leftover] = []
-        self.body: Body | None = None
+        self.leftovers: list[AbandonedMember] = []
+        self.body: BodyClaim | None = None
         self.deadline: Deadline | None = None
         self._closers: Closers | None = None
         self._registration: Registration | None = None
@@ -174,9 +174,9 @@ class ScopeState:
         owned = [member.snapshot() for member in (*self.members.copy(), *self.adopted.copy())]
         return (*owned, *map(unowned, self.unowned_threads()))
 
-    def living_leftovers(self) -> tuple[Leftover, ...]:
+    def living_leftovers(self) -> tuple[AbandonedMember, ...]:
         """Return what stops of this scope and its descendants abandoned and still runs."""
-        return tuple(leftover for leftover in self.leftovers if leftover.lives)
+        return tuple(leftover for leftover in self.leftovers if leftover.is_alive)
 
     def statistics(self) -> ScopeStatistics:
         """Return a snapshot of the scope."""
@@ -342,7 +342,7 @@ class ScopeState:
             self.fail(error, repr(member.name))
         self.close_if_empty()
 
-    def leave_over(self, *leftovers: Leftover) -> None:
+    def leave_over(self, *leftovers: AbandonedMember) -> None:
         """Record what a stop abandoned. On the loop only."""
         if leftovers:
             self.leftovers = [*self.living_leftovers(), *leftovers]

@@ -21,8 +21,8 @@ from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
 from holdfast.protocol.stopping import Cause
-from holdfast.runtime.carried import Carried, Entered
 from holdfast.runtime.interrupt_dispatch import Loop, Registration
+from holdfast.runtime.scoped_var import ScopedToken, ScopedVar
 
 __all__ = ["Shield", "Shieldable", "shielded_by"]
 
@@ -71,7 +71,7 @@ class Shield(Generic[S]):
         "open",
     )
 
-    def __init__(self, interrupt: S, inner: S, current: Carried[S], timeout_s: float | None) -> None:
+    def __init__(self, interrupt: S, inner: S, current: ScopedVar[S], timeout_s: float | None) -> None:
         self._interrupt = interrupt
         self._inner = inner
         self._current = current
@@ -91,7 +91,7 @@ class Shield(Generic[S]):
         self._until = float("inf") if self._timeout_s is None else self._loop.time() + self._timeout_s
         if self._outer is not None and self._outer.open:
             self._until = min(self._until, self._outer._until)
-        self._entered: tuple[Entered[Any], ...] = (self._current.enter(self._inner), _carried.enter(self))
+        self._entered: tuple[ScopedToken[Any], ...] = (self._current.enter(self._inner), _carried.enter(self))
         self.open = True
         _by_task[task] = self
         self._registration: Registration | None = self._interrupt.on_trigger(self._arm, loop=self._loop)
@@ -136,7 +136,7 @@ class Shield(Generic[S]):
         self._timer = self._loop.call_at(self._until, self.expire, context=contextvars.Context())
 
 
-_carried: Carried[Shield[Any]] = Carried("holdfast_shield")
+_carried: ScopedVar[Shield[Any]] = ScopedVar("holdfast_shield")
 _by_task: weakref.WeakKeyDictionary[asyncio.Task[Any], Shield[Any]] = weakref.WeakKeyDictionary()
 
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Coroutine, Generator
 from typing import Any, cast
 
 from holdfast.runtime import procfs
+from holdfast.runtime.process_spec import host_marker
 from holdfast.runtime.program_adoption import ProgramAdoption
-from holdfast.runtime.starting import host_marker
 
 __all__ = ["StartHooks"]
 

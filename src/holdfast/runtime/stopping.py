@@ -30,9 +30,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from holdfast.protocol.stopping import Abandoned, Outcome, StopReceipt, Tally
-from holdfast.runtime.enclosure import Enclosure
+from holdfast.runtime.abandoned import AbandonedMember
+from holdfast.runtime.cancel_claim import CancelClaim
 from holdfast.runtime.handle import Handle, MemberKind
-from holdfast.runtime.leftovers import Leftover
 from holdfast.runtime.process_handle import (
     STRANGER,
     UNHEARD,
@@ -53,8 +53,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Stopping"]
 
-_FIRST_PRESS_S = 0.001
-_LAST_PRESS_S = 0.1
+_FIRST_ESCALATION_S = 0.001
+_LAST_ESCALATION_S = 0.1
 _OWNERS_TICKS = 2
 _CHUNK = 1_000
 _LAST_S = 0.05
@@ -79,10 +79,10 @@ class Stopping:
         self._end_at = float("inf")
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
-        self._press_in_s = _FIRST_PRESS_S
-        self._press_at = 0.0
-        self._pressed: dict[Enclosure, str] = {}
-        self._followers: dict[Enclosure | None, list[Handle[object]]] = {}
+        self._escalate_in_s = _FIRST_ESCALATION_S
+        self._escalate_at = 0.0
+        self._escalated: dict[CancelClaim, str] = {}
+        self._followers: dict[CancelClaim | None, list[Handle[object]]] = {}
         self._rest_at = float("inf")
         self._stopped: Counter[str] = Counter()
         self._forced: list[str] = []
@@ -105,7 +105,7 @@ class Stopping:
         self._force_at = min(self._force_at, now + max(0.0, grace_s))
         self._rest_at = min(self._rest_at, now + max(0.0, grace_s) / 2)
         self._end_at = min(self._end_at, now + max(0.0, grace_s) + max(0.0, kill_after_s))
-        self._tell_scopes()
+        self._shorten_children()
         if self.phase == "grace" and self._force_at <= now:
             self._force()
         self._arm()
@@ -141,34 +141,34 @@ class Stopping:
         if count == _CHUNK:
             self._loop.call_soon(self._ask_all, members, context=contextvars.Context())
 
-    def _follow(self, starter: Enclosure | None) -> None:
+    def _follow(self, starter: CancelClaim | None) -> None:
         """Ask these, whose starter has ended, but leave their owner, such as a task group, time to do so first."""
         followers = self._followers.pop(starter, None)
         if followers is not None:
-            self._tell_later(_OWNERS_TICKS, followers)
+            self._ask_later(_OWNERS_TICKS, followers)
 
-    def _tell_later(self, ticks: int, members: list[Handle[object]]) -> None:
+    def _ask_later(self, ticks: int, members: list[Handle[object]]) -> None:
         if ticks:
-            self._loop.call_soon(self._tell_later, ticks - 1, members, context=contextvars.Context())
+            self._loop.call_soon(self._ask_later, ticks - 1, members, context=contextvars.Context())
             return
         for member in members:
             if member.task is not None and not member.task.cancelling():
                 member.ask()
 
-    def _tell_rest(self) -> None:
+    def _ask_rest(self) -> None:
         """Ask the rest: their starters had their time to end them."""
         followers, self._followers = self._followers, {}
         for members in followers.values():
-            self._tell_later(0, members)
+            self._ask_later(0, members)
 
-    def member_ended(self, kind: MemberKind, name: str, member: Enclosure) -> None:
+    def member_ended(self, kind: MemberKind, name: str, member: CancelClaim) -> None:
         """Note that a member has ended."""
         if kind != "scope":
             self._stopped[kind] += 1
         self._looking = self._strangers = None
         if isinstance(member, Handle) and member.is_foreign_program:
             self._proven = False
-        if self._pressed.pop(member, None) is not None:
+        if self._escalated.pop(member, None) is not None:
             self._forced.append(name)
         if member in self._followers:
             self._follow(member)
@@ -261,7 +261,7 @@ class Stopping:
         if self.phase == "ended":
             return
         if self.phase in ("force", "last"):
-            at = min(self._press_at, self._end_at)
+            at = min(self._escalate_at, self._end_at)
         else:
             at = min(self._rest_at, self._force_at) if self._followers else self._force_at
         if self._timer is not None:
@@ -276,19 +276,19 @@ class Stopping:
         now = self._loop.time()
         if self.phase == "grace":
             if now < self._force_at:
-                self._tell_rest()
+                self._ask_rest()
             else:
                 self._force()
         elif now < self._end_at:
             self._escalate()
         elif self.phase == "last":
             self._end_at = float("inf")
-            self._give_up_tasks_in(self.scope.height() * _LAST_TICKS)
+            self._abandon_tasks_in(self.scope.height() * _LAST_TICKS)
         else:
             self.give_up()
         self._arm()
 
-    def _tell_scopes(self) -> None:
+    def _shorten_children(self) -> None:
         now = self._loop.time()
         grace_s = max(0.0, self._force_at - now)
         kill_after_s = max(0.0, self._end_at - now - grace_s)
@@ -300,12 +300,12 @@ class Stopping:
             self.phase = "force"
         # If the loop was blocked, the kills that begin now still get their full time.
         self._end_at += max(0.0, self._loop.time() - self._force_at)
-        self._tell_rest()
+        self._ask_rest()
         for member in self.scope.handles():
-            self._pressed[member] = member.name
+            self._escalated[member] = member.name
         body = self.scope.body
         if body is not None and body.live:
-            self._pressed[body] = body.name
+            self._escalated[body] = body.name
         for closer in self.scope.take_closers():
             closer.run()
         for member in self.scope.handles():
@@ -314,17 +314,17 @@ class Stopping:
         in_threads = any(member.kind == "thread" for member in self.scope.handles())
         if foreign or in_threads or may_have_started(self.scope) or self.scope.unowned_threads():
             self._kill_foreign(foreign)
-        self._press_at = self._loop.time() + self._press_in_s
+        self._escalate_at = self._loop.time() + self._escalate_in_s
 
     def _escalate(self) -> None:
         for member in self.scope.handles():
-            self._pressed.setdefault(member, member.name)
+            self._escalated.setdefault(member, member.name)
             member.ask_again()
         body = self.scope.body
         if body is not None:
             body.redeliver()
-        self._press_in_s = min(_LAST_PRESS_S, self._press_in_s * 2)
-        self._press_at = self._loop.time() + self._press_in_s
+        self._escalate_in_s = min(_LAST_ESCALATION_S, self._escalate_in_s * 2)
+        self._escalate_at = self._loop.time() + self._escalate_in_s
 
     def give_up(self) -> None:
         """After the time is over, abandon everything but tasks, and tasks soon after."""
@@ -337,28 +337,28 @@ class Stopping:
         for child in children:
             child.on_loop(child.give_up)
         for member in others:
-            self._give_up_member(member)
+            self._abandon_member(member)
         if children or others:
             self.finish_if_empty()
             self._arm()
         else:  # a scope inside may have ended in this very turn
             self._end_at = float("inf")
-            self._give_up_tasks_in(_LAST_TICKS)
+            self._abandon_tasks_in(_LAST_TICKS)
 
-    def _give_up_member(self, member: Handle[object]) -> None:
+    def _abandon_member(self, member: Handle[object]) -> None:
         self.scope.give_up_member(member)
         abandoned = member.abandon()
         if abandoned is not None:
             self._abandoned.append(abandoned)
             living = member.running()  # after: a call that ended meanwhile has returned its thread
             if living is not None:
-                self.scope.leave_over(Leftover(abandoned.name, member.started_at, living))
+                self.scope.leave_over(AbandonedMember(abandoned.name, member.started_at, living))
         if (unproven := member.unproven()) is not None:
             self.report_unproven(unproven)
 
-    def _give_up_tasks_in(self, ticks: int) -> None:
+    def _abandon_tasks_in(self, ticks: int) -> None:
         if ticks:
-            self._loop.call_soon(self._give_up_tasks_in, ticks - 1, context=contextvars.Context())
+            self._loop.call_soon(self._abandon_tasks_in, ticks - 1, context=contextvars.Context())
         else:
             self.give_up_tasks()
 
@@ -373,12 +373,12 @@ class Stopping:
                 self._abandoned.append(Abandoned(kind="task", name=f"scope {child.name} on another loop"))
                 self.scope.give_up_member(child)
         for member in self.scope.handles():
-            self._give_up_member(member)
+            self._abandon_member(member)
         body = self.scope.body
         if body is not None and body.live:
             self._abandoned.append(body.abandoned())
             if body.task is not None:
-                self.scope.leave_over(Leftover(body.name, self.scope.opened_at, body.task))
+                self.scope.leave_over(AbandonedMember(body.name, self.scope.opened_at, body.task))
             body.leave()
         if self._killing is not None and not self._killing.done():
             self._unattributed.append(UNHEARD)
@@ -397,7 +397,7 @@ class Stopping:
             self.report_unproven(result)
         for thread in scope.unowned_threads():
             self._abandoned.append(Abandoned(kind="thread", name=thread.name, stack=thread_stack(thread)))
-            scope.leave_over(Leftover(thread.name, 0.0, thread))
+            scope.leave_over(AbandonedMember(thread.name, 0.0, thread))
         if self._strangers is None and not self._is_inside_a_stop():  # the time is over: no search is waited for
             self._strangers = strangers(scope.opened_ticks)
         if self._strangers:
@@ -423,5 +423,5 @@ class Stopping:
             unattributed=tuple(self._unattributed),
             elapsed_s=self._loop.time() - self._began,
         )
-        self._pressed.clear()
+        self._escalated.clear()
         scope.finish()

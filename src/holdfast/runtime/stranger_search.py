@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from holdfast.logs import redact
-from holdfast.runtime import foreign, procfs
+from holdfast.runtime import process_tags, procfs
 from holdfast.runtime.adopted_programs import AdoptedPrograms
 from holdfast.runtime.foreign_process import Owner
 from holdfast.runtime.tag_inheritance import TagInheritance
@@ -76,7 +76,7 @@ class StrangerSearch:
             if pid in known:
                 continue
             tag = self._tags.read_or_marked(pid)
-            if tag is not None and foreign.scope_of_tag(tag) != foreign.UNCLAIMED:
+            if tag is not None and process_tags.scope_of_tag(tag) != process_tags.UNCLAIMED:
                 continue
             stat = procfs.read_stat(pid)
             if stat is not None and not stat.dead:

@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Iterator
 
-from holdfast.runtime import foreign, procfs
+from holdfast.runtime import process_tags, procfs
 from holdfast.runtime.seal import Seal
 
 __all__ = ["TagInheritance"]
@@ -28,26 +28,26 @@ class TagInheritance:
     @property
     def own(self) -> int:
         """Tag of this process, and so of what C code starts in it."""
-        return self.of_scope(foreign.UNCLAIMED)
+        return self.of_scope(process_tags.UNCLAIMED)
 
     @property
     def outside(self) -> int:
         """Tag of what is started outside of scopes."""
-        return self.of_scope(foreign.OUTSIDE)
+        return self.of_scope(process_tags.OUTSIDE)
 
     def of_scope(self, number: int) -> int:
         """Return the tag of the scope with this number."""
-        return foreign.make_tag(self.pid, self.started, number)
+        return process_tags.make_tag(self.pid, self.started, number)
 
     def read(self, pid: int) -> int | None:
         """Return the tag that a process carries."""
-        return None if self.seal.carrier is None else foreign.tag_of(pid, self.seal.carrier)
+        return None if self.seal.carrier is None else process_tags.tag_of(pid, self.seal.carrier)
 
     def read_or_marked(self, pid: int) -> int | None:
         """Return the tag that a process carries; if tags can be lost, else the one in its environment."""
         tag = self.read(pid)
-        if not self.seal.sealed and (tag is None or foreign.scope_of_tag(tag) == foreign.UNCLAIMED):
-            tag = foreign.marked_tag_of(pid) or tag
+        if not self.seal.sealed and (tag is None or process_tags.scope_of_tag(tag) == process_tags.UNCLAIMED):
+            tag = process_tags.marked_tag_of(pid) or tag
         return tag
 
     @contextlib.contextmanager

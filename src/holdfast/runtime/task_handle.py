@@ -9,7 +9,7 @@ from types import CoroutineType
 from typing import Any, TypeVar, cast
 
 from holdfast.protocol.stopping import Abandoned, Cause
-from holdfast.runtime.enclosure import Enclosure, current_place, task_stack
+from holdfast.runtime.cancel_claim import CancelClaim, current_claim, task_stack
 from holdfast.runtime.handle import Handle, Member, ScopeOwner
 from holdfast.runtime.interrupt import Interrupt, Registration
 
@@ -48,13 +48,13 @@ class TaskHandle(Handle[T]):
         scope: object = None,
         *,
         adopted: bool = False,
-        starter: Enclosure | None = None,
+        starter: CancelClaim | None = None,
     ) -> None:
         super().__init__(owner, name, adopted, scope)
         self._coroutine = coroutine
         self._starter = None if starter is None else weakref.ref(starter)
 
-    def starter(self) -> Enclosure | None:
+    def starter(self) -> CancelClaim | None:
         """Return where an adopted task was started, if that still exists."""
         return None if self._starter is None else self._starter()
 
@@ -121,7 +121,7 @@ class TaskHandle(Handle[T]):
             context.run(interrupt.make_current)
         except RuntimeError:
             # The member itself asks: its context is the current one.
-            if current_place.get() is self:
+            if current_claim.get() is self:
                 interrupt.make_current()
         return interrupt.on_trigger(self._own_interrupt, loop=self.owner.loop)
 

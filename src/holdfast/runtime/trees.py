@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from holdfast.runtime import procfs
-from holdfast.runtime.once import Once
-from holdfast.runtime.starting import Specification
+from holdfast.runtime.oneshot import Oneshot
+from holdfast.runtime.process_spec import ProcessSpec
 from holdfast.runtime.zygote_link import ZygoteLink
 
 __all__ = [
@@ -67,15 +67,15 @@ class Held(Protocol):
     """Holder of a tree: a reaper if supported, else a process group."""
 
     name: str
-    started: Once[int | tuple[str, int]]
-    exited: Once[int]
-    gone: Once[TreeResult]
+    started: Oneshot[int | tuple[str, int]]
+    exited: Oneshot[int]
+    gone: Oneshot[TreeResult]
 
     def tell(self, message: tuple[Any, ...]) -> None:
         """Send a message; does nothing if the tree is gone."""
         ...
 
-    def ask_kill(self, term_first_s: float, bound_s: float) -> Once[TreeResult]:
+    def ask_kill(self, term_first_s: float, bound_s: float) -> Oneshot[TreeResult]:
         """Request the kill of the tree; the result is set when it is gone or the time limit is over."""
         ...
 
@@ -126,15 +126,15 @@ class ReaperTree:
         control: socket.socket,
         link: ZygoteLink,
         name: str,
-        spec: Specification,
+        spec: ProcessSpec,
         theirs: socket.socket,
         fds: Sequence[int],
     ) -> None:
         self.name = name
         self.link = link
-        self.started: Once[int | tuple[str, int]] = Once()
-        self.exited: Once[int] = Once()
-        self.gone: Once[TreeResult] = Once()
+        self.started: Oneshot[int | tuple[str, int]] = Oneshot()
+        self.exited: Oneshot[int] = Oneshot()
+        self.gone: Oneshot[TreeResult] = Oneshot()
         self.control: socket.socket | None = control
         self.reaper = 0
         self.sent = False
@@ -142,7 +142,7 @@ class ReaperTree:
         self._spec = spec
         self._theirs = theirs
         self._fds = fds
-        self._answers: list[Once[TreeResult]] = []
+        self._answers: list[Oneshot[TreeResult]] = []
         self._lock = threading.Lock()
 
     def submit(self) -> bool:
@@ -181,9 +181,9 @@ class ReaperTree:
         if control is not None:
             control.close()
 
-    def ask_kill(self, term_first_s: float, bound_s: float) -> Once[TreeResult]:
+    def ask_kill(self, term_first_s: float, bound_s: float) -> Oneshot[TreeResult]:
         """Request the kill of the tree; the result is set when it is gone or the time limit is over."""
-        answer: Once[TreeResult] = Once()
+        answer: Oneshot[TreeResult] = Oneshot()
         with self._lock:
             if self.gone.value is None:
                 self._answers.append(answer)
@@ -228,11 +228,11 @@ class ReaperTree:
 class GroupTree:
     """A process group, used without a reaper. It misses processes that leave the group, so it never proves anything."""
 
-    def __init__(self, spec: Specification, name: str, fds: Sequence[int]) -> None:
+    def __init__(self, spec: ProcessSpec, name: str, fds: Sequence[int]) -> None:
         self.name = name
-        self.started: Once[int | tuple[str, int]] = Once()
-        self.exited: Once[int] = Once()
-        self.gone: Once[TreeResult] = Once()
+        self.started: Oneshot[int | tuple[str, int]] = Oneshot()
+        self.exited: Oneshot[int] = Oneshot()
+        self.gone: Oneshot[TreeResult] = Oneshot()
         argv, environment, directory = spec
         self._program = subprocess.Popen(
             argv,
@@ -255,7 +255,7 @@ class GroupTree:
             case ("signal", int(signum)):
                 self._program.send_signal(signum)
 
-    def ask_kill(self, term_first_s: float, bound_s: float) -> Once[TreeResult]:
+    def ask_kill(self, term_first_s: float, bound_s: float) -> Oneshot[TreeResult]:
         """Kill the group, from a thread of its own."""
 
         def end() -> None:

@@ -10,7 +10,7 @@ millisecond and little memory, and never inherits a lock of the host's threads. 
   If the host ended, it also kills what foreign code started in the host's scopes.
 
 A request is one packet with descriptors: ``("spawn", spec)`` with control socket, stdin, stdout, stderr, or
-``("kill", spec)`` with a control socket: a fork does `holdfast.runtime.foreign.kill` and answers ``("done", {tag:
+``("kill", spec)`` with a control socket: a fork does `holdfast.runtime.process_tags.kill` and answers ``("done", {tag:
 (killed, survivors)})`` there, in as many parts as needed. ``spec`` is None if it was too long; it then follows as one
 more descriptor. ``("end", None)`` means that the host continues without this zygote.
 
@@ -30,7 +30,7 @@ import select
 import signal
 import time
 
-from holdfast.runtime import foreign, procfs
+from holdfast.runtime import process_tags, procfs
 from holdfast.runtime.reaper import IGNORED_SIGNALS, Reaper, Wakeup, become_subreaper, name_process, send
 from holdfast.undumpable import make_undumpable
 
@@ -126,11 +126,11 @@ class Zygote:
         try:
             pid = os.fork()
         except OSError:
-            foreign.end_host(*self._identity, _CLEAR_UP_S)
+            process_tags.end_host(*self._identity, _CLEAR_UP_S)
             return
         if pid == 0:
             try:
-                foreign.end_host(*self._identity, _CLEAR_UP_S)
+                process_tags.end_host(*self._identity, _CLEAR_UP_S)
             finally:
                 os._exit(0)
         self._forked.add(pid)
@@ -185,7 +185,7 @@ class Zygote:
                 for first in range(0, len(tags) or 1, _TOLD_TAGS):
                     send(control, ("done", {tag: told[tag] for tag in tags[first : first + _TOLD_TAGS]}))
 
-            foreign.kill(host, (os.getppid(),), carrier, tags, bound_s, tell, sealed=sealed)
+            process_tags.kill(host, (os.getppid(),), carrier, tags, bound_s, tell, sealed=sealed)
             os._exit(0)
         argv, environment, directory = spec
         Reaper(control, self._host, self._libc, self._niceness).run(argv, environment, directory, fds)

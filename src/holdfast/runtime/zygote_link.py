@@ -14,9 +14,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from holdfast.runtime import foreign, procfs, seal
+from holdfast.runtime import process_tags, procfs, seal
+from holdfast.runtime.process_spec import host_marker
 from holdfast.runtime.start_environment import start_environment
-from holdfast.runtime.starting import host_marker
 
 __all__ = ["ZygoteLink", "identity", "lost_helpers", "supported"]
 
@@ -128,11 +128,13 @@ def lost_helpers() -> list[int]:
     if carrier is None:
         return []
     tag = _helpers_tag()
-    return [pid for pid in procfs.children(os.getpid()) if pid not in zygotes and foreign.tag_of(pid, carrier) == tag]
+    return [
+        pid for pid in procfs.children(os.getpid()) if pid not in zygotes and process_tags.tag_of(pid, carrier) == tag
+    ]
 
 
 def _helpers_tag() -> int:
-    return foreign.make_tag(os.getpid(), procfs.start_time(os.getpid()) or 0, foreign.HELPERS)
+    return process_tags.make_tag(os.getpid(), procfs.start_time(os.getpid()) or 0, process_tags.HELPERS)
 
 
 def identity() -> tuple[Any, ...]:

@@ -13,7 +13,7 @@ import msgspec
 
 from holdfast import ids
 from holdfast.runtime import procfs
-from holdfast.runtime.starting import host_marker
+from holdfast.runtime.process_spec import host_marker
 
 __all__ = ["Note", "Notes", "make_note"]
 

@@ -25,7 +25,7 @@ from holdfast.clock import Clock, system_clock
 from holdfast.errors import Conflict, HoldfastError, InvalidRequest, NotFound, ScopeClosed, ToolFailed
 from holdfast.protocol.stopping import Cause
 from holdfast.runtime import Scope, current_scope
-from holdfast.runtime.once import Once
+from holdfast.runtime.oneshot import Oneshot
 from holdfast.tools.environment import clean_environment
 from holdfast.tools.leftovers import Note, Notes, make_note
 from holdfast.tools.output import Log, readable, unfinished
@@ -56,11 +56,11 @@ class BackgroundProcess:
         self.log = Log(log_bytes)
         self.seen = 0
         """Offset up to which `news` has shown the log."""
-        self.started: Once[Program | Exception] = Once()
-        self.ended: Once[str] = Once()
+        self.started: Oneshot[Program | Exception] = Oneshot()
+        self.ended: Oneshot[str] = Oneshot()
         self.wanted = True
         """False once someone has asked for its end: it needs no message then."""
-        self.watching: list[Once[bool]] = []
+        self.watching: list[Oneshot[bool]] = []
         """Calls waiting for its end; each is set when the call returns: True if that call reports the end."""
         self.scope: Scope | None = None
         """Scope it runs in; None before it starts."""
@@ -236,7 +236,7 @@ class Processes(Toolset):
             timeout_s: maximum wait in seconds. The process keeps running.
         """
         one = self._find(call, process_id)
-        watch: Once[bool] = Once()
+        watch: Oneshot[bool] = Oneshot()
         one.watching.append(watch)
         try:
             with contextlib.suppress(TimeoutError):

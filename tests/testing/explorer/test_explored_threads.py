@@ -16,7 +16,7 @@ import pytest
 from holdfast import Host, Run
 from holdfast.errors import Interrupted
 from holdfast.runtime import Interrupt, Scope, ThreadPool, install, threads
-from holdfast.runtime.once import Once
+from holdfast.runtime.oneshot import Oneshot
 from holdfast.storage import SqliteStore
 from holdfast.storage.sqlite import writer
 from holdfast.testing import NotExplorable, Replay, ScheduleFailure, VirtualClock, explore, start_thread
@@ -191,7 +191,7 @@ def test_times_of_threads_are_virtual() -> None:
             with pytest.raises(queue.Empty):
                 queue.Queue[int]().get(timeout=3600)
             with pytest.raises(TimeoutError):
-                Once[int]().wait_blocking(3600)
+                Oneshot[int]().wait_blocking(3600)
 
         await start_thread(sleep)
         assert loop.time() == pytest.approx(began + 5 * 3600)

@@ -24,7 +24,7 @@ from types import ModuleType
 from typing import Any, Final, TypeVar
 
 from holdfast.errors import Interrupted
-from holdfast.runtime import adoption, interrupt, interrupt_dispatch, once, scope_state, threads
+from holdfast.runtime import adoption, interrupt, interrupt_dispatch, oneshot, scope_state, threads
 from holdfast.storage.sqlite import checkpoints, readers, writer
 from holdfast.testing.explorer.controlled_threads import Strand, Unwound, end_carriers, strands_here
 from holdfast.testing.explorer.runtime_primitives import Lock, RLock, SimpleQueue, Thread
@@ -237,7 +237,7 @@ _SWAPPED: Final[tuple[tuple[ModuleType | type, str, Any], ...]] = (
     (scope_state, "threading", _threading),
     (scope_state, "shared_threads", _threads_here),
     (adoption, "shared_threads", _threads_here),
-    (once, "threading", _threading),
+    (oneshot, "threading", _threading),
     (interrupt, "allocate_lock", _gate),
     (interrupt_dispatch, "threading", _threading),
     (interrupt_dispatch, "queue", _queue),

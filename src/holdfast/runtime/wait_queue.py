@@ -17,7 +17,7 @@ from functools import partial
 from holdfast.protocol.stopping import Cause
 from holdfast.runtime.interrupt import Interrupt, current_interrupt
 
-__all__ = ["Line", "Waiter", "release", "wait_for_release"]
+__all__ = ["WaitQueue", "Waiter", "release", "wait_for_release"]
 
 Waiter = asyncio.Future[None]
 
@@ -43,7 +43,7 @@ async def wait_for_release(waiter: Waiter) -> None:
     interrupt.check()
 
 
-class Line:
+class WaitQueue:
     """Waiters in order, and those that were promised an item and have not taken it yet."""
 
     __slots__ = ("promised", "waiting")

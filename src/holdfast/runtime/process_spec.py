@@ -18,12 +18,12 @@ __all__ = [
     "STDOUT",
     "Argument",
     "Descriptors",
-    "Specification",
+    "ProcessSpec",
     "Stream",
     "backlog_pauses",
     "host_marker",
     "pid_or_error",
-    "specification",
+    "process_spec",
 ]
 
 PIPE: Final = subprocess.PIPE
@@ -35,7 +35,7 @@ Argument = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 Stream = int | IO[Any] | None
 """`PIPE`, `DEVNULL`, `STDOUT` (stderr only), a descriptor, an open file, or None for the default."""
 
-Specification = tuple[list[bytes], dict[bytes, bytes], bytes]
+ProcessSpec = tuple[list[bytes], dict[bytes, bytes], bytes]
 """Arguments, environment and directory."""
 
 START_S = 30.0
@@ -98,7 +98,7 @@ class Descriptors:
         self.close()
 
 
-def specification(argv: Sequence[Argument], cwd: Argument | None, env: Mapping[str, str] | None) -> Specification:
+def process_spec(argv: Sequence[Argument], cwd: Argument | None, env: Mapping[str, str] | None) -> ProcessSpec:
     """Check and encode the parameters of a start.
 
     Raises:

@@ -1,6 +1,6 @@
 """The process in which isolated functions run: it serves calls one after another and reports what each left behind.
 
-`holdfast.runtime.cells` starts it, under a reaper of its own. Invariants
+`holdfast.runtime.worker_pool` starts it, under a reaper of its own. Invariants
 - It serves one call at a time, in the main thread and in a fresh context. It exits after an idle timeout, when its
   connection ends, and after a call that was interrupted.
 - Changes that a call makes to modules stay for the next call. Anything else it leaves (threads, processes, descriptors,
@@ -95,12 +95,12 @@ class IsolatedCall:
         Raises:
             RuntimeError: not called in the process of an isolated call.
         """
-        if _cell is None:
+        if _worker_main is None:
             raise RuntimeError("output() is available only in the process of an isolated call")
-        _cell.say(text)
+        _worker_main.say(text)
 
 
-class _Traces:
+class _Snapshot:
     """Snapshot of everything in this process that a call might change."""
 
     def __init__(self) -> None:
@@ -118,11 +118,11 @@ class _Traces:
             "sys.stdout or sys.stderr": (sys.stdin, sys.stdout, sys.stderr),
         }
 
-    def left(self) -> list[str]:
+    def leftovers(self) -> list[str]:
         """Return what exists now but did not in this snapshot, as text for people."""
         deadline = time.monotonic() + _ENDING_S
         while True:
-            now = _Traces()
+            now = _Snapshot()
             children = procfs.children(os.getpid())
             if now.threads <= self.threads and now.descriptors == self.descriptors and not children:
                 break
@@ -159,7 +159,7 @@ def _memory_bytes() -> int:
     return int(pages) * resource.getpagesize()
 
 
-class _Cell:
+class _WorkerMain:
     """This process as a server of isolated calls.
 
     Parameters:
@@ -179,7 +179,7 @@ class _Cell:
         os.close(null)
         self._interrupt: Interrupt | None = None
         self._raises = False
-        self._before: _Traces | None = None
+        self._before: _Snapshot | None = None
         self._saying = threading.Lock()
 
     def run(self) -> NoReturn:
@@ -228,7 +228,7 @@ class _Cell:
                 variable = getattr(sys.modules.get(module), name, None)
                 if isinstance(variable, contextvars.ContextVar):
                     variable.set(value)
-            self._before = _Traces()
+            self._before = _Snapshot()
             counts = (self._before.threads, len(self._before.descriptors), _memory_bytes())
             self._send(BEGUN, marshal.dumps(counts))
             result = fn(*values)
@@ -260,7 +260,7 @@ class _Cell:
                 stream.flush()
             except (OSError, ValueError) as error:
                 left.append(f"a broken stream ({error})")
-        self._send(ANSWER, marshal.dumps((what, data, left + (self._before.left() if self._before else []))))
+        self._send(ANSWER, marshal.dumps((what, data, left + (self._before.leftovers() if self._before else []))))
 
     # -- the interrupt
 
@@ -320,13 +320,13 @@ class _Cell:
             os._exit(1)
 
 
-_cell: _Cell | None = None
+_worker_main: _WorkerMain | None = None
 
 
 def main(idle_s: float) -> NoReturn:
     """Run as a cell: the connection is descriptor 0, printed output goes to descriptor 1."""
-    global _cell
+    global _worker_main
     make_undumpable()
     install_hooks()
-    _cell = _Cell(idle_s)
-    _cell.run()
+    _worker_main = _WorkerMain(idle_s)
+    _worker_main.run()

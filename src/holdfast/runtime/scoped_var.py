@@ -1,8 +1,8 @@
 """Context variables that follow the flow of a program: into tasks and threads, but not out of a generator.
 
 A plain context variable that is set inside a generator stays set for the code that iterates over it, between two items,
-and for ever if the generator is dropped half-way. `Carried` notes in which generator a value was entered, and shows it
-only while that generator runs.
+and for ever if the generator is dropped half-way. `ScopedVar` notes in which generator a value was entered, and shows
+it only while that generator runs.
 
 Invariants
 - A value entered in a generator is visible in that generator, in what it calls and awaits, and in tasks and threads
@@ -25,7 +25,7 @@ from functools import partial
 from types import FrameType
 from typing import Generic, TypeVar
 
-__all__ = ["Carried", "Entered", "InGenerator"]
+__all__ = ["GeneratorValue", "ScopedToken", "ScopedVar"]
 
 T = TypeVar("T")
 
@@ -60,12 +60,12 @@ def _iterated_frame() -> FrameType | None:
     return None
 
 
-class InGenerator(Generic[T]):
+class GeneratorValue(Generic[T]):
     """A value that a generator entered, and the value of the surrounding code."""
 
     __slots__ = ("_frame", "_inner", "_outer", "_owner")
 
-    def __init__(self, inner: T | None, outer: T | InGenerator[T] | None, frame: FrameType) -> None:
+    def __init__(self, inner: T | None, outer: T | GeneratorValue[T] | None, frame: FrameType) -> None:
         self._inner = inner
         self._outer = outer
         self._frame: FrameType | None = frame
@@ -78,7 +78,7 @@ class InGenerator(Generic[T]):
         if frame is not None and (frame.f_back is not None or _owner() != self._owner):
             return self._inner
         outer = self._outer
-        return outer.value() if isinstance(outer, InGenerator) else outer
+        return outer.value() if isinstance(outer, GeneratorValue) else outer
 
     def close(self) -> None:
         """Mark the value as left by the generator."""
@@ -86,16 +86,16 @@ class InGenerator(Generic[T]):
         self._owner = None
 
 
-class Entered(Generic[T]):
+class ScopedToken(Generic[T]):
     """A value that was entered; call ``leave()`` in any context."""
 
     __slots__ = ("_bound", "_token", "_variable")
 
     def __init__(
         self,
-        variable: ContextVar[T | InGenerator[T] | None],
-        token: Token[T | InGenerator[T] | None],
-        bound: InGenerator[T] | None,
+        variable: ContextVar[T | GeneratorValue[T] | None],
+        token: Token[T | GeneratorValue[T] | None],
+        bound: GeneratorValue[T] | None,
     ) -> None:
         self._variable = variable
         self._token = token
@@ -117,7 +117,7 @@ class Entered(Generic[T]):
             self._variable.reset(self._token)
 
 
-class Carried(Generic[T]):
+class ScopedVar(Generic[T]):
     """A context variable that does not leak out of generators. All methods are callable from any thread.
 
     Parameters:
@@ -127,26 +127,26 @@ class Carried(Generic[T]):
 
     __slots__ = ("_in_generator", "variable")
 
-    def __init__(self, name: str, in_generator: type[InGenerator[T]] = InGenerator) -> None:
+    def __init__(self, name: str, in_generator: type[GeneratorValue[T]] = GeneratorValue) -> None:
         self._in_generator = in_generator
-        self.variable: ContextVar[T | InGenerator[T] | None] = ContextVar(name, default=None)
+        self.variable: ContextVar[T | GeneratorValue[T] | None] = ContextVar(name, default=None)
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=partial(self.variable.set, None))
 
     def get(self) -> T | None:
         """Return the value that is visible here, or None."""
         value = self.variable.get()
-        return value.value() if isinstance(value, InGenerator) else value
+        return value.value() if isinstance(value, GeneratorValue) else value
 
     def get_in(self, context: Context) -> T | None:
         """Return the value that is visible to code that runs in `context`, or None."""
         value = context.get(self.variable)
-        return value.value() if isinstance(value, InGenerator) else value
+        return value.value() if isinstance(value, GeneratorValue) else value
 
-    def enter(self, value: T | None) -> Entered[T]:
+    def enter(self, value: T | None) -> ScopedToken[T]:
         """Make `value` visible until it is left; call it in ``__enter__`` or ``__aenter__`` of a context manager."""
         frame = _iterated_frame()
         if frame is None:
-            return Entered(self.variable, self.variable.set(value), None)
+            return ScopedToken(self.variable, self.variable.set(value), None)
         bound = self._in_generator(value, self.variable.get(), frame)
-        return Entered(self.variable, self.variable.set(bound), bound)
+        return ScopedToken(self.variable, self.variable.set(bound), bound)

@@ -21,11 +21,11 @@ from types import FrameType
 from typing import Any, Protocol
 
 from holdfast.protocol.stopping import Abandoned
-from holdfast.runtime.carried import Carried
 from holdfast.runtime.interrupt import Interrupt, current
+from holdfast.runtime.scoped_var import ScopedVar
 from holdfast.runtime.shield import shielded_by
 
-__all__ = ["Body", "Enclosure", "Interruptible", "current_place", "inside", "task_stack"]
+__all__ = ["BodyClaim", "CancelClaim", "Interruptible", "current_claim", "inside", "task_stack"]
 
 _RESUME = opcode.opmap["RESUME"]
 _RESUMED_S = 0.05
@@ -38,7 +38,7 @@ class Interruptible(Protocol):
     interrupt: Interrupt
 
 
-class Enclosure:
+class CancelClaim:
     """One claim on a task: the handle it was started with, or the body of a scope that it entered.
 
     Parameters:
@@ -51,13 +51,13 @@ class Enclosure:
     __slots__ = ("__weakref__", "cancels", "inner", "live", "outer", "owner", "scope", "started_in", "task")
 
     def __init__(
-        self, owner: Interruptible, task: asyncio.Task[Any] | None, outer: Enclosure | None, scope: object = None
+        self, owner: Interruptible, task: asyncio.Task[Any] | None, outer: CancelClaim | None, scope: object = None
     ) -> None:
         self.owner = owner
         self.scope = scope
         self.task = task
         self.outer = outer
-        self.inner: Enclosure | None = None
+        self.inner: CancelClaim | None = None
         self.cancels = 0
         self.live = True
         self.started_in: contextvars.Context | None = None
@@ -111,13 +111,13 @@ class Enclosure:
             task.cancel()
 
 
-class Body(Enclosure):
+class BodyClaim(CancelClaim):
     """The body of ``async with scope``, in the task that entered it."""
 
     __slots__ = ("cancelling_before", "generator", "name")
 
     def __init__(
-        self, owner: Interruptible, task: asyncio.Task[Any], outer: Enclosure | None, scope: object = None
+        self, owner: Interruptible, task: asyncio.Task[Any], outer: CancelClaim | None, scope: object = None
     ) -> None:
         super().__init__(owner, task, outer, scope)
         self.name = task.get_name()
@@ -168,7 +168,7 @@ class Body(Enclosure):
         return Abandoned(kind="task", name=self.name, stack=task_stack(self.task))
 
 
-current_place: Carried[Enclosure] = Carried("holdfast_place")
+current_claim: ScopedVar[CancelClaim] = ScopedVar("holdfast_place")
 
 
 def rests_at_yield(generator: FrameType) -> bool:
@@ -181,19 +181,19 @@ def rests_at_yield(generator: FrameType) -> bool:
     return code[at + 1 if code[at] == _RESUME else at + 3] & 3 == 1
 
 
-_set_place = current_place.variable.set
+_set_claim = current_claim.variable.set
 _set_interrupt = current.variable.set
 
 
-def inside(place: Enclosure, interrupt: Interrupt) -> contextvars.Context:
+def inside(place: CancelClaim, interrupt: Interrupt) -> contextvars.Context:
     """Return a copy of the current context in which code runs at ``place``."""
     context = contextvars.copy_context()
     context.run(_enter, place, interrupt)
     return context
 
 
-def _enter(place: Enclosure, interrupt: Interrupt) -> None:
-    _set_place(place)
+def _enter(place: CancelClaim, interrupt: Interrupt) -> None:
+    _set_claim(place)
     _set_interrupt(interrupt)
 
 

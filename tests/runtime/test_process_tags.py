@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from holdfast.runtime import foreign, procfs
+from holdfast.runtime import process_tags, procfs
 from holdfast.runtime.passes import KillPasses
 from holdfast.runtime.seal import Seal
 
-TAG = foreign.make_tag(1000, 1, 7)
+TAG = process_tags.make_tag(1000, 1, 7)
 
 
 class Machine:
@@ -31,9 +31,9 @@ class Machine:
         self._last = self.newest + in_all
         self._tag = tag
         monkeypatch.setattr(procfs, "all_pids", lambda: iter([1, self.newest]))
-        monkeypatch.setattr(foreign, "_newest_pid", lambda: self.newest)
-        monkeypatch.setattr(foreign, "tag_of", self.tag_of)
-        monkeypatch.setattr(foreign, "_strike", self.strike)
+        monkeypatch.setattr(process_tags, "_newest_pid", lambda: self.newest)
+        monkeypatch.setattr(process_tags, "tag_of", self.tag_of)
+        monkeypatch.setattr(process_tags, "_strike", self.strike)
 
     def tag_of(self, pid: int, carrier: int = 0) -> int | None:
         for _ in range(self._births):
@@ -49,7 +49,7 @@ class Machine:
 
 
 def kill(told: Callable[[dict[int, tuple[list[int], list[int]]]], object]) -> None:
-    foreign.kill(1, (), 10, {TAG: []}, 0.25, told, sealed=True)
+    process_tags.kill(1, (), 10, {TAG: []}, 0.25, told, sealed=True)
 
 
 def test_nothing_is_told_of_a_scope_whose_bomb_is_faster_than_any_look(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +75,7 @@ def test_a_look_goes_on_until_it_has_caught_up(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_starts_of_others_are_no_reason_to_wait_once_they_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    Machine(monkeypatch, births=1, in_all=5000, tag=foreign.make_tag(1000, 1, 8))
+    Machine(monkeypatch, births=1, in_all=5000, tag=process_tags.make_tag(1000, 1, 8))
     told: dict[int, Any] = {}
     kill(told.update)
     assert told == {TAG: ([], [])}
@@ -85,7 +85,7 @@ class KillerHere:
     """Stands for the process host: the kill is done in this thread."""
 
     def new_killer(self, carrier: int, sealed: bool, tags: Any, bound_s: float, told: Any) -> KillerHere:
-        foreign.kill(1, (), carrier, tags, bound_s, told, sealed=sealed)
+        process_tags.kill(1, (), carrier, tags, bound_s, told, sealed=sealed)
         told(None)
         return self
 

@@ -8,12 +8,12 @@ import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-__all__ = ["Once"]
+__all__ = ["Oneshot"]
 
 T = TypeVar("T")
 
 
-class Once(Generic[T]):
+class Oneshot(Generic[T]):
     """A value that is set once and can be awaited by tasks of any loop and by threads."""
 
     __slots__ = ("_callbacks", "_lock", "value")

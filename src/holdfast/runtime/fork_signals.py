@@ -24,10 +24,10 @@ def watch_forks() -> None:
     global _watching
     if not _watching:
         _watching = True
-        os.register_at_fork(before=_hold_back, after_in_parent=_deliver, after_in_child=_let_go)
+        os.register_at_fork(before=_block_signals, after_in_parent=_deliver, after_in_child=_unblock_signals)
 
 
-def _hold_back() -> None:
+def _block_signals() -> None:
     _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
 
 
@@ -35,7 +35,7 @@ def _deliver() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, _masks.before)
 
 
-def _let_go() -> None:
+def _unblock_signals() -> None:
     try:
         signal.set_wakeup_fd(-1)
         for number in signal.valid_signals():

@@ -6,12 +6,12 @@ import asyncio
 import weakref
 from typing import Any, Literal
 
-from holdfast.runtime.handle import Living, Member
+from holdfast.runtime.handle import LivenessCheck, Member
 
-__all__ = ["Leftover"]
+__all__ = ["AbandonedMember"]
 
 
-class Leftover:
+class AbandonedMember:
     """An abandoned task or thread, held by a weak reference.
 
     Parameters:
@@ -22,14 +22,14 @@ class Leftover:
 
     __slots__ = ("_living", "kind", "name", "started_at")
 
-    def __init__(self, name: str, started_at: float, living: asyncio.Task[Any] | Living) -> None:
+    def __init__(self, name: str, started_at: float, living: asyncio.Task[Any] | LivenessCheck) -> None:
         self.kind: Literal["task", "thread"] = "task" if isinstance(living, asyncio.Future) else "thread"
         self.name = name
         self.started_at = started_at
         self._living: weakref.ref[Any] = weakref.ref(living)
 
     @property
-    def lives(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether it still runs. Callable from any thread."""
         living = self._living()
         if living is None:

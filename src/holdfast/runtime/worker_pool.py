@@ -26,22 +26,22 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from holdfast.protocol.stopping import Cause
 from holdfast.runtime import procfs
-from holdfast.runtime.cell import CAUSE, frame
 from holdfast.runtime.start_environment import start_environment
 from holdfast.runtime.trees import KILL_BOUND_S, ReaperTree, TreeResult
+from holdfast.runtime.worker_main import CAUSE, frame
 from holdfast.runtime.zygote_link import identity
 
 if TYPE_CHECKING:
     from holdfast.runtime.process import Process
-    from holdfast.runtime.starting import Argument, Stream
+    from holdfast.runtime.process_spec import Argument, Stream
 
-__all__ = ["Cell", "Cells", "CellsStatistics"]
+__all__ = ["Worker", "WorkerPool", "WorkerPoolStatistics"]
 
-_BOOT = "import sys; sys.path[:] = {path!r}; from holdfast.runtime.cell import main; main({idle_s!r})"
+_BOOT = "import sys; sys.path[:] = {path!r}; from holdfast.runtime.worker_main import main; main({idle_s!r})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CellsStatistics:
+class WorkerPoolStatistics:
     """A snapshot of the cells of a process.
 
     Parameters:
@@ -56,7 +56,7 @@ class CellsStatistics:
     lent: int
     started: int
     calls: int
-    thrown_away: int
+    discarded: int
 
 
 class Starter(Protocol):
@@ -76,7 +76,7 @@ class Starter(Protocol):
         ...
 
 
-class Cell:
+class Worker:
     """One process for isolated calls, seen from the host.
 
     Attributes:
@@ -86,14 +86,14 @@ class Cell:
         begun: threads, descriptors and bytes of memory before the function of the last call was called.
     """
 
-    def __init__(self, process: Process, control: socket.socket, output: int, owner: str, surroundings: object) -> None:
+    def __init__(self, process: Process, control: socket.socket, output: int, owner: str, environment: object) -> None:
         self.process = process
         self.control = control
         self.output = output
         self.owner = owner
-        self.surroundings = surroundings
+        self.environment = environment
         self.calls = 0
-        self.begun: tuple[int, int, int] | None = None
+        self.baseline: tuple[int, int, int] | None = None
         self._first_bytes: int | None = None
         self._lock = threading.Lock()
         self._open = True
@@ -109,7 +109,7 @@ class Cell:
                 with contextlib.suppress(OSError):
                     self.control.shutdown(socket.SHUT_RD)
 
-    def tell(self, cause: Cause | None) -> None:
+    def send_cause(self, cause: Cause | None) -> None:
         """Send the cause of the stop; the signal that follows asks the process to end."""
         with self._lock, contextlib.suppress(OSError):
             if self._open and cause is not None:
@@ -118,9 +118,9 @@ class Cell:
     def is_clean(self, growth_bytes: int) -> bool:
         """Whether, seen from outside, it looks as it did before its last call."""
         held, pid = self.process.tree, self.process.pid
-        if self.begun is None or not isinstance(held, ReaperTree) or held.exited.value is not None:
+        if self.baseline is None or not isinstance(held, ReaperTree) or held.exited.value is not None:
             return False
-        threads, descriptors, began_bytes = self.begun
+        threads, descriptors, began_bytes = self.baseline
         if self._first_bytes is None:
             self._first_bytes = began_bytes
         stat = procfs.read_text(f"/proc/{pid}/stat")
@@ -146,7 +146,7 @@ class Cell:
         self.close()
 
 
-class Cells:
+class WorkerPool:
     """Lends cells to calls. All methods are callable from any thread; created by `ProcessHost.cells`.
 
     Parameters:
@@ -180,13 +180,13 @@ class Cells:
         self.variables: tuple[str, ...] = ()
         self._processes = processes
         self._lock = threading.Lock()
-        self._idle: dict[Cell, None] = {}  # longest idle first
-        self._lent: set[Cell] = set()
+        self._idle: dict[Worker, None] = {}  # longest idle first
+        self._lent: set[Worker] = set()
         self._counts: Counter[str] = Counter()
 
-    def take(self, owner: str) -> Cell | None:
-        """Return an idle cell of this owner for one call, or None. Give it back with `keep` or `throw_away`."""
-        surroundings = self._surroundings()
+    def acquire(self, owner: str) -> Worker | None:
+        """Return an idle cell of this owner for one call, or None. Give it back with `release` or `discard`."""
+        surroundings = self._environment()
         stale = []
         found = None
         with self._lock:
@@ -194,7 +194,7 @@ class Cells:
                 if cell.owner != owner:
                     continue
                 del self._idle[cell]
-                if cell.surroundings == surroundings:
+                if cell.environment == surroundings:
                     found = cell
                     self._lend(cell)
                     break
@@ -205,9 +205,9 @@ class Cells:
 
     async def start(
         self, owner: str, name: str, on_cut: Callable[[asyncio.Task[TreeResult]], object] | None = None
-    ) -> Cell:
+    ) -> Worker:
         """Start a cell for one call; parameters and errors as in `ProcessHost.spawn`."""
-        surroundings = self._surroundings()
+        surroundings = self._environment()
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -229,20 +229,20 @@ class Cells:
         finally:
             theirs.close()
             os.close(write)
-        cell = Cell(process, ours, read, owner, surroundings)
+        cell = Worker(process, ours, read, owner, surroundings)
         with self._lock:
             self._counts["started"] += 1
             self._lend(cell)
         process.tree.gone.add(lambda: self._forget(cell))
         return cell
 
-    def _lend(self, cell: Cell) -> None:
+    def _lend(self, cell: Worker) -> None:
         cell.calls += 1
-        cell.begun = None
+        cell.baseline = None
         self._lent.add(cell)
         self._counts["calls"] += 1
 
-    def keep(self, cell: Cell) -> bool:
+    def release(self, cell: Worker) -> bool:
         """Take a cell back for later calls. If it is unfit, return False; the caller then still holds it."""
         if cell.calls >= self.calls_limit or not cell.is_clean(self.growth_bytes):
             return False
@@ -260,14 +260,14 @@ class Cells:
             self._forget(cell)
         return True
 
-    def throw_away(self, cell: Cell) -> None:
+    def discard(self, cell: Worker) -> None:
         """Forget a cell whose call has already ended its process."""
         with self._lock:
             self._lent.discard(cell)
             self._counts["thrown_away"] += 1
         cell.close()
 
-    def _forget(self, cell: Cell) -> None:
+    def _forget(self, cell: Worker) -> None:
         """Forget a cell that has exited. If it is lent, its call will notice."""
         with self._lock:
             idle = self._idle.pop(cell, cell) is None
@@ -287,18 +287,18 @@ class Cells:
             cell._lock = threading.Lock()
             cell.close()
 
-    def statistics(self) -> CellsStatistics:
+    def statistics(self) -> WorkerPoolStatistics:
         """Return a snapshot."""
         with self._lock:
             counts = self._counts
-            return CellsStatistics(
+            return WorkerPoolStatistics(
                 idle=len(self._idle),
                 lent=len(self._lent),
                 started=counts["started"],
                 calls=counts["calls"],
-                thrown_away=counts["thrown_away"],
+                discarded=counts["thrown_away"],
             )
 
-    def _surroundings(self) -> tuple[Any, ...]:
+    def _environment(self) -> tuple[Any, ...]:
         """Return what a new process would inherit; cells with other surroundings are useless."""
         return (list(sys.path), os.getcwd(), start_environment(self.variables), identity())
