@@ -104,7 +104,9 @@ def decisions_page() -> str:
         for occupancy in occupancies:
             row = decisions.DECISIONS[occupancy, policy]
             if isinstance(row, decisions.Decision):
-                effects = [name for name in ("start", "interrupt", "sweep", "join") if getattr(row, name)]
+                effects = [
+                    name for name in ("start", "interrupt", "take_all_waiting", "append_to_batch") if getattr(row, name)
+                ]
                 cells.append(code(row.disposition) + (f" ({', '.join(effects)})" if effects else ""))
             else:
                 cells.append(f"refused: {row}")
@@ -150,7 +152,7 @@ API_MODULES = (
     "holdfast.tools",
     "holdfast.tools.assistant",
     "holdfast.channels",
-    "holdfast.protocol.interface",
+    "holdfast.protocol.session_api",
     "holdfast.protocol.messages",
     "holdfast.protocol.events",
     "holdfast.protocol.stopping",

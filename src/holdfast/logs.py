@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal, TextIO
 
-from holdfast.errors import Interrupted, RunError, told
+from holdfast.errors import Interrupted, RunError, format_error
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -118,7 +118,7 @@ def _spelled(found: re.Match[str]) -> str:
 
 def one_line(error: BaseException) -> str:
     """Return an error's class and text on one line of bounded length, redacted: the form that clients see."""
-    text = " ".join(visible(redact(told(error)[:_READ_CHARACTERS])).split())
+    text = " ".join(visible(redact(format_error(error)[:_READ_CHARACTERS])).split())
     return text if len(text) <= _ERROR_CHARACTERS else f"{text[: _ERROR_CHARACTERS - 1]}…"
 
 
@@ -190,7 +190,7 @@ def _traceback_of(error: BaseException) -> str:
         _cut_logged_causes(trace, error)
         text = "".join(trace.format()).rstrip()
     except Exception as trouble:  # the error's text, notes or causes are unavailable
-        text = f"{told(error)} (traceback unavailable: {type(trouble).__name__})"
+        text = f"{format_error(error)} (traceback unavailable: {type(trouble).__name__})"
     if len(text) <= _TRACEBACK_CHARACTERS:
         return text
     half = _TRACEBACK_CHARACTERS // 2

@@ -23,7 +23,7 @@ from holdfast.agents.scripted import ScriptedModel
 from holdfast.host.session import Session
 from holdfast.host.transcript_ops import through
 from holdfast.protocol.events import TextDelta, ToolStarted
-from holdfast.protocol.messages import KeptState, Message
+from holdfast.protocol.messages import AgentState, Message
 from holdfast.protocol.transcript import RunTranscript
 from holdfast.settings import Settings
 from holdfast.storage import MemoryStore
@@ -219,7 +219,7 @@ def test_a_branch_has_the_state_and_an_import_what_was_said() -> None:
             assert await host.session("branch").ask("b") == "2 of 3"
             assert await session.ask("b") == "2 of 3"
             export = await session.export()
-            assert not any(entry.kept is not None for entry in [*export.entries, *await session.transcript()])
+            assert not any(entry.agent_state is not None for entry in [*export.entries, *await session.transcript()])
             await host.session("imported").import_history(export)
             assert await host.session("imported").ask("c") == "1 of 5"  # a count is said nowhere
 
@@ -276,12 +276,12 @@ def test_what_an_import_says_was_kept_is_not_taken() -> None:
             session = host.session("s")
             await session.ask("a")
             number = (await session.info()).number
-            kept = (await host.store.transcript(number))[-1].kept
+            kept = (await host.store.transcript(number))[-1].agent_state
             assert kept is not None
-            whole = KeptState(by=kept.by, body=await host.store.kept(number, kept.n))
+            whole = AgentState(by=kept.by, body=await host.store.kept(number, kept.n))
             export = await session.export()
             for key, stolen in (("its number", kept), ("its body", whole)):
-                forged = [msgspec.structs.replace(entry, kept=stolen) for entry in export.entries]
+                forged = [msgspec.structs.replace(entry, agent_state=stolen) for entry in export.entries]
                 await host.session(key).import_history(msgspec.structs.replace(export, entries=tuple(forged)))
                 assert await host.session(key).ask("b") == "1 of 3"
 
@@ -304,16 +304,16 @@ def test_a_state_that_cannot_be_read_begins_anew_with_what_was_said(packed: str)
 
 
 def test_only_a_completed_run_keeps_something_and_a_late_result_none_of_it() -> None:
-    mine = KeptState(by="me", body="mine")
+    mine = AgentState(by="me", body="mine")
     for status in ("completed", "failed", "interrupted"):
         transcript = RunTranscript("r", [Message(message_id="m", seq=1, content="hi")])
         transcript.feed(ToolStarted(run_id="r", call_id="r.1", name="look"))
         transcript.say("meanwhile")
-        transcript.kept = mine
+        transcript.agent_state = mine
         entries = transcript.entries(status=status)
-        assert [entry.kept for entry in entries] == [None, None, None, mine if status == "completed" else None]
-    numbered = [msgspec.structs.replace(entry, n=n, kept=mine) for n, entry in enumerate(entries, 1)]
-    assert [(entry.n, entry.kept) for entry in through(numbered, 2)] == [(1, mine), (2, mine), (4, None)]
+        assert [entry.agent_state for entry in entries] == [None, None, None, mine if status == "completed" else None]
+    numbered = [msgspec.structs.replace(entry, n=n, agent_state=mine) for n, entry in enumerate(entries, 1)]
+    assert [(entry.n, entry.agent_state) for entry in through(numbered, 2)] == [(1, mine), (2, mine), (4, None)]
 
 
 class Logged(TypedDict):

@@ -39,10 +39,10 @@ from holdfast.errors import (
     WaitExpired,
 )
 from holdfast.protocol.events import Gap, MessageSettled
-from holdfast.protocol.interface import SessionLike
+from holdfast.protocol.session_api import SessionAPI
 from tests.server.live import AGENTS, Live, live
 
-Scenario = Callable[[Callable[[str], SessionLike]], Coroutine[Any, Any, None]]
+Scenario = Callable[[Callable[[str], SessionAPI]], Coroutine[Any, Any, None]]
 
 
 def both(scenario: Scenario) -> None:
@@ -59,7 +59,7 @@ def both(scenario: Scenario) -> None:
     asyncio.run(main())
 
 
-async def begun(session: SessionLike) -> str:
+async def begun(session: SessionAPI) -> str:
     """Start an endless run; its message id, once it has begun."""
     receipt = await session.send("go", agent="endless")
     async for event in session.events(after=receipt.cursor):
@@ -69,7 +69,7 @@ async def begun(session: SessionLike) -> str:
 
 
 def test_a_schedule_is_made_looked_at_paused_run_and_deleted() -> None:
-    async def scenario(session_of: Callable[[str], SessionLike]) -> None:
+    async def scenario(session_of: Callable[[str], SessionAPI]) -> None:
         session = session_of("timed")
         schedule = await session.schedule("tick", every_s=3600.0, agent="echo", jitter_s=2.0, max_runs=9, miss="burst")
         view = await schedule.info()
@@ -123,7 +123,7 @@ def test_schedules_are_listed_by_principal_and_session() -> None:
 
 
 def test_a_message_goes_all_the_way() -> None:
-    async def scenario(session_of: Callable[[str], SessionLike]) -> None:
+    async def scenario(session_of: Callable[[str], SessionAPI]) -> None:
         session = session_of("alice")
         assert await session.ask("hello", timeout_s=10) == "echo hello"
         receipt = await session.send("again", idempotency_key="k")
@@ -147,7 +147,7 @@ def test_a_message_goes_all_the_way() -> None:
 
 
 def test_a_long_transcript_comes_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(session_of: Callable[[str], SessionLike]) -> None:
+    async def scenario(session_of: Callable[[str], SessionAPI]) -> None:
         session = session_of("alice")
         for number in range(5):
             await session.ask(str(number))
@@ -160,7 +160,7 @@ def test_a_long_transcript_comes_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_becomes_of_a_message_is_raised_by_ask() -> None:
-    async def scenario(session_of: Callable[[str], SessionLike]) -> None:
+    async def scenario(session_of: Callable[[str], SessionAPI]) -> None:
         with pytest.raises(RunFailed, match="it broke"):
             await session_of("failing").ask("x", agent="failing")
         with pytest.raises(WaitExpired):
@@ -189,7 +189,7 @@ def test_what_becomes_of_a_message_is_raised_by_ask() -> None:
 
 
 def test_stopping_answers_with_receipts() -> None:
-    async def scenario(session_of: Callable[[str], SessionLike]) -> None:
+    async def scenario(session_of: Callable[[str], SessionAPI]) -> None:
         session = session_of("alice")
         await begun(session)
         waiting = await session.send("waits")
@@ -210,7 +210,7 @@ def test_stopping_answers_with_receipts() -> None:
 
 
 def test_events_wait_for_a_session_here_and_there() -> None:
-    async def scenario(session_of: Callable[[str], SessionLike]) -> None:
+    async def scenario(session_of: Callable[[str], SessionAPI]) -> None:
         session = session_of("alice")
         reading = asyncio.ensure_future(anext(aiter(session.events())))
         await session_of("bob").ask("another session wakes nobody")
@@ -222,7 +222,7 @@ def test_events_wait_for_a_session_here_and_there() -> None:
 
 
 def test_refusals_are_the_same_errors_here_and_there() -> None:
-    async def scenario(session_of: Callable[[str], SessionLike]) -> None:
+    async def scenario(session_of: Callable[[str], SessionAPI]) -> None:
         session = session_of("alice")
         for refused in (
             session.info,
@@ -497,7 +497,7 @@ def test_every_error_has_a_code_of_its_own_and_comes_back_as_its_class() -> None
 
 
 def test_a_remote_session_is_a_session() -> None:
-    def takes(session: SessionLike) -> str:
+    def takes(session: SessionAPI) -> str:
         return session.key
 
     client = Client()
@@ -596,7 +596,7 @@ def test_a_wait_that_is_over_names_the_time_that_was_given() -> None:
 
 @pytest.mark.parametrize("odd", [float("nan"), float("inf"), -1.0])
 def test_a_time_that_is_none_is_refused_here_and_there(odd: float) -> None:
-    async def scenario(session_of: Callable[[str], SessionLike]) -> None:
+    async def scenario(session_of: Callable[[str], SessionAPI]) -> None:
         with pytest.raises(errors.InvalidRequest):
             await session_of("alice").send("x", policy="collect", quiet_s=odd)
         await session_of("bob").send("x")

@@ -24,9 +24,9 @@ from holdfast.errors import (
     UnknownQuestion,
     UnknownSession,
 )
-from holdfast.protocol.interface import SessionLike
 from holdfast.protocol.messages import Attachment, Question, SessionExport
 from holdfast.protocol.model import CallPart, ModelRequest, ToolMessage
+from holdfast.protocol.session_api import SessionAPI
 from tests.client.test_client import Scenario
 from tests.server.live import echo, live
 
@@ -79,7 +79,7 @@ def both(scenario: Scenario) -> None:
     asyncio.run(main())
 
 
-async def asked(session: SessionLike, agent: str, text: str = "go") -> tuple[Question, str]:
+async def asked(session: SessionAPI, agent: str, text: str = "go") -> tuple[Question, str]:
     """Start a run that asks something; the question, and the message that began it."""
     receipt = await session.send(text, agent=agent)
     async for event in session.events(after=receipt.cursor):
@@ -90,7 +90,7 @@ async def asked(session: SessionLike, agent: str, text: str = "go") -> tuple[Que
 
 
 def test_a_call_waits_for_its_approval() -> None:
-    async def scenario(session_of: Callable[[str], SessionLike]) -> None:
+    async def scenario(session_of: Callable[[str], SessionAPI]) -> None:
         session = session_of("s")
         question, message_id = await asked(session, "eraser")
         assert (question.kind, question.tool, question.arguments) == ("approval", "erase", {"name": "a.txt"})
@@ -109,7 +109,7 @@ def test_a_call_waits_for_its_approval() -> None:
 
 
 def test_a_denial_and_its_reason_reach_the_model() -> None:
-    async def scenario(session_of: Callable[[str], SessionLike]) -> None:
+    async def scenario(session_of: Callable[[str], SessionAPI]) -> None:
         session = session_of("s")
         question, message_id = await asked(session, "eraser")
         assert (await session.deny(question.question_id, reason="it is mine")).decision == "denied"
@@ -119,7 +119,7 @@ def test_a_denial_and_its_reason_reach_the_model() -> None:
 
 
 def test_a_question_gets_its_answer() -> None:
-    async def scenario(session_of: Callable[[str], SessionLike]) -> None:
+    async def scenario(session_of: Callable[[str], SessionAPI]) -> None:
         session = session_of("s")
         question, message_id = await asked(session, "asker")
         assert (question.kind, question.text) == ("question", "which colour?")
@@ -136,7 +136,7 @@ def test_a_question_gets_its_answer() -> None:
 
 
 def test_the_same_answer_again_has_no_effect_and_another_one_is_refused() -> None:
-    async def scenario(session_of: Callable[[str], SessionLike]) -> None:
+    async def scenario(session_of: Callable[[str], SessionAPI]) -> None:
         session = session_of("s")
         first, message_id = await asked(session, "asker", "first")
         given = await session.answer(first.question_id, "round")
@@ -152,7 +152,7 @@ def test_the_same_answer_again_has_no_effect_and_another_one_is_refused() -> Non
 
 
 def test_a_run_is_retried_and_undone() -> None:
-    async def scenario(session_of: Callable[[str], SessionLike]) -> None:
+    async def scenario(session_of: Callable[[str], SessionAPI]) -> None:
         session = session_of("s")
         for text in ("one", "two"):
             await session.ask(text, timeout_s=10, agent="echo")
@@ -176,7 +176,7 @@ def test_a_run_is_retried_and_undone() -> None:
 
 
 def test_a_history_is_summed_up_by_the_model() -> None:
-    async def scenario(session_of: Callable[[str], SessionLike]) -> None:
+    async def scenario(session_of: Callable[[str], SessionAPI]) -> None:
         session = session_of("s")
         for text in ("one", "two", "three"):
             await session.ask(text, timeout_s=10, agent="writer")
@@ -196,7 +196,7 @@ def test_a_history_is_summed_up_by_the_model() -> None:
 
 
 def test_a_branch_has_a_copy_and_leaves_the_first_one_alone() -> None:
-    async def scenario(session_of: Callable[[str], SessionLike]) -> None:
+    async def scenario(session_of: Callable[[str], SessionAPI]) -> None:
         session = session_of("s")
         for text in ("one", "two"):
             await session.ask(text, timeout_s=10, agent="echo")
@@ -217,7 +217,7 @@ def test_a_branch_has_a_copy_and_leaves_the_first_one_alone() -> None:
 def test_an_export_is_imported_with_its_attachments() -> None:
     body = bytes(range(256))
 
-    async def scenario(session_of: Callable[[str], SessionLike]) -> None:
+    async def scenario(session_of: Callable[[str], SessionAPI]) -> None:
         session = session_of("s")
         kept = await session.attach(body, media_type="image/png", name="a b é.png")
         await session.ask("look", timeout_s=10, agent="seen", attachments=[kept])
@@ -236,7 +236,7 @@ def test_an_export_is_imported_with_its_attachments() -> None:
 def test_attachments_are_kept_by_their_hash() -> None:
     body = b"\x00\x01 bytes"
 
-    async def scenario(session_of: Callable[[str], SessionLike]) -> None:
+    async def scenario(session_of: Callable[[str], SessionAPI]) -> None:
         session = session_of("s")
         kept = await session.attach(body, media_type="text/html", name="page.html")
         digest = hashlib.sha256(body).hexdigest()

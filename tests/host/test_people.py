@@ -23,9 +23,9 @@ from holdfast.errors import (
 )
 from holdfast.host.session import Session
 from holdfast.protocol.events import RunFinished, RunRestarted, RunResumed, RunStarted, RunSuspended, TextDelta
-from holdfast.protocol.interface import answer
 from holdfast.protocol.messages import Question
 from holdfast.protocol.model import CallPart
+from holdfast.protocol.session_api import answer
 from holdfast.settings import Settings
 from holdfast.storage import MemoryStore
 from holdfast.testing import VirtualClock, explore, run_virtual

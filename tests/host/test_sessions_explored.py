@@ -11,8 +11,8 @@ import pytest
 from holdfast import Host, Run, agent
 from holdfast.errors import HoldfastError, Interrupted, MessageWithdrawn, RunFailed, RunInterrupted, SessionBusy
 from holdfast.protocol.events import Event, MessageAccepted, MessageSettled, RunFinished, RunStarted, decode_event
-from holdfast.protocol.interface import answer
 from holdfast.protocol.messages import Policy, Receipt
+from holdfast.protocol.session_api import answer
 from holdfast.settings import Settings
 from holdfast.storage import MemoryStore
 from holdfast.testing import VirtualClock, explore

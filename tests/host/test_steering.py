@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.errors import HoldfastError, RunInterrupted
 from holdfast.protocol.events import MessageSteered, RunFinished, RunRolledBack
-from holdfast.protocol.interface import answer
+from holdfast.protocol.session_api import answer
 from holdfast.storage import MemoryStore
 from holdfast.storage.port import Store
 from holdfast.testing import explore, run_virtual

@@ -375,8 +375,8 @@ MUTANTS = (
         of="P2",
         breaks="a secret in an error's text reaches the client",
         file="logs.py",
-        old='    text = " ".join(visible(redact(told(error)[:_READ_CHARACTERS])).split())',
-        new='    text = " ".join(visible(told(error)[:_READ_CHARACTERS]).split())',
+        old='    text = " ".join(visible(redact(format_error(error)[:_READ_CHARACTERS])).split())',
+        new='    text = " ".join(visible(format_error(error)[:_READ_CHARACTERS]).split())',
         tests=("tests/test_logs.py",),
     ),
     Mutant(

@@ -94,7 +94,7 @@ MUTANTS = (
         name="restarts without end",
         of="P9",
         breaks="a branch that cannot work is restarted forever",
-        file="protocol/branches.py",
+        file="protocol/supervision.py",
         old="        return len(times) <= self.limit",
         new="        return True",
         tests=("tests/compose/test_shapes.py::test_too_many_restarts_end_it_with_all_that_is_known",),

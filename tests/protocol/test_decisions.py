@@ -18,7 +18,7 @@ from holdfast.protocol.decisions import (
     collect_due_at,
     decide,
     occupancy,
-    take,
+    select_batch,
 )
 from holdfast.protocol.messages import Policy
 
@@ -117,19 +117,19 @@ class Mailbox(RuleBasedStateMachine):
             return
         assert policy != "reject" or (not busy and first and room), "what is to be rejected waits"
         assert decision.interrupt == (busy and sweeps), "a run is stopped that nobody wants stopped, or goes on"
-        assert decision.sweep == sweeps
-        assert decision.join == (policy == "collect")
+        assert decision.take_all_waiting == sweeps
+        assert decision.append_to_batch == (policy == "collect")
         assert decision.start == (not busy and room and (first or sweeps) and policy != "collect")
         self.policy_of[seq] = policy
         batch, first_at, due = seq, self.now, 0.0
-        if decision.join:
+        if decision.append_to_batch:
             if self.waiting and self.waiting[-1][1] == "collect":
                 last = self.waiting[-1][0]
                 batch = last.batch
                 first_at = next(at for w, _, at in self.waiting if w.batch == batch)
             due = collect_due_at(at=self.now, quiet_s=2.0, first_at=first_at, max_wait_s=5.0)
         self.waiting.append((Waiting(seq, batch, due), policy, self.now))
-        if decision.sweep:
+        if decision.take_all_waiting:
             self.sweep = seq
         if decision.interrupt:
             assert self.running is not None
@@ -148,7 +148,7 @@ class Mailbox(RuleBasedStateMachine):
 
     def start(self) -> None:
         """Claim what is next, if anything is due."""
-        taken = take([w for w, _, _ in self.waiting], sweep=self.sweep, now=self.now)
+        taken = select_batch([w for w, _, _ in self.waiting], take_all_waiting=self.sweep, now=self.now)
         due_at = self.due_at()
         if not taken.seqs:
             assert not self.waiting or taken.not_before == due_at > self.now

@@ -25,7 +25,7 @@ from holdfast.protocol.events import (
     wire,
 )
 from holdfast.protocol.messages import Answer, Message, Question
-from holdfast.protocol.stopping import Cause, StopReceipt, Tally, join_receipts
+from holdfast.protocol.stopping import Cause, StopCounts, StopReceipt, join_receipts
 from holdfast.protocol.transcript import RunTranscript
 
 EXAMPLES: dict[type, Any] = {
@@ -117,8 +117,10 @@ def test_a_transcript_pairs_each_call_with_one_result_whatever_comes(steps: list
 
 def test_joined_receipts_have_the_worst_outcome_and_the_sum() -> None:
     cause = Cause(kind="stop")
-    one = StopReceipt(scope="a", cause=cause, stopped=Tally(tasks=1), elapsed_s=1)
-    two = StopReceipt(scope="b", cause=cause, outcome="quarantined", stopped=Tally(tasks=2, threads=1), elapsed_s=3)
+    one = StopReceipt(scope="a", cause=cause, stopped=StopCounts(tasks=1), elapsed_s=1)
+    two = StopReceipt(
+        scope="b", cause=cause, outcome="quarantined", stopped=StopCounts(tasks=2, threads=1), elapsed_s=3
+    )
     three = StopReceipt(scope="c", cause=cause, outcome="unknown", survivors=(7,), unattributed=("x",))
     assert join_receipts(one) is one
     joined = join_receipts(one, two, three)

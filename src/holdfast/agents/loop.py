@@ -27,7 +27,7 @@ from holdfast.agents.model import opened
 from holdfast.agents.placing import placement_of
 from holdfast.agents.results import cut, shown
 from holdfast.agents.toolbox import toolbox
-from holdfast.errors import HoldfastError, Interrupted, ModelFailed, ToolFailed, told
+from holdfast.errors import HoldfastError, Interrupted, ModelFailed, ToolFailed, format_error
 from holdfast.logs import redact
 from holdfast.protocol.events import ReasoningDelta, StepFinished, StepStarted, ToolFinished, plain
 from holdfast.protocol.loop import Ask, Effect, Exceeded, Finish, Loop, Refuse, Request, StartCall, Steer
@@ -42,7 +42,7 @@ from holdfast.protocol.model import (
     conversation,
     with_user,
 )
-from holdfast.protocol.transcript import STEP_BREAK, last_kept, result_text
+from holdfast.protocol.transcript import STEP_BREAK, last_agent_state, result_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,7 +105,7 @@ async def _history(context: RunContext) -> Sequence[Entry]:
     if not old or (limit is not None and estimated_tokens(conversation(recent)) > limit // 2):
         old, recent = history, ()
     summary = await _summarize(context, conversation(old), 0)
-    entry = Entry(role="summary", content=summary, run_id=context.run_id, kept=last_kept(old))
+    entry = Entry(role="summary", content=summary, run_id=context.run_id, agent_state=last_agent_state(old))
     context.replaced_history = (entry, *recent)
     return context.replaced_history
 
@@ -452,11 +452,11 @@ class _Driver:
             if step.interrupt.triggered:
                 if not isinstance(problem, HoldfastError):  # such as the end of its process
                     self._context.log_failure(f"tool {opened.name!r} failed while it was interrupted", problem)
-                return "interrupted", None, redact(cut(told(problem), limit))
+                return "interrupted", None, redact(cut(format_error(problem), limit))
             if isinstance(problem, ToolFailed):
                 return "error", None, cut(str(problem), limit)
             self._context.log_failure(f"tool {opened.name!r} failed", problem)
-            return "error", None, redact(cut(told(problem), limit))
+            return "error", None, redact(cut(format_error(problem), limit))
         ended_by = scope.interrupt.cause
         if ended_by is not None and ended_by.kind == "deadline" and not step.interrupt.triggered:
             last = cut(result if isinstance(result, str) else msgspec.json.encode(result).decode(), limit)

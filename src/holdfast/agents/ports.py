@@ -49,7 +49,7 @@ class RunHost(Protocol):
         ...
 
     async def kept(self, n: int) -> str:
-        """Return the state that an agent kept with the transcript's entry `n` (`KeptState.n`); empty if not found."""
+        """Return the state that an agent kept with the transcript's entry `n` (`AgentState.n`); empty if not found."""
         ...
 
     def find_agent(self, name: str) -> Agent:

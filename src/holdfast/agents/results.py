@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.errors import ToolFailed, told
+from holdfast.errors import ToolFailed, format_error
 from holdfast.logs import redact
 from holdfast.protocol.events import encode_json, plain
 
@@ -59,4 +59,4 @@ def cut(text: str, limit_bytes: int) -> str:
 
 def told_briefly(error: BaseException) -> str:
     """Return an error's class and text for the log and for models: bounded, and redacted."""
-    return redact(cut(told(error), _ERROR_BYTES))
+    return redact(cut(format_error(error), _ERROR_BYTES))

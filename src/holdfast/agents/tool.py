@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args, o
 
 from holdfast.agents.schema import check_schema, read_signature
 from holdfast.errors import ConfigurationError, InvalidArguments
-from holdfast.protocol.branches import is_seconds
 from holdfast.protocol.model import ToolSpec
+from holdfast.protocol.supervision import is_seconds
 
 if TYPE_CHECKING:
     from holdfast.clock import Clock

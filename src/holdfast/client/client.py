@@ -42,7 +42,7 @@ class Client(Transport):
         schedule_id: str | None = None,
         **spec: Unpack[ScheduleKeywords],
     ) -> RemoteSchedule:
-        """Send a session messages on a schedule; as `SessionLike.schedule`, for the session `key`."""
+        """Send a session messages on a schedule; as `SessionAPI.schedule`, for the session `key`."""
         return await self.session(key).schedule(text, schedule_id=schedule_id, **spec)
 
     def find_schedule(self, schedule_id: str) -> RemoteSchedule:

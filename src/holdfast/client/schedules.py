@@ -1,4 +1,4 @@
-"""A schedule over HTTP: `holdfast.protocol.interface.ScheduleLike` on a `Transport`."""
+"""A schedule over HTTP: `holdfast.protocol.session_api.ScheduleLike` on a `Transport`."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class RemoteSchedule:
         return f"<RemoteSchedule {self.schedule_id!r} at {self._transport.url}>"
 
     async def info(self) -> ScheduleView:
-        """See `ScheduleLike.info`."""
+        """See `ScheduleAPI.info`."""
         return await self._transport.read(self._path, ScheduleView)
 
     async def pause(self) -> ScheduleView:
-        """See `ScheduleLike.pause`."""
+        """See `ScheduleAPI.pause`."""
         return await self._pause(True)
 
     async def resume(self) -> ScheduleView:
-        """See `ScheduleLike.resume`."""
+        """See `ScheduleAPI.resume`."""
         return await self._pause(False)
 
     async def _pause(self, paused: bool) -> ScheduleView:
@@ -44,9 +44,9 @@ class RemoteSchedule:
         return decode(response, ScheduleView)
 
     async def run_now(self) -> Receipt:
-        """See `ScheduleLike.run_now`. Not retried if the response is lost: a second call would send again."""
+        """See `ScheduleAPI.run_now`. Not retried if the response is lost: a second call would send again."""
         return decode(await self._transport.request("POST", f"{self._path}/run"), Receipt)
 
     async def delete(self) -> ScheduleView:
-        """See `ScheduleLike.delete`."""
+        """See `ScheduleAPI.delete`."""
         return decode(await self._transport.request("DELETE", self._path), ScheduleView)

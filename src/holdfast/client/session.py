@@ -1,4 +1,4 @@
-"""A session over HTTP: `holdfast.protocol.interface.SessionLike` on a `Transport`."""
+"""A session over HTTP: `holdfast.protocol.session_api.SessionLike` on a `Transport`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ from holdfast.protocol.http import (
     StopPending,
     Transcript,
 )
-from holdfast.protocol.interface import answer
 from holdfast.protocol.messages import (
     Answer,
     Attachment,
@@ -51,6 +50,7 @@ from holdfast.protocol.messages import (
 )
 from holdfast.protocol.schedules import ScheduleKeywords, ScheduleSpec
 from holdfast.protocol.send_options import SendKeywords, SendOptions
+from holdfast.protocol.session_api import answer
 from holdfast.protocol.sse import FrameDecoder
 from holdfast.protocol.states import TERMINAL_MESSAGE_STATES
 from holdfast.protocol.stopping import StopReceipt
@@ -89,11 +89,11 @@ class RemoteSession:
     # ── Messages ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def send(self, content: str, **options: Unpack[SendKeywords]) -> Receipt:
-        """See `SessionLike.send`. Generates a missing `idempotency_key`, so that a retry is safe."""
+        """See `SessionAPI.send`. Generates a missing `idempotency_key`, so that a retry is safe."""
         return decode(await self._post_message(content, SendOptions(**options)), Receipt)
 
     async def ask(self, content: str, *, timeout_s: float | None = None, **options: Unpack[SendKeywords]) -> str:
-        """See `SessionLike.ask`."""
+        """See `SessionAPI.ask`."""
         loop = asyncio.get_running_loop()
         deadline = None if timeout_s is None else loop.time() + timeout_s
         wait_s = _WAIT_S if timeout_s is None else max(0.0, min(_WAIT_S, timeout_s))
@@ -121,7 +121,7 @@ class RemoteSession:
         )
 
     async def wait(self, message_id: str, *, timeout_s: float | None = None) -> Settlement:
-        """See `SessionLike.wait`."""
+        """See `SessionAPI.wait`."""
         loop = asyncio.get_running_loop()
         deadline = None if timeout_s is None else loop.time() + timeout_s
         return await self._wait(message_id, timeout_s, deadline)
@@ -142,18 +142,18 @@ class RemoteSession:
             await asyncio.sleep(0 if wait_s else _POLL_S)
 
     async def withdraw(self, message_id: str) -> Settlement:
-        """See `SessionLike.withdraw`."""
+        """See `SessionAPI.withdraw`."""
         path = f"{self._path}/messages/{segment(message_id)}"
         return decode(await self._transport.request("DELETE", path, repeatable=True), Settlement)
 
     async def message(self, message_id: str) -> Settlement:
-        """See `SessionLike.message`."""
+        """See `SessionAPI.message`."""
         return await self._transport.read(f"{self._path}/messages/{segment(message_id)}", Settlement)
 
     # ── Events ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def events(self, *, after: str | None = None, follow: str | None = None) -> AsyncGenerator[Event | Gap, None]:
-        """See `SessionLike.events`. Reconnects automatically, without loss or repeats.
+        """See `SessionAPI.events`. Reconnects automatically, without loss or repeats.
 
         Raises:
             ServerUnreachable: the reconnect failed within the transport's ``reconnect_s``.
@@ -198,7 +198,7 @@ class RemoteSession:
     async def interrupt(
         self, reason: str = "", *, run_id: str | None = None, grace_s: float | None = None
     ) -> StopReceipt:
-        """See `SessionLike.interrupt`."""
+        """See `SessionAPI.interrupt`."""
         body = InterruptBody(reason=reason, run_id=run_id, grace_s=grace_s)
         response = await self._transport.request(
             "POST", f"{self._path}/interrupt", body=body, repeatable=run_id is not None, reply_s=_REPLY_S
@@ -206,13 +206,13 @@ class RemoteSession:
         return await self._stopped(response, StopReceipt)
 
     async def stop(self, reason: str = "", *, grace_s: float | None = None) -> SessionStop:
-        """See `SessionLike.stop`."""
+        """See `SessionAPI.stop`."""
         body = StopBody(reason=reason, grace_s=grace_s)
         response = await self._transport.request("POST", f"{self._path}/stop", body=body, reply_s=_REPLY_S)
         return await self._stopped(response, SessionStop)
 
     async def delete(self) -> SessionStop:
-        """See `SessionLike.delete`."""
+        """See `SessionAPI.delete`."""
         response = await self._transport.request("DELETE", self._path, reply_s=_REPLY_S)
         return await self._stopped(response, SessionStop)
 
@@ -233,15 +233,15 @@ class RemoteSession:
     # ── Questions ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def questions(self) -> list[Question]:
-        """See `SessionLike.questions`."""
+        """See `SessionAPI.questions`."""
         return (await self._transport.read(f"{self._path}/approvals", QuestionList)).questions
 
     async def answer(self, question: Question | str, text: str) -> Answer:
-        """See `SessionLike.answer`."""
+        """See `SessionAPI.answer`."""
         return await self._decide(question, DecisionBody(decision="answer", text=text))
 
     async def approve(self, question: Question | str, *, note: str = "", call_hash: str | None = None) -> Answer:
-        """See `SessionLike.approve`. Sends the client's ``approval_key`` where one is required."""
+        """See `SessionAPI.approve`. Sends the client's ``approval_key`` where one is required."""
         body = DecisionBody(
             decision="approve",
             text=note,
@@ -251,7 +251,7 @@ class RemoteSession:
         return await self._decide(question, body)
 
     async def deny(self, question: Question | str, *, reason: str = "") -> Answer:
-        """See `SessionLike.deny`."""
+        """See `SessionAPI.deny`."""
         return await self._decide(question, DecisionBody(decision="deny", text=reason))
 
     async def _decide(self, question: Question | str, body: DecisionBody) -> Answer:
@@ -264,7 +264,7 @@ class RemoteSession:
     async def schedule(
         self, text: str, *, schedule_id: str | None = None, **spec: Unpack[ScheduleKeywords]
     ) -> RemoteSchedule:
-        """See `SessionLike.schedule`. Generates a missing `schedule_id`, so that a retry is safe."""
+        """See `SessionAPI.schedule`. Generates a missing `schedule_id`, so that a retry is safe."""
         checked = ScheduleSpec(session=self.key, text=text, **spec)
         check_seconds(every_s=checked.every_s, initial_delay_s=checked.initial_delay_s, jitter_s=checked.jitter_s)
         schedule = RemoteSchedule(self._transport, ids.schedule_id() if schedule_id is None else schedule_id)
@@ -275,27 +275,27 @@ class RemoteSession:
     # ── Editing the transcript ───────────────────────────────────────────────────────────────────────────────────────
 
     async def retry(self) -> Receipt:
-        """See `SessionLike.retry`."""
+        """See `SessionAPI.retry`."""
         return decode(await self._edit("retry", NothingBody()), Receipt)
 
     async def undo(self) -> list[Entry]:
-        """See `SessionLike.undo`."""
+        """See `SessionAPI.undo`."""
         return decode(await self._edit("undo", NothingBody()), Transcript).entries
 
     async def compact(self, *, keep: int = 4) -> list[Entry]:
-        """See `SessionLike.compact`. Waits up to ten minutes for the model."""
+        """See `SessionAPI.compact`. Waits up to ten minutes for the model."""
         return decode(await self._edit("compact", CompactBody(keep=keep), reply_s=_STOP_S), Transcript).entries
 
     async def branch(self, key: str, *, through_n: int | None = None) -> SessionView:
-        """See `SessionLike.branch`."""
+        """See `SessionAPI.branch`."""
         return decode(await self._edit("branch", BranchBody(key=key, through_n=through_n)), SessionView)
 
     async def export(self) -> SessionExport:
-        """See `SessionLike.export`."""
+        """See `SessionAPI.export`."""
         return await self._transport.read(f"{self._path}/export", SessionExport)
 
     async def import_history(self, export: SessionExport) -> SessionView:
-        """See `SessionLike.import_history`."""
+        """See `SessionAPI.import_history`."""
         return decode(await self._edit("import", export), SessionView)
 
     async def _edit(self, action: str, body: msgspec.Struct, *, reply_s: float = _REPLY_S) -> httpx2.Response:
@@ -305,12 +305,12 @@ class RemoteSession:
     # ── Attachments ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def attach(self, body: bytes, *, media_type: str, name: str = "") -> Attachment:
-        """See `SessionLike.attach`."""
+        """See `SessionAPI.attach`."""
         response = await self._transport.upload("/v1/attachments", body, media_type=media_type, name=name)
         return decode(response, Attachment)
 
     async def attachment(self, digest: str) -> tuple[Attachment, bytes]:
-        """See `SessionLike.attachment`."""
+        """See `SessionAPI.attachment`."""
         path = f"/v1/attachments/{segment(digest)}"
         response = await self._transport.request("GET", path, repeatable=True, reply_s=_REPLY_S)
         return described(digest, response), response.content
@@ -318,11 +318,11 @@ class RemoteSession:
     # ── Reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def info(self) -> SessionView:
-        """See `SessionLike.info`."""
+        """See `SessionAPI.info`."""
         return await self._transport.read(self._path, SessionView)
 
     async def transcript(self) -> list[Entry]:
-        """See `SessionLike.transcript`."""
+        """See `SessionAPI.transcript`."""
         entries: list[Entry] = []
         while True:
             query = {"after": str(entries[-1].n if entries else 0), "limit": str(_PAGE)}
@@ -332,19 +332,19 @@ class RemoteSession:
                 return entries
 
     async def mailbox(self) -> list[MailboxItem]:
-        """See `SessionLike.mailbox`."""
+        """See `SessionAPI.mailbox`."""
         return (await self._transport.read(f"{self._path}/mailbox", Mailbox)).items
 
     async def tree(self) -> TreeNode:
-        """See `SessionLike.tree`."""
+        """See `SessionAPI.tree`."""
         return await self._transport.read(f"{self._path}/tree", TreeNode)
 
     async def run(self, run_id: str) -> RunView:
-        """See `SessionLike.run`."""
+        """See `SessionAPI.run`."""
         return await self._transport.read(f"{self._path}/runs/{segment(run_id)}", RunView)
 
     async def runs(self) -> list[RunView]:
-        """See `SessionLike.runs`."""
+        """See `SessionAPI.runs`."""
         return (await self._transport.read(f"{self._path}/runs", RunList)).runs
 
 

@@ -122,7 +122,7 @@ from holdfast.errors.base import (
     NotFound,
     NotSupported,
     Unavailable,
-    told,
+    format_error,
 )
 from holdfast.errors.host import (
     AlreadyAnswered,
@@ -262,5 +262,5 @@ __all__ = [
     "UnsupportedMediaType",
     "WaitExpired",
     "WaitsForItself",
-    "told",
+    "format_error",
 ]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from holdfast.errors.base import Conflict, HoldfastError, NotFound
 
 if TYPE_CHECKING:
-    from holdfast.protocol.branches import BranchResult
+    from holdfast.protocol.supervision import BranchResult
 
 __all__ = [
     "AgentCycle",

@@ -18,7 +18,7 @@ __all__ = [
     "NotFound",
     "NotSupported",
     "Unavailable",
-    "told",
+    "format_error",
 ]
 
 
@@ -122,7 +122,7 @@ class InternalError(HoldfastError):
     default_hint = "the server's log has the details; a send with an idempotency key is safe to retry"
 
 
-def told(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     """Return an error's class and text, even if its ``__str__`` raises."""
     try:
         return f"{type(error).__name__}: {error}"

@@ -37,7 +37,7 @@ async def give_answer(
     call_hash: str,
     answerer: Answerer,
 ) -> Answer:
-    """Answer a question of a session. Raises as `SessionLike.answer` and `approve`.
+    """Answer a question of a session. Raises as `SessionAPI.answer` and `approve`.
 
     Parameters:
         principal, key: of the session.

@@ -24,7 +24,7 @@ _HASHED_TOGETHER = 1_000_000
 async def keep(
     context: HostContext, principal: str, body: bytes | bytearray | memoryview, *, media_type: str, name: str
 ) -> Attachment:
-    """See `SessionLike.attach`. A bytearray is not copied: do not change it until this returns."""
+    """See `SessionAPI.attach`. A bytearray is not copied: do not change it until this returns."""
     if not isinstance(body, (bytes, bytearray, memoryview)):
         raise InvalidRequest("an attachment must be bytes", hint="read the file with read_bytes()")
     for text in (media_type, name):
@@ -71,7 +71,7 @@ async def about(context: HostContext, principal: str, digest: str) -> Attachment
 
 
 async def fetch(context: HostContext, principal: str, digest: str) -> tuple[Attachment, bytes]:
-    """See `SessionLike.attachment`."""
+    """See `SessionAPI.attachment`."""
     found = await context.store.attachment(principal, digest)
     if found is None:
         raise UnknownAttachment(f"no such attachment: {digest[:80]!r}")

@@ -318,7 +318,7 @@ class Host:
         schedule_id: str | None = None,
         **spec: Unpack[ScheduleKeywords],
     ) -> Schedule:
-        """Send a session a message on a schedule; same as `SessionLike.schedule` of the session `key`."""
+        """Send a session a message on a schedule; same as `SessionAPI.schedule` of the session `key`."""
         return await self.session(key, principal=principal).schedule(text, schedule_id=schedule_id, **spec)
 
     def find_schedule(self, schedule_id: str, *, principal: str = "local") -> Schedule:

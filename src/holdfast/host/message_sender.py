@@ -73,7 +73,7 @@ class MessageSender:
         agents: frozenset[str] | None = None,
         retry_of: str | None = None,
     ) -> Receipt:
-        """Send a message to a session. Raises as `SessionLike.send`.
+        """Send a message to a session. Raises as `SessionAPI.send`.
 
         Parameters:
             handle_agent: the agent if the message names none; it is no part of what an idempotency key stands for.

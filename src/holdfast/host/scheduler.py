@@ -227,7 +227,7 @@ class Scheduler:
     # ── for owners ───────────────────────────────────────────────────────────────────────────────────────────────
 
     async def put(self, principal: str, schedule_id: str | None, spec: ScheduleSpec) -> Schedule:
-        """Create or replace a schedule. Raises as `SessionLike.schedule`."""
+        """Create or replace a schedule. Raises as `SessionAPI.schedule`."""
         context = self._context
         schedule_id = ids.schedule_id() if schedule_id is None else checked_id(schedule_id)
         self._check(spec)
@@ -269,7 +269,7 @@ class Scheduler:
             self._due(done.result().next_at or 0.0)
 
     async def pause(self, principal: str, schedule_id: str, *, paused: bool) -> ScheduleView:
-        """See `ScheduleLike.pause` and `ScheduleLike.resume`."""
+        """See `ScheduleAPI.pause` and `ScheduleAPI.resume`."""
         context = self._context
         done = context.store.pause_schedule(principal, schedule_id, paused=paused, at=context.now())
         done.add_done_callback(self._changed, context=context.variables)
@@ -283,11 +283,11 @@ class Scheduler:
         return found
 
     async def delete(self, principal: str, schedule_id: str) -> ScheduleView:
-        """See `ScheduleLike.delete`."""
+        """See `ScheduleAPI.delete`."""
         return await asyncio.shield(self._context.store.delete_schedule(principal, schedule_id))
 
     async def run_now(self, principal: str, schedule_id: str) -> Receipt:
-        """See `ScheduleLike.run_now`."""
+        """See `ScheduleAPI.run_now`."""
         for tries in range(1, TRIES + 1):
             due, _ = await self.find(principal, schedule_id)
             if self._context.lifecycle.draining:
@@ -320,23 +320,23 @@ class Schedule:
         return f"<Schedule {self.schedule_id!r} of {self.principal!r}>"
 
     async def info(self) -> ScheduleView:
-        """See `ScheduleLike.info`."""
+        """See `ScheduleAPI.info`."""
         return (await self._scheduler.find(self.principal, self.schedule_id))[1]
 
     async def pause(self) -> ScheduleView:
-        """See `ScheduleLike.pause`."""
+        """See `ScheduleAPI.pause`."""
         return await self._scheduler.pause(self.principal, self.schedule_id, paused=True)
 
     async def resume(self) -> ScheduleView:
-        """See `ScheduleLike.resume`."""
+        """See `ScheduleAPI.resume`."""
         return await self._scheduler.pause(self.principal, self.schedule_id, paused=False)
 
     async def run_now(self) -> Receipt:
-        """See `ScheduleLike.run_now`."""
+        """See `ScheduleAPI.run_now`."""
         return await self._scheduler.run_now(self.principal, self.schedule_id)
 
     async def delete(self) -> ScheduleView:
-        """See `ScheduleLike.delete`."""
+        """See `ScheduleAPI.delete`."""
         return await self._scheduler.delete(self.principal, self.schedule_id)
 
 

@@ -1,4 +1,4 @@
-"""A session handle for its owner, in-process: `holdfast.protocol.interface.SessionLike` on a `Host`."""
+"""A session handle for its owner, in-process: `holdfast.protocol.session_api.SessionLike` on a `Host`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ from holdfast.host.log_reader import SessionLog, open_log
 from holdfast.host.message_sender import check_key
 from holdfast.protocol.call_hash import hash_call, hash_of, question_id_of
 from holdfast.protocol.events import Event, Gap, Stored, decode_event
-from holdfast.protocol.interface import answer
 from holdfast.protocol.messages import (
     Answer,
     Attachment,
@@ -50,6 +49,7 @@ from holdfast.protocol.messages import (
 )
 from holdfast.protocol.schedules import ScheduleKeywords, ScheduleSpec
 from holdfast.protocol.send_options import SendKeywords, SendOptions
+from holdfast.protocol.session_api import answer
 from holdfast.protocol.states import TERMINAL_MESSAGE_STATES
 from holdfast.protocol.stopping import Cause, StopReceipt
 from holdfast.protocol.transcript import memory_bytes
@@ -113,7 +113,7 @@ class Session:
     # ── messages ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def send(self, content: str, **options: Unpack[SendKeywords]) -> Receipt:
-        """See `SessionLike.send`."""
+        """See `SessionAPI.send`."""
         return await self._parts.sender.send(
             self.principal,
             self.key,
@@ -124,7 +124,7 @@ class Session:
         )
 
     async def wait(self, message_id: str, *, timeout_s: float | None = None) -> Settlement:
-        """See `SessionLike.wait`."""
+        """See `SessionAPI.wait`."""
         future = await self.expect(message_id)
         if not future.done():
             try:
@@ -171,7 +171,7 @@ class Session:
             raise WaitExpired(f"the message is not settled after {timeout_s:g} s") from None
 
     async def ask(self, content: str, *, timeout_s: float | None = None, **options: Unpack[SendKeywords]) -> str:
-        """See `SessionLike.ask`."""
+        """See `SessionAPI.ask`."""
         self._refuse_to_wait_for_itself()
         _, future = await self.send_expecting(content, SendOptions(**options))
         return answer(await self._settled(future, timeout_s))
@@ -199,7 +199,7 @@ class Session:
         return receipt, future
 
     async def withdraw(self, message_id: str) -> Settlement:
-        """See `SessionLike.withdraw`."""
+        """See `SessionAPI.withdraw`."""
         row = await self._row()
         done = self._context.store.withdraw(self.principal, self.key, message_id, at=self._context.now())
         done.add_done_callback(functools.partial(self._withdrawn, row), context=self._context.variables)
@@ -212,7 +212,7 @@ class Session:
             self._parts.accounting.withdrawn(row, [settlement], events)
 
     async def message(self, message_id: str) -> Settlement:
-        """See `SessionLike.message`."""
+        """See `SessionAPI.message`."""
         settlement = await self._context.store.settlement(await self._row(), message_id)
         if settlement is None:
             raise UnknownMessage(f"no such message: {message_id!r} in session {self.key!r}")
@@ -223,7 +223,7 @@ class Session:
     async def interrupt(
         self, reason: str = "", *, run_id: str | None = None, grace_s: float | None = None
     ) -> StopReceipt:
-        """See `SessionLike.interrupt`."""
+        """See `SessionAPI.interrupt`."""
         _check_stop(reason, grace_s)
         cause = Cause(kind="user", reason=reason, origin=self.key, at=self._context.now())
         done = self._context.store.interrupt(
@@ -234,7 +234,7 @@ class Session:
         return receipt
 
     async def stop(self, reason: str = "", *, grace_s: float | None = None) -> SessionStop:
-        """See `SessionLike.stop`."""
+        """See `SessionAPI.stop`."""
         _check_stop(reason, grace_s)
         cause = Cause(kind="stop", reason=reason, origin=self.key, at=self._context.now())
         done = self._context.store.stop_session(
@@ -245,7 +245,7 @@ class Session:
         return SessionStop(session=self.key, receipt=receipt, withdrawn=withdrawn)
 
     async def delete(self) -> SessionStop:
-        """See `SessionLike.delete`."""
+        """See `SessionAPI.delete`."""
         cause = Cause(kind="stop", reason="the session was deleted", origin=self.key, at=self._context.now())
         done = self._context.store.delete_session(self.principal, self.key, at=cause.at, cause=cause)
         stopping = self._parts.stops.execute(self.principal, self.key, done, cause, None, background=True)
@@ -255,19 +255,19 @@ class Session:
     # ── questions ────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def questions(self) -> list[Question]:
-        """See `SessionLike.questions`."""
+        """See `SessionAPI.questions`."""
         return [_with_hash(question) for question in await self._context.store.questions(await self._row())]
 
     async def answer(self, question: Question | str, text: str) -> Answer:
-        """See `SessionLike.answer`."""
+        """See `SessionAPI.answer`."""
         return await self.decide(question_id_of(question), "answered", text)
 
     async def approve(self, question: Question | str, *, note: str = "", call_hash: str | None = None) -> Answer:
-        """See `SessionLike.approve`."""
+        """See `SessionAPI.approve`."""
         return await self.decide(question_id_of(question), "approved", note, call_hash=hash_of(question, call_hash))
 
     async def deny(self, question: Question | str, *, reason: str = "") -> Answer:
-        """See `SessionLike.deny`."""
+        """See `SessionAPI.deny`."""
         return await self.decide(question_id_of(question), "denied", reason)
 
     async def decide(
@@ -281,7 +281,7 @@ class Session:
     ) -> Answer:
         """Give an answer on behalf of `answerer`, for servers; None: the session's owner, in this process.
 
-        Raises as `SessionLike.answer` and `approve`.
+        Raises as `SessionAPI.answer` and `approve`.
         """
         return await give_answer(
             self._context,
@@ -300,11 +300,11 @@ class Session:
     async def schedule(
         self, text: str, *, schedule_id: str | None = None, **spec: Unpack[ScheduleKeywords]
     ) -> Schedule:
-        """See `SessionLike.schedule`."""
+        """See `SessionAPI.schedule`."""
         return await self.put_schedule(schedule_id, ScheduleSpec(session=self.key, text=text, **spec))
 
     async def put_schedule(self, schedule_id: str | None, spec: ScheduleSpec) -> Schedule:
-        """Create or replace a schedule of this session; as `SessionLike.schedule`."""
+        """Create or replace a schedule of this session; as `SessionAPI.schedule`."""
         found = await self._context.store.find_session(self.principal, self.key)
         if found is not None and found[1].state == "deleted":
             raise SessionDeleted(f"the session {self.key!r} was deleted")
@@ -325,7 +325,7 @@ class Session:
         self._parts.agents.find(agent, among=self._agents)
 
     async def retry(self) -> Receipt:
-        """See `SessionLike.retry`."""
+        """See `SessionAPI.retry`."""
         last = await transcript_ops.last_run(self._context, self.principal, await self._row())
         return await self._parts.sender.send(
             self.principal,
@@ -338,11 +338,11 @@ class Session:
         )
 
     async def undo(self) -> list[Entry]:
-        """See `SessionLike.undo`."""
+        """See `SessionAPI.undo`."""
         return transcript_ops.shown((await self._edit("undo")).removed)
 
     async def compact(self, *, keep: int = 4) -> list[Entry]:
-        """See `SessionLike.compact`."""
+        """See `SessionAPI.compact`."""
         if keep < 0:
             raise InvalidRequest(f"keep is {keep!r}; it must be a number of messages, 0 or more")
         await self.compact_history(keep)
@@ -366,7 +366,7 @@ class Session:
         )
 
     async def branch(self, key: str, *, through_n: int | None = None) -> SessionView:
-        """See `SessionLike.branch`."""
+        """See `SessionAPI.branch`."""
         if through_n is not None and through_n < 0:
             raise InvalidRequest(f"through_n is {through_n!r}; it must be the number of an entry, or 0 for none")
         other = Session(self._parts, self.principal, key, self._agent)
@@ -380,7 +380,7 @@ class Session:
         return await other.info()
 
     async def export(self) -> SessionExport:
-        """See `SessionLike.export`."""
+        """See `SessionAPI.export`."""
         view = await self.info()
         entries = await self.transcript()
         digests = {attachment.digest for entry in entries for attachment in entry.attachments}
@@ -393,7 +393,7 @@ class Session:
         )
 
     async def import_history(self, export: SessionExport) -> SessionView:
-        """See `SessionLike.import_history`."""
+        """See `SessionAPI.import_history`."""
         entries = transcript_ops.check_import(export)
         known = {attachment.digest: attachment for entry in entries for attachment in entry.attachments}
         for digest, body in export.attachments.items():
@@ -411,7 +411,7 @@ class Session:
         return await self.info()
 
     async def attach(self, body: bytes | bytearray, *, media_type: str, name: str = "") -> Attachment:
-        """See `SessionLike.attach`."""
+        """See `SessionAPI.attach`."""
         return await attachment_ops.keep(self._context, self.principal, body, media_type=media_type, name=name)
 
     async def attachment_about(self, digest: str) -> Attachment:
@@ -419,7 +419,7 @@ class Session:
         return await attachment_ops.about(self._context, self.principal, digest)
 
     async def attachment(self, digest: str) -> tuple[Attachment, bytes]:
-        """See `SessionLike.attachment`."""
+        """See `SessionAPI.attachment`."""
         return await attachment_ops.fetch(self._context, self.principal, digest)
 
     async def attachment_part(self, digest: str, *, start: int, size: int) -> bytes:
@@ -447,7 +447,7 @@ class Session:
         )
 
     async def events(self, *, after: str | None = None, follow: str | None = None) -> AsyncGenerator[Event | Gap, None]:
-        """See `SessionLike.events`."""
+        """See `SessionAPI.events`."""
         async with aclosing(await self.open_log(after=after, follow=follow)) as reader:
             async for batch in reader:
                 if isinstance(batch, Gap):
@@ -457,11 +457,11 @@ class Session:
                         yield decode_event(stored)
 
     async def info(self) -> SessionView:
-        """See `SessionLike.info`."""
+        """See `SessionAPI.info`."""
         return (await self._parts.directory.find(self.principal, self.key))[1]
 
     async def transcript(self) -> list[Entry]:
-        """See `SessionLike.transcript`."""
+        """See `SessionAPI.transcript`."""
         entries = await self._context.store.transcript(await self._row())
         if not entries:
             await self._row()  # raises if deleted in the meantime
@@ -493,22 +493,22 @@ class Session:
             return bool(found) and found[0].n == n
 
     async def mailbox(self) -> list[MailboxItem]:
-        """See `SessionLike.mailbox`."""
+        """See `SessionAPI.mailbox`."""
         return list(await self._context.store.mailbox(await self._row()))
 
     async def tree(self) -> TreeNode:
-        """See `SessionLike.tree`."""
+        """See `SessionAPI.tree`."""
         return self._parts.tree.of_session(await self._row(), self.key)
 
     async def run(self, run_id: str) -> RunView:
-        """See `SessionLike.run`."""
+        """See `SessionAPI.run`."""
         view = await self._context.store.run(await self._row(), run_id)
         if view is None:
             raise UnknownRun(f"no such run: {run_id!r} in session {self.key!r}")
         return view
 
     async def runs(self) -> list[RunView]:
-        """See `SessionLike.runs`."""
+        """See `SessionAPI.runs`."""
         return list(await self._context.store.runs(await self._row()))
 
     async def _row(self) -> int:

@@ -19,9 +19,9 @@ from holdfast.errors import (
     NotSupported,
     SessionBusy,
 )
-from holdfast.protocol.messages import Attachment, Entry, HistoryEdit, KeptState, SessionExport
+from holdfast.protocol.messages import AgentState, Attachment, Entry, HistoryEdit, SessionExport
 from holdfast.protocol.states import TERMINAL_RUN_STATES
-from holdfast.protocol.transcript import last_kept, memory_bytes
+from holdfast.protocol.transcript import last_agent_state, memory_bytes
 from holdfast.runtime import Scope
 from holdfast.storage.port import Edited, EditHistory
 
@@ -47,7 +47,10 @@ __all__ = [
 
 def shown(entries: Iterable[Entry]) -> list[Entry]:
     """Return the entries as readers see them: without agent state."""
-    return [msgspec.structs.replace(entry, kept=None) if entry.kept is not None else entry for entry in entries]
+    return [
+        msgspec.structs.replace(entry, agent_state=None) if entry.agent_state is not None else entry
+        for entry in entries
+    ]
 
 
 async def read(
@@ -166,11 +169,11 @@ async def with_states(context: HostContext, session: int, entries: Sequence[Entr
     """Return the entries of a session with their agent state, for another session; `charge` grows accordingly."""
     whole = []
     for entry in entries:
-        if entry.kept is not None:
-            body = await context.store.kept(session, entry.kept.n)
+        if entry.agent_state is not None:
+            body = await context.store.kept(session, entry.agent_state.n)
             charge.grow(len(body))
-            kept = KeptState(by=entry.kept.by, body=body) if body else None
-            entry = msgspec.structs.replace(entry, kept=kept)
+            kept = AgentState(by=entry.agent_state.by, body=body) if body else None
+            entry = msgspec.structs.replace(entry, agent_state=kept)
         whole.append(entry)
     return whole
 
@@ -178,7 +181,7 @@ async def with_states(context: HostContext, session: int, entries: Sequence[Entr
 async def compact(
     context: HostContext, directory: SessionDirectory, principal: str, key: str, agent: Agent, row: int, keep: int
 ) -> None:
-    """See `SessionLike.compact`. A transcript that is already short stays unchanged."""
+    """See `SessionAPI.compact`. A transcript that is already short stays unchanged."""
     if agent.model is None:
         raise NotSupported(
             f"agent {agent.name!r} has no model to summarize its transcript with",
@@ -196,7 +199,7 @@ async def compact(
             if stopped.cause.kind == "deadline":
                 raise ModelFailed(f"the model returned no summary within {step_s:g} s") from None
             raise Draining("this host is shutting down; the transcript is unchanged") from None
-        summary = Entry(role="summary", content=text, kept=last_kept(entries[:cut]))
+        summary = Entry(role="summary", content=text, agent_state=last_agent_state(entries[:cut]))
         kept = [summary, *entries[cut:]]
         await edit(context, directory, principal, key, "compact", kept, expected_n=entries[-1].n)
 
@@ -245,4 +248,4 @@ def check_import(export: SessionExport) -> list[Entry]:
     named = {attachment.digest for entry in entries for attachment in entry.attachments}
     if missing := named - export.attachments.keys():
         raise InvalidRequest(f"the export lacks the bytes of attachment {min(missing)[:80]!r}", hint=_UNCHANGED)
-    return [msgspec.structs.replace(entry, n=0, kept=None) for entry in entries]  # agent state is never imported
+    return [msgspec.structs.replace(entry, n=0, agent_state=None) for entry in entries]  # agent state is never imported

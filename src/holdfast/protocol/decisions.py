@@ -4,8 +4,8 @@ Stores call these functions inside the writing transaction, so nothing comes bet
 
 Messages that one run takes together share a ``batch`` (the seq of its first message). ``queue`` opens a batch for
 each message. ``collect`` joins the newest batch if that is a waiting ``collect`` batch. ``interrupt`` and ``rollback``
-set the session's ``sweep``: the next run takes everything that waits up to that seq. A ``steer`` message waits as in
-``queue`` until its target run takes it.
+set the session's ``take_all_waiting``: the next run takes everything that waits up to that seq. A ``steer`` message
+waits as in ``queue`` until its target run takes it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,17 @@ from typing import Literal, NamedTuple, cast
 from holdfast.errors import SessionBusy, UnknownPolicy
 from holdfast.protocol.messages import Disposition, Policy
 
-__all__ = ["DECISIONS", "Decision", "Occupancy", "Taken", "Waiting", "collect_due_at", "decide", "occupancy", "take"]
+__all__ = [
+    "DECISIONS",
+    "Decision",
+    "Occupancy",
+    "Taken",
+    "Waiting",
+    "collect_due_at",
+    "decide",
+    "occupancy",
+    "select_batch",
+]
 
 Occupancy = Literal["idle", "waiting", "busy"]
 """``idle``: the next run may start now. ``waiting``: no run is active, but earlier messages wait or the host is full.
@@ -27,38 +37,38 @@ class Decision(NamedTuple):
     """One row of the decision table.
 
     ``start``: claim in the same transaction. ``interrupt``: stop the run that holds the slot (for ``rollback``, also
-    undo it). ``sweep``: the next run takes all waiting messages. ``join``: join an adjacent waiting ``collect``
-    batch.
+    undo it). ``take_all_waiting``: the next run takes all waiting messages. ``append_to_batch``: join an adjacent
+    waiting ``collect`` batch.
     """
 
     disposition: Disposition
     start: bool = False
     interrupt: bool = False
-    sweep: bool = False
-    join: bool = False
+    take_all_waiting: bool = False
+    append_to_batch: bool = False
 
 
 Refusal = Literal["busy"]
 
 DECISIONS: Mapping[tuple[Occupancy, Policy], Decision | Refusal] = {
     ("idle", "queue"): Decision("started", start=True),
-    ("idle", "collect"): Decision("collecting", join=True),
-    ("idle", "interrupt"): Decision("started", start=True, sweep=True),
+    ("idle", "collect"): Decision("collecting", append_to_batch=True),
+    ("idle", "interrupt"): Decision("started", start=True, take_all_waiting=True),
     ("idle", "reject"): Decision("started", start=True),
     ("idle", "steer"): Decision("started", start=True),
-    ("idle", "rollback"): Decision("started", start=True, sweep=True),
+    ("idle", "rollback"): Decision("started", start=True, take_all_waiting=True),
     ("waiting", "queue"): Decision("queued"),
-    ("waiting", "collect"): Decision("collecting", join=True),
-    ("waiting", "interrupt"): Decision("queued", sweep=True),
+    ("waiting", "collect"): Decision("collecting", append_to_batch=True),
+    ("waiting", "interrupt"): Decision("queued", take_all_waiting=True),
     ("waiting", "reject"): "busy",
     ("waiting", "steer"): Decision("queued"),
-    ("waiting", "rollback"): Decision("queued", sweep=True),
+    ("waiting", "rollback"): Decision("queued", take_all_waiting=True),
     ("busy", "queue"): Decision("queued"),
-    ("busy", "collect"): Decision("collecting", join=True),
-    ("busy", "interrupt"): Decision("interrupting", interrupt=True, sweep=True),
+    ("busy", "collect"): Decision("collecting", append_to_batch=True),
+    ("busy", "interrupt"): Decision("interrupting", interrupt=True, take_all_waiting=True),
     ("busy", "reject"): "busy",
     ("busy", "steer"): Decision("steering"),
-    ("busy", "rollback"): Decision("rolling_back", interrupt=True, sweep=True),
+    ("busy", "rollback"): Decision("rolling_back", interrupt=True, take_all_waiting=True),
 }
 
 
@@ -102,7 +112,9 @@ def collect_due_at(*, at: float, quiet_s: float, first_at: float, max_wait_s: fl
 
 
 class Waiting(NamedTuple):
-    """A waiting message, with the fields that `take` needs. ``due_at`` is 0 for a message that may be taken at once."""
+    """A waiting message, with the fields that `select_batch` needs. ``due_at`` is 0 for a message that may be taken
+    at once.
+    """
 
     seq: int
     batch: int
@@ -116,7 +128,7 @@ class Taken(NamedTuple):
     not_before: float = 0.0
 
 
-def take(waiting: Sequence[Waiting], *, sweep: int, now: float) -> Taken:
+def select_batch(waiting: Sequence[Waiting], *, take_all_waiting: int, now: float) -> Taken:
     """Return the messages that the next run takes.
 
     Parameters:
@@ -127,8 +139,8 @@ def take(waiting: Sequence[Waiting], *, sweep: int, now: float) -> Taken:
     if not waiting:
         return Taken(())
     head = waiting[0]
-    if head.seq <= sweep:
-        return Taken(tuple(w.seq for w in waiting if w.seq <= sweep))
+    if head.seq <= take_all_waiting:
+        return Taken(tuple(w.seq for w in waiting if w.seq <= take_all_waiting))
     batch = [w for w in waiting if w.batch == head.batch]
     due_at = batch[-1].due_at
     if due_at > now:

@@ -23,7 +23,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from holdfast.errors import ConfigurationError, IllegalTransition, InvalidArguments, ModelFailed, told
+from holdfast.errors import ConfigurationError, IllegalTransition, InvalidArguments, ModelFailed, format_error
 from holdfast.protocol.call_hash import is_for_another_call
 from holdfast.protocol.events import StepFinished, encode_json, plain
 from holdfast.protocol.messages import Answer, Message, Question, Usage, Value
@@ -403,7 +403,7 @@ class Loop:
         except InvalidArguments as error:
             return self._refuse(call, f"invalid arguments: {error.message}")
         except Exception as error:  # raised by the tool author's rule
-            return self._refuse(call, f"the approval rule failed: {told(error)}", error)
+            return self._refuse(call, f"the approval rule failed: {format_error(error)}", error)
         if approval:
             return [Ask(call=call, question=_question_of(call))]
         self._waiting.append(StartCall(call=call, values=values))

@@ -14,6 +14,7 @@ from holdfast.errors import InvalidRequest
 from holdfast.protocol.stopping import Cause, CauseKind, StopReceipt
 
 __all__ = [
+    "AgentState",
     "Answer",
     "Attachment",
     "Decision",
@@ -21,7 +22,6 @@ __all__ = [
     "EndedBy",
     "Entry",
     "HistoryEdit",
-    "KeptState",
     "MailboxItem",
     "Message",
     "MessageState",
@@ -219,7 +219,7 @@ class Settlement(Value, frozen=True, kw_only=True):
     error: str | None = None
 
 
-class KeptState(Value, frozen=True, kw_only=True):
+class AgentState(Value, frozen=True, kw_only=True):
     """Agent state that a completed run keeps for the session's next run.
 
     Parameters:
@@ -248,8 +248,8 @@ class Entry(Value, frozen=True, kw_only=True):
         partial: whether the run was interrupted before the text was complete.
         status: of a ``tool_result``; ``interrupted`` marks a call without a result of its own.
         attachments: of a ``user`` entry.
-        kept: agent state of a completed run for the session's next one; hidden from readers. It is removed and restored
-            with the run's entries.
+        agent_state: agent state of a completed run for the session's next one; hidden from readers. It is removed and
+            restored with the run's entries.
         ended_by: on the last entry of a run that did not complete: what ended it, a kind of `Cause` or ``failure``.
             The model reads it as a note, so that it does not carry out an interrupted request later.
     """
@@ -264,7 +264,7 @@ class Entry(Value, frozen=True, kw_only=True):
     partial: bool = False
     status: Literal["ok", "error", "interrupted"] = "ok"
     attachments: tuple[Attachment, ...] = ()
-    kept: KeptState | None = None
+    agent_state: AgentState | None = msgspec.field(default=None, name="kept")
     ended_by: EndedBy | None = None
 
 

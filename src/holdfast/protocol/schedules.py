@@ -115,7 +115,7 @@ class ScheduleSpec(Cadence, frozen=True, kw_only=True):
 
 
 class ScheduleKeywords(TypedDict, total=False):
-    """The keywords of `SessionLike.schedule`; see `ScheduleSpec`."""
+    """The keywords of `SessionAPI.schedule`; see `ScheduleSpec`."""
 
     every_s: float | None
     cron: str | None

@@ -11,7 +11,7 @@ __all__ = ["SendKeywords", "SendOptions"]
 
 
 class SendKeywords(TypedDict, total=False):
-    """The keywords of `SessionLike.send` and `SessionLike.ask`; see `SendOptions`."""
+    """The keywords of `SessionAPI.send` and `SessionAPI.ask`; see `SendOptions`."""
 
     policy: Policy
     idempotency_key: str | None
@@ -29,7 +29,7 @@ class SendOptions(Value, frozen=True, kw_only=True):
         idempotency_key: accepted once; a repeat returns the receipt of the first send.
         agent: the agent of a new session, or a change for runs that start later.
         quiet_s, max_wait_s: for ``collect``, in seconds.
-        attachments: attachments returned by `SessionLike.attach`.
+        attachments: attachments returned by `SessionAPI.attach`.
     """
 
     policy: Policy = "queue"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-__all__ = ["Abandoned", "Cause", "CauseKind", "Outcome", "StopReceipt", "Tally", "join_receipts"]
+__all__ = ["Abandoned", "Cause", "CauseKind", "Outcome", "StopCounts", "StopReceipt", "join_receipts"]
 
 CauseKind = Literal[
     "user",
@@ -49,7 +49,7 @@ class Cause:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tally:
+class StopCounts:
     """Number of members that ended, by kind."""
 
     tasks: int = 0
@@ -87,7 +87,7 @@ class StopReceipt:
     scope: str
     cause: Cause
     outcome: Outcome = "gone"
-    stopped: Tally = field(default_factory=Tally)
+    stopped: StopCounts = field(default_factory=StopCounts)
     forced: tuple[str, ...] = ()
     abandoned: tuple[Abandoned, ...] = ()
     survivors: tuple[int, ...] = ()
@@ -106,7 +106,7 @@ def join_receipts(first: StopReceipt, *others: StopReceipt) -> StopReceipt:
         scope=first.scope,
         cause=first.cause,
         outcome=outcome,
-        stopped=Tally(
+        stopped=StopCounts(
             tasks=sum(r.stopped.tasks for r in every),
             threads=sum(r.stopped.threads for r in every),
             processes=sum(r.stopped.processes for r in every),

@@ -26,11 +26,11 @@ from holdfast.protocol.events import (
     ToolFinished,
     ToolStarted,
 )
-from holdfast.protocol.messages import EndedBy, Entry, KeptState, Message
+from holdfast.protocol.messages import AgentState, EndedBy, Entry, Message
 from holdfast.protocol.model import NO_RESULT
 from holdfast.protocol.stopping import Cause
 
-__all__ = ["STEP_BREAK", "RunTranscript", "last_kept", "memory_bytes", "result_text"]
+__all__ = ["STEP_BREAK", "RunTranscript", "last_agent_state", "memory_bytes", "result_text"]
 
 _ENTRY_BYTES = 256
 
@@ -60,9 +60,9 @@ def _text_bytes(text: str) -> int:
     return len(text) if text.isascii() else 4 * len(text)
 
 
-def last_kept(entries: Sequence[Entry]) -> KeptState | None:
+def last_agent_state(entries: Sequence[Entry]) -> AgentState | None:
     """Return the last agent state in these entries, for the summary that replaces them."""
-    return next((entry.kept for entry in reversed(entries) if entry.kept is not None), None)
+    return next((entry.agent_state for entry in reversed(entries) if entry.agent_state is not None), None)
 
 
 def _ended_by(status: Literal["failed", "interrupted"], cause: Cause | None) -> EndedBy:
@@ -96,7 +96,7 @@ class RunTranscript:
         "_steered",
         "_stepped",
         "_text",
-        "kept",
+        "agent_state",
         "size",
     )
 
@@ -113,7 +113,7 @@ class RunTranscript:
         self._stepped = False
         self.size = 0
         """Characters of text so far."""
-        self.kept: KeptState | None = None
+        self.agent_state: AgentState | None = None
         """Agent state that the run's last entry keeps for the session's next run, if this run completes."""
 
     def say(self, text: str) -> None:
@@ -224,8 +224,8 @@ class RunTranscript:
         for call_id in list(self._open):
             self._result(call_id, NO_RESULT, "interrupted")
         entries = self._in_order()
-        if self.kept is not None and entries and status == "completed":
-            entries[-1] = msgspec.structs.replace(entries[-1], kept=self.kept)
+        if self.agent_state is not None and entries and status == "completed":
+            entries[-1] = msgspec.structs.replace(entries[-1], agent_state=self.agent_state)
         if entries and status != "completed":
             entries[-1] = msgspec.structs.replace(entries[-1], ended_by=_ended_by(status, cause))
         return entries

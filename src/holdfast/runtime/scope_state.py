@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from holdfast.clock import system_clock
-from holdfast.errors import Interrupted, ScopeClosed, told
+from holdfast.errors import Interrupted, ScopeClosed, format_error
 from holdfast.protocol.stopping import Cause, CauseKind, StopReceipt
 from holdfast.runtime.abandoned import AbandonedMember
 from holdfast.runtime.closers import Closer, Closers
@@ -258,7 +258,7 @@ class ScopeState:
         """Record the error of a member or of the body."""
         if not any(known is error for known in self.errors):  # the body awaited the member that raised
             self.errors.append(error)
-        if self.interrupt.trigger(f"{name} failed: {told(error)}", kind="stop"):
+        if self.interrupt.trigger(f"{name} failed: {format_error(error)}", kind="stop"):
             self.failed = True
 
     def failure(self) -> BaseException | None:

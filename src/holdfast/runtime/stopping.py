@@ -29,7 +29,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from holdfast.protocol.stopping import Abandoned, Outcome, StopReceipt, Tally
+from holdfast.protocol.stopping import Abandoned, Outcome, StopCounts, StopReceipt
 from holdfast.runtime.abandoned import AbandonedMember
 from holdfast.runtime.cancel_claim import CancelClaim
 from holdfast.runtime.handle import Handle, MemberKind
@@ -414,7 +414,7 @@ class Stopping:
             scope=scope.name,
             cause=cause,
             outcome=outcome,
-            stopped=Tally(
+            stopped=StopCounts(
                 tasks=self._stopped["task"], threads=self._stopped["thread"], processes=self._stopped["process"]
             ),
             forced=tuple(self._forced),

@@ -338,7 +338,7 @@ class Store:
         return await self._read(lambda reads: reads.transcript_within(session, limit_bytes=limit_bytes))
 
     async def kept(self, session: int, n: int) -> str:
-        """Return the state that an agent kept with this entry (`KeptState.n`), even if undone; empty if none."""
+        """Return the state that an agent kept with this entry (`AgentState.n`), even if undone; empty if none."""
         return await self._read(lambda reads: reads.kept(session, n))
 
     async def find_session(self, principal: str, key: str) -> tuple[int, SessionView] | None:

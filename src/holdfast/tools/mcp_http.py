@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import httpx2
 import msgspec
 
-from holdfast.errors import told
+from holdfast.errors import format_error
 
 if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams
@@ -56,7 +56,7 @@ class _Contained(httpx2.AsyncBaseTransport):
         except httpx2.ProtocolError as error:  # its text may contain what was sent, including keys
             return _failure(request, f"{request.url.host} violated the HTTP protocol ({type(error).__name__})")
         except httpx2.TransportError as error:
-            return _failure(request, f"no connection to {request.url.host}: {told(error)}")
+            return _failure(request, f"no connection to {request.url.host}: {format_error(error)}")
         if response.status_code >= 500 or response.status_code in _TOLD:
             await response.aclose()
             return _failure(request, f"{request.url.host} responded {response.status_code} {response.reason_phrase}")

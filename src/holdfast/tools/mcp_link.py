@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, cast
 
-from holdfast.errors import Interrupted, told
+from holdfast.errors import Interrupted, format_error
 from holdfast.runtime import Handle, Scope
 
 if TYPE_CHECKING:
@@ -323,4 +323,4 @@ def _first(error: Exception) -> Exception:
 def _said(error: Exception) -> str:
     if isinstance(error, TimeoutError) and not str(error):
         return "it did not respond in time"
-    return str(error) if isinstance(error, OSError) else told(error)
+    return str(error) if isinstance(error, OSError) else format_error(error)

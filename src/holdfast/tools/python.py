@@ -29,7 +29,7 @@ from holdfast.agents.results import cut
 from holdfast.agents.run import Call
 from holdfast.agents.tool import Approval, Home, Tool, Toolset, tool
 from holdfast.agents.toolbox import toolbox
-from holdfast.errors import Interrupted, NotSupported, ToolFailed, told
+from holdfast.errors import Interrupted, NotSupported, ToolFailed, format_error
 from holdfast.protocol.events import encode_json
 from holdfast.runtime import Handle, Scope, current_scope
 from holdfast.tools.environment import clean_environment
@@ -352,7 +352,7 @@ class _Conversation:
                     raise ToolFailed(f"tool call limit reached: a script may make {self._calls:,} calls")
                 answer = {"kind": "result", "id": message.id, "value": await self._use(message)}
             except Exception as error:
-                text = str(error) if isinstance(error, ToolFailed) else told(error)
+                text = str(error) if isinstance(error, ToolFailed) else format_error(error)
                 answer = {"kind": "error", "id": message.id, "text": cut(text, _FRAME_BYTES)}
             finally:
                 self._count(-1)

@@ -59,7 +59,7 @@ from holdfast.protocol.events import (
     ToolStarted,
 )
 from holdfast.protocol.messages import Entry, Policy, RunView, SessionView, Settlement
-from holdfast.protocol.stopping import Abandoned, Cause, StopReceipt, Tally
+from holdfast.protocol.stopping import Abandoned, Cause, StopCounts, StopReceipt
 
 Where = tuple[str, str]
 LIMITS = Limits(answer_s=5, stop_s=10, ready_s=10, death_s=2, drain_slack_s=2, mailbox=5, attempts=3, principal_runs=4)
@@ -445,7 +445,7 @@ class World:
             scope=run.run_id,
             cause=cause,
             outcome="quarantined" if abandoned else "gone",
-            stopped=Tally(tasks=1),
+            stopped=StopCounts(tasks=1),
             abandoned=tuple(abandoned),
         )
         left = dict(run.branches)

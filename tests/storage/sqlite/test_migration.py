@@ -15,7 +15,7 @@ import pytest
 
 from holdfast import failpoints
 from holdfast.errors import ConfigurationError, HoldfastError, StoreFull
-from holdfast.protocol.messages import KeptState
+from holdfast.protocol.messages import AgentState
 from holdfast.storage import SqliteStore
 from holdfast.storage.port import Claim, EditHistory, RunCommit, Send
 from holdfast.storage.sqlite import SCHEMA_VERSION
@@ -129,7 +129,7 @@ def test_what_agents_kept_moves_out_of_the_transcript_whole(with_states):
                 for entry in await store.transcript(view.number):
                     body = kept.get((view.number, entry.n), "")
                     assert await store.kept(view.number, entry.n) == body
-                    assert entry.kept == (KeptState(by="langgraph 1 counting", n=entry.n) if body else None)
+                    assert entry.agent_state == (AgentState(by="langgraph 1 counting", n=entry.n) if body else None)
             await store.close()
 
     run(main())

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast import failpoints
 from holdfast.errors import StorageError, StoreCorrupt
-from holdfast.protocol.messages import Entry, KeptState
+from holdfast.protocol.messages import AgentState, Entry
 from holdfast.protocol.stopping import Cause
 from holdfast.storage import SqliteStore
 from holdfast.storage.backend import Counters
@@ -321,7 +321,7 @@ def test_every_verb_can_be_repeated_after_its_reply_was_lost(tmp_path):
 
 @pytest.mark.parametrize("point", ["before_write", "between_writes", "before_commit"])
 def test_a_commit_that_broke_off_leaves_nothing_for_the_one_that_is_tried_again(tmp_path, point):
-    kept = Entry(role="user", content="x", kept=KeptState(by="a", body="state"))
+    kept = Entry(role="user", content="x", agent_state=AgentState(by="a", body="state"))
 
     async def main():
         store = SqliteStore(str(tmp_path / "store.db"))
@@ -335,7 +335,7 @@ def test_a_commit_that_broke_off_leaves_nothing_for_the_one_that_is_tried_again(
         ):
             await store.commit_run(commit)
         await store.commit_run(commit)
-        assert [entry.kept for entry in await store.transcript(claim.lease.session)] == [KeptState(by="a", n=1)]
+        assert [entry.agent_state for entry in await store.transcript(claim.lease.session)] == [AgentState(by="a", n=1)]
         assert await store.kept(claim.lease.session, 1) == "state"
         await store.close()
 

@@ -42,7 +42,7 @@ from holdfast.protocol.events import (
     ToolStarted,
     plain,
 )
-from holdfast.protocol.messages import KeptState, Question
+from holdfast.protocol.messages import AgentState, Question
 
 if TYPE_CHECKING:
     from holdfast.agents.adapters.langgraph_agent import GraphAgent
@@ -113,7 +113,7 @@ class GraphRun:
             self._stretch += 1
             stopped = await self._work_on(given, config)
         if self._context.parent is None:
-            self._run.transcript.kept = KeptState(by=owner(self._agent.name), body=self._kept)
+            self._run.transcript.agent_state = AgentState(by=owner(self._agent.name), body=self._kept)
 
     # ── input ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -199,9 +199,9 @@ class GraphRun:
         if self._context.parent is None:
             for at in range(len(history) - 1, -1, -1):
                 entry = history[at]
-                if entry.kept is None or entry.kept.by != owner(self._agent.name):
+                if entry.agent_state is None or entry.agent_state.by != owner(self._agent.name):
                     continue
-                kept = unpack(await self._context.host.kept(entry.kept.n), self._agent.name)
+                kept = unpack(await self._context.host.kept(entry.agent_state.n), self._agent.name)
                 if kept is None:
                     break
                 first = next(n for n, one in enumerate(history) if one.run_id == entry.run_id)

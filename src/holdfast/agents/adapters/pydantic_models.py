@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 from holdfast.agents.tool import Home, Tool, Toolset
-from holdfast.errors import ConfigurationError, MissingExtra, ModelFailed, UnknownAttachment, told
+from holdfast.errors import ConfigurationError, MissingExtra, ModelFailed, UnknownAttachment, format_error
 from holdfast.logs import redact
 from holdfast.protocol.messages import Usage
 from holdfast.protocol.model import EndPart, ModelRequest, Part, ReasoningPart, TextPart, UserMessage
@@ -201,7 +201,7 @@ class PydanticModel(Toolset):
         if isinstance(error, theirs.ModelHTTPError):
             return self._refusal(error)
         if isinstance(error, theirs.ModelConnectionError | TransportError | StreamError):
-            text = _plain(told(error.__cause__ or error))
+            text = _plain(format_error(error.__cause__ or error))
             return ModelFailed(
                 f"the connection to {self._name} failed: {text}",
                 hint="check the network and the provider's address",
@@ -213,7 +213,7 @@ class PydanticModel(Toolset):
         if isinstance(error, theirs.UserError | NotImplementedError):
             return ModelFailed(f"{self._name} does not support this request: {_plain(str(error))}")
         return ModelFailed(
-            f"{self._name} sent an invalid response: {_plain(told(error))}",
+            f"{self._name} sent an invalid response: {_plain(format_error(error))}",
             hint="check that the provider's address is a server for this protocol",
             retry_after_s=BACK_S,
         )
@@ -290,7 +290,7 @@ def _build(name: str, spelled: str) -> ProviderModel:
         ) from None
     except Exception as error:
         raise ConfigurationError(
-            f"setting up the model {name} failed: {_plain(told(error))}", hint="check the provider's variables"
+            f"setting up the model {name} failed: {_plain(format_error(error))}", hint="check the provider's variables"
         ) from error
 
 

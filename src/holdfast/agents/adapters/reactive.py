@@ -21,8 +21,8 @@ from holdfast.agents.adapters.reactive_work import ItemText, branching, label_of
 from holdfast.agents.run import Run
 from holdfast.clock import system_clock
 from holdfast.errors import ConfigurationError, Interrupted, MissingExtra, ScopeClosed, WaitExpired
-from holdfast.protocol.branches import is_seconds
 from holdfast.protocol.stopping import Cause, StopReceipt
+from holdfast.protocol.supervision import is_seconds
 from holdfast.runtime import Scope
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from reactivex.abc import DisposableBase, ObserverBase, SchedulerBase
 
     from holdfast.agents.agent import Agent
-    from holdfast.protocol.interface import SessionLike
     from holdfast.protocol.messages import Policy
+    from holdfast.protocol.session_api import SessionAPI
 
     Operator = Callable[[Observable[Any]], Observable[Any]]
 
@@ -367,7 +367,7 @@ class ReactiveBridge:
 
     def events(
         self,
-        session: SessionLike,
+        session: SessionAPI,
         *,
         after: str | None = None,
         follow: str | None = None,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from holdfast.agents.adapters.reactive_intake import Counts, Intake, Overflow, Settled
-from holdfast.errors import Interrupted, RunInterrupted, ScopeClosed, told
+from holdfast.errors import Interrupted, RunInterrupted, ScopeClosed, format_error
 from holdfast.runtime import Scope
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class Flow:
                 through = True
                 self.stop_source()
                 if scope.members():
-                    reason = "the stream has ended" if error is None else f"the stream failed: {told(error)}"
+                    reason = "the stream has ended" if error is None else f"the stream failed: {format_error(error)}"
                     scope.interrupt.trigger(reason, kind="stop")
         except (Interrupted, asyncio.CancelledError) as stopped:
             if not through:
@@ -166,7 +166,7 @@ class Flow:
         except Exception as problem:
             error = problem
         except BaseException as problem:  # for the owner of the bridge; the observer must not get a completion
-            error = _interrupted(self._name, told(problem))
+            error = _interrupted(self._name, format_error(problem))
             raise
         finally:
             self.settle(error)

@@ -12,8 +12,8 @@ from holdfast import clock, ids
 from holdfast.agents.adapters.reactive_flow import Flow
 from holdfast.errors import AlreadySettled, EventsMissed, MailboxFull, WaitsForItself
 from holdfast.protocol.events import Event, Gap
-from holdfast.protocol.interface import SessionLike, answer
 from holdfast.protocol.messages import check_seconds
+from holdfast.protocol.session_api import SessionAPI, answer
 
 if TYPE_CHECKING:
     from holdfast.agents.adapters.reactive_flow import Home, Work
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EventFlow", "Mail", "Sessions"]
 
-Sessions = Callable[[Any], SessionLike] | SessionLike
+Sessions = Callable[[Any], SessionAPI] | SessionAPI
 """The session of an item, or one session for all."""
 
 _FIRST_AGAIN_S = 0.02
@@ -146,7 +146,7 @@ class _Letter:
         receipt: the receipt of that send.
     """
 
-    session: SessionLike
+    session: SessionAPI
     item: Any
     key: str
     may_be_there: bool = False

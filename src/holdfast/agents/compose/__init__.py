@@ -9,6 +9,6 @@ from holdfast.agents.compose.periodic import periodic
 from holdfast.agents.compose.route import route
 from holdfast.agents.compose.sequence import sequence
 from holdfast.agents.compose.supervised import supervised
-from holdfast.protocol.branches import BranchResult
+from holdfast.protocol.supervision import BranchResult
 
 __all__ = ["BranchResult", "Part", "branch", "parallel", "periodic", "route", "sequence", "supervised"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from holdfast.agents.children import delegate
 from holdfast.agents.output import require_text
-from holdfast.protocol.branches import BranchResult
+from holdfast.protocol.supervision import BranchResult
 from holdfast.protocol.transcript import STEP_BREAK
 
 if TYPE_CHECKING:

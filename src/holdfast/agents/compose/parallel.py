@@ -14,8 +14,8 @@ from holdfast.agents.compose.answers import Join, joined, result_of, texts_in_or
 from holdfast.agents.compose.parts import BranchLike, Part, named, shape
 from holdfast.agents.journal import Branch
 from holdfast.errors import BranchesFailed, ConfigurationError
-from holdfast.protocol.branches import BranchResult, Need, Quorum, Verdict, told_results
 from holdfast.protocol.stopping import Cause
+from holdfast.protocol.supervision import BranchResult, Need, Quorum, Verdict, told_results
 
 if TYPE_CHECKING:
     from holdfast.agents.run import Run

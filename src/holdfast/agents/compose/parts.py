@@ -11,7 +11,7 @@ from holdfast.agents.agent import Agent, AgentLike, as_agent
 from holdfast.agents.children import ChildTask
 from holdfast.agents.output import require_text
 from holdfast.errors import ConfigurationError
-from holdfast.protocol.branches import is_seconds
+from holdfast.protocol.supervision import is_seconds
 
 if TYPE_CHECKING:
     from holdfast.agents.journal import Branch

@@ -21,8 +21,8 @@ from holdfast.agents.compose.answers import Join, joined, result_of, texts_in_or
 from holdfast.agents.compose.parts import BranchLike, Part, named, shape
 from holdfast.agents.journal import Branch
 from holdfast.errors import BranchesFailed, ConfigurationError, TooManyRestarts
-from holdfast.protocol.branches import BranchResult, Intensity, is_seconds, told_results
 from holdfast.protocol.stopping import Cause
+from holdfast.protocol.supervision import BranchResult, Intensity, is_seconds, told_results
 
 if TYPE_CHECKING:
     from holdfast.agents.children import ChildTask

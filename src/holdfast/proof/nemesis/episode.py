@@ -21,7 +21,7 @@ import msgspec
 from holdfast import ids
 from holdfast.client import Client
 from holdfast.clock import system_clock
-from holdfast.errors import HoldfastError, ServerUnreachable, StorageError, WaitExpired, told
+from holdfast.errors import HoldfastError, ServerUnreachable, StorageError, WaitExpired, format_error
 from holdfast.proof.history import Opened, Source, StatisticsRead
 from holdfast.proof.nemesis.disk import Disk, open_disk
 from holdfast.proof.nemesis.server_faults import (
@@ -105,7 +105,9 @@ class Tally:
     def check_alive(self, task: asyncio.Task[Any]) -> None:
         """Check that a task which runs until it is cancelled has not died or ended."""
         error = task.exception() if task.done() and not task.cancelled() else None
-        self.check(not task.done(), f"the {task.get_name()} died{'' if error is None else f' of {told(error)}'}")
+        self.check(
+            not task.done(), f"the {task.get_name()} died{'' if error is None else f' of {format_error(error)}'}"
+        )
 
 
 class Episode:

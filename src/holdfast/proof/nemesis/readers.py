@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 from holdfast import ids
 from holdfast.clock import system_clock
-from holdfast.errors import told
+from holdfast.errors import format_error
 from holdfast.proof.nemesis.episode import Episode
 from holdfast.proof.raw_connection import Line
 from holdfast.protocol.events import Gap
@@ -80,7 +80,7 @@ async def hostile_readers(episode: Episode) -> None:
         over.set()
         for let_go in await asyncio.gather(*stalled, return_exceptions=True):
             if isinstance(let_go, BaseException):
-                tally.check(False, f"the reader that never reads died of {told(let_go)}")
+                tally.check(False, f"the reader that never reads died of {format_error(let_go)}")
             elif not episode.ask.agents:  # output of other agents may fit into the socket
                 tally.check(let_go, "a reader that never reads is not dropped")
         tally.check(

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.clock import system_clock
-from holdfast.errors import HoldfastError, told
+from holdfast.errors import HoldfastError, format_error
 from holdfast.proof.checker.judgement import Report, judge
 from holdfast.proof.history import FailpointHit, HostKilled
 from holdfast.proof.nemesis.episode import Ask, Tally, open_episode
@@ -107,7 +107,7 @@ async def torment(fault: Fault, ask: Ask, progress: Progress) -> tuple[Outcome, 
                 try:
                     await act()
                 except (HoldfastError, OSError) as error:
-                    episode.tally.found.append(f"it broke off: {told(error)}")
+                    episode.tally.found.append(f"it broke off: {format_error(error)}")
                 if not episode.is_alive():
                     break
     report = judge(recorder.records)
@@ -130,7 +130,7 @@ async def run_kills(ask: Ask, progress: Progress, *, points: tuple[str, ...] | N
             points=registered_failpoints() if points is None else points,
         )
     except (HoldfastError, OSError) as error:
-        tally.found.append(f"it broke off: {told(error)}")
+        tally.found.append(f"it broke off: {format_error(error)}")
     report = judge(recorder.records)
     hits = dict.fromkeys(report.failpoints, 0)
     random_kills = 0

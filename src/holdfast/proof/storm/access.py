@@ -10,8 +10,8 @@ from typing import Protocol
 
 from holdfast.client import Client
 from holdfast.host import Host
-from holdfast.protocol.interface import SessionLike
 from holdfast.protocol.messages import SessionView
+from holdfast.protocol.session_api import SessionAPI
 
 __all__ = ["Access", "EmbeddedAccess", "Progress", "RemoteAccess"]
 
@@ -25,11 +25,11 @@ class Access(Protocol):
     up: asyncio.Event
     principals: tuple[str, ...]
 
-    def session(self, principal: str, key: str) -> SessionLike:
+    def session(self, principal: str, key: str) -> SessionAPI:
         """Return a session, as that principal sees it."""
         ...
 
-    def watching(self, principal: str, key: str, *, patient: bool) -> SessionLike:
+    def watching(self, principal: str, key: str, *, patient: bool) -> SessionAPI:
         """Return a session for a reader; a patient one reconnects by itself after a cut."""
         ...
 
@@ -46,11 +46,11 @@ class EmbeddedAccess:
         self.principals = principals
         self.host: Host
 
-    def session(self, principal: str, key: str) -> SessionLike:
+    def session(self, principal: str, key: str) -> SessionAPI:
         """See `Access`."""
         return self.host.session(key, principal=principal)
 
-    def watching(self, principal: str, key: str, *, patient: bool) -> SessionLike:
+    def watching(self, principal: str, key: str, *, patient: bool) -> SessionAPI:
         """See `Access`; it has no connection that could be cut."""
         return self.session(principal, key)
 
@@ -97,7 +97,7 @@ class RemoteAccess:
     ) -> None:
         await self._stack.aclose()
 
-    def session(self, principal: str, key: str) -> SessionLike:
+    def session(self, principal: str, key: str) -> SessionAPI:
         """See `Access`."""
         return self._clients[principal].session(key)
 
@@ -105,7 +105,7 @@ class RemoteAccess:
         """Return the principal's client."""
         return self._clients[principal]
 
-    def watching(self, principal: str, key: str, *, patient: bool) -> SessionLike:
+    def watching(self, principal: str, key: str, *, patient: bool) -> SessionAPI:
         """See `Access`."""
         return (self._patient if patient else self._clients)[principal].session(key)
 

@@ -11,7 +11,7 @@ from holdfast.proof.storm.access import Access
 from holdfast.proof.storm.recorder import Recorder
 from holdfast.proof.storm.session import StormSession
 from holdfast.protocol.events import Event, Gap, format_cursor
-from holdfast.protocol.interface import SessionLike
+from holdfast.protocol.session_api import SessionAPI
 
 __all__ = ["pry"]
 
@@ -59,6 +59,6 @@ async def pry(access: Access, recorder: Recorder, session: StormSession, princip
         recorder.note(SessionsListed, principal=principal, seen=tuple((view.principal, view.key) for view in seen))
 
 
-async def _first_event(handle: SessionLike, after: str | None) -> Event | Gap:
+async def _first_event(handle: SessionAPI, after: str | None) -> Event | Gap:
     async with aclosing(handle.events(after=after)) as events:  # type: ignore[type-var]
         return await anext(events)

@@ -16,8 +16,8 @@ from holdfast.errors import HoldfastError, NotFound
 from holdfast.proof.storm.agent import REPLAYABLE
 from holdfast.proof.storm.plan import Piece, Plan, encode_plan
 from holdfast.proof.storm.quiescence import standstill
-from holdfast.protocol.interface import SessionLike
 from holdfast.protocol.messages import Policy, SessionView
+from holdfast.protocol.session_api import SessionAPI
 
 __all__ = ["People"]
 
@@ -46,10 +46,10 @@ class People:
         self._attached: dict[str, bytes] = {}
         self.checked = 0
 
-    def _session(self) -> SessionLike:
+    def _session(self) -> SessionAPI:
         return self._client.session(self._chance.choice(self._keys))
 
-    async def _send(self, session: SessionLike, *pieces: Piece, policy: Policy = "queue") -> None:
+    async def _send(self, session: SessionAPI, *pieces: Piece, policy: Policy = "queue") -> None:
         name = ids.message_id()
         plan = Plan(name=name, pieces=pieces, span_s=_LISTEN_S)
         receipt = await session.send(encode_plan(plan), policy=policy, idempotency_key=name, agent=REPLAYABLE)
@@ -72,7 +72,7 @@ class People:
         await asyncio.sleep(_POLL_S)
         await self._answer(session)
 
-    async def _answer(self, session: SessionLike) -> None:
+    async def _answer(self, session: SessionAPI) -> None:
         for question in await session.questions():
             if question.question_id in self._answered:
                 self._asked_again.add(question.question_id)

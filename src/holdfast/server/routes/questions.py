@@ -31,7 +31,7 @@ async def decide(
         ApprovalKeyRequired: an approval requires a key typed by a person, and it is missing or wrong.
         RateLimited: this credential has tried too many wrong keys.
         InvalidRequest: an approval without a `call_hash`.
-        CallMismatch, UnknownQuestion, AlreadyAnswered: as `SessionLike.approve`.
+        CallMismatch, UnknownQuestion, AlreadyAnswered: as `SessionAPI.approve`.
     """
     approval_key = ""
     if body.decision == "approve":

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.errors import told
+from holdfast.errors import format_error
 from holdfast.protocol.events import encode_json
 from holdfast.protocol.messages import Attachment, Entry, Message, Question, RunState, RunView
 from holdfast.protocol.schedules import LEAST_EVERY_S, Progress, ScheduleSpec
@@ -262,7 +262,7 @@ def schedule_of(columns: tuple[Any, ...]) -> ScheduleRow:
             revision=revision,
             spec=ScheduleSpec(session=session, text=""),
             progress=Progress(anchor_at=0.0, tick_at=None, due_at=None, decided_at=0.0),
-            broken=f"damaged, or written by a newer version: {told(error)}",
+            broken=f"damaged, or written by a newer version: {format_error(error)}",
         )
 
 

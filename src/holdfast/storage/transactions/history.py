@@ -36,9 +36,9 @@ def number_entries(tables: Tables, row: SessionRow, entries: Sequence[Entry]) ->
         for n, entry in enumerate(entries, first)
     ]
     for index, entry in enumerate(numbered):
-        if entry.kept is not None and entry.kept.body:
-            tables.add_kept(row, entry.n, plain(entry.kept.body))
-            numbered[index] = replace(entry, kept=replace(entry.kept, body="", n=entry.n))
+        if entry.agent_state is not None and entry.agent_state.body:
+            tables.add_kept(row, entry.n, plain(entry.agent_state.body))
+            numbered[index] = replace(entry, agent_state=replace(entry.agent_state, body="", n=entry.n))
     return tuple(numbered)
 
 

@@ -125,7 +125,7 @@ def send(tables: Tables, request: Send) -> SendResult:
         attachments=attachments,
     )
     mail = Mail(message, seq, 0.0, target)
-    if decision.join:
+    if decision.append_to_batch:
         last = row.waiting[-1] if row.waiting else None
         batch, first_at = seq, at
         if last is not None and last.message.policy == "collect":
@@ -133,7 +133,7 @@ def send(tables: Tables, request: Send) -> SendResult:
             first_at = next(m.message.accepted_at for m in row.waiting if m.batch == batch)
         due = collect_due_at(at=at, quiet_s=request.quiet_s, first_at=first_at, max_wait_s=request.max_wait_s)
         mail = Mail(message, batch, due, target)
-    if decision.sweep:
+    if decision.take_all_waiting:
         row.sweep = seq
     row.updated_at = at
 
@@ -169,7 +169,7 @@ def send(tables: Tables, request: Send) -> SendResult:
         run_id=run_id,
         claim=claim_of(tables, row, events[-1:]) if decision.start else None,
         interrupt=target if decision.interrupt else None,
-        not_before=due_at(row) if decision.join else 0.0,
+        not_before=due_at(row) if decision.append_to_batch else 0.0,
         events=events,
     )
 

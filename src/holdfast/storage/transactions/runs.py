@@ -8,7 +8,7 @@ from typing import Final, Literal
 import msgspec
 
 from holdfast.errors import InvalidRequest, UnknownSession
-from holdfast.protocol.decisions import Waiting, take
+from holdfast.protocol.decisions import Waiting, select_batch
 from holdfast.protocol.events import MessageSettled, RunFinished, RunRestarted, RunRolledBack, Stored, plain
 from holdfast.protocol.messages import RunView, Settlement
 from holdfast.protocol.states import next_run_state
@@ -47,8 +47,10 @@ def _choose(row: SessionRow, now: float) -> tuple[tuple[Mail, ...], tuple[Mail, 
         due = mail.message.seq <= row.sweep or _due_at(mail, now) <= now
         return (waiting, ()) if due else ((), waiting)
     seqs = set(
-        take(
-            [Waiting(mail.message.seq, mail.batch, _due_at(mail, now)) for mail in waiting], sweep=row.sweep, now=now
+        select_batch(
+            [Waiting(mail.message.seq, mail.batch, _due_at(mail, now)) for mail in waiting],
+            take_all_waiting=row.sweep,
+            now=now,
         ).seqs
     )
     return (
@@ -223,8 +225,8 @@ def _commit_bytes(commit: RunCommit) -> int:
         size += len(body)
     for entry in commit.entries:
         size += len(entry.content)
-        if entry.kept is not None:
-            size += len(entry.kept.body)
+        if entry.agent_state is not None:
+            size += len(entry.agent_state.body)
     return size
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from holdfast.protocol.branches import is_seconds
+from holdfast.protocol.supervision import is_seconds
 from holdfast.testing.explorer.coverage import States
 from holdfast.testing.explorer.explored_loop import Chooser, ExploredLoop
 from holdfast.testing.explorer.isolation_guard import collect_some_garbage, garbage_left, real_world_closed

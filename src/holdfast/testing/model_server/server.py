@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
 
-from holdfast.errors import told
+from holdfast.errors import format_error
 from holdfast.protocol.messages import Usage
 from holdfast.protocol.model import CallPart, EndPart, ModelRequest, Part, ReasoningPart, TextPart
 from holdfast.testing.model_server.wires import ChatWire, MessagesWire, ResponsesWire, Wire
@@ -216,7 +216,7 @@ class ModelServer:
             try:
                 return script(request)
             except Exception as error:
-                return Reply(status=500, message=f"the script raised {told(error)}")
+                return Reply(status=500, message=f"the script raised {format_error(error)}")
         if self._given == len(script):
             return Reply(status=500, message=f"the script has {self._given} replies, and all were given")
         self._given += 1
@@ -344,7 +344,7 @@ class _Connection(asyncio.Protocol):
                 _write_chunk(transport, wire.part(part))
                 exchange._sent()
         except Exception as error:
-            _write_chunk(transport, wire.broken(f"the model raised {told(error)}"))
+            _write_chunk(transport, wire.broken(f"the model raised {format_error(error)}"))
         transport.write(b"0\r\n\r\n")
 
     async def _reply(self, transport: asyncio.Transport, exchange: Exchange, wire: Wire, reply: Reply) -> None:

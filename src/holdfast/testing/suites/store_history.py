@@ -15,7 +15,7 @@ from holdfast.errors import (
     UnknownSession,
 )
 from holdfast.protocol.events import HistoryEdited, MessageAccepted, decode_event
-from holdfast.protocol.messages import Attachment, Entry, HistoryEdit, KeptState
+from holdfast.protocol.messages import AgentState, Attachment, Entry, HistoryEdit
 from holdfast.protocol.stopping import Cause
 from holdfast.storage.port import Claim, Edited, EditHistory
 from holdfast.testing.suites.store_driver import Check, Driver, MakeStore, opened, refused
@@ -144,7 +144,7 @@ async def a_run_may_replace_the_transcript(make_store: MakeStore) -> None:
 @_check
 async def what_an_agent_keeps_is_read_by_itself(make_store: MakeStore) -> None:
     def kept(body: str) -> Entry:
-        return Entry(role="assistant", content=body[:1], kept=KeptState(by="a", body=body))
+        return Entry(role="assistant", content=body[:1], agent_state=AgentState(by="a", body=body))
 
     async with opened(make_store) as on:
         claim = await on.start()
@@ -152,14 +152,17 @@ async def what_an_agent_keeps_is_read_by_itself(make_store: MakeStore) -> None:
         await on.commit(claim, entries=[Entry(role="user", content="hi"), kept("1 é\n\0\ud800")])
         await on.commit(await on.start(), entries=[kept("2" * 100_000)])
         entries = await on.store.transcript(session)
-        assert [entry.kept for entry in entries] == [None, KeptState(by="a", n=2), KeptState(by="a", n=3)]
+        assert [entry.agent_state for entry in entries] == [None, AgentState(by="a", n=2), AgentState(by="a", n=3)]
         await _say(on, "3")
-        summary = Entry(role="summary", content="s", kept=entries[1].kept)
+        summary = Entry(role="summary", content="s", agent_state=entries[1].agent_state)
         await on.store.edit_history(
             EditHistory(principal="p", key="k", edit="compact", at=30.0, entries=[summary, entries[2]])
         )
         carried = await on.store.transcript(session)
-        assert [(entry.n, entry.kept) for entry in carried] == [(5, entries[1].kept), (6, entries[2].kept)]
+        assert [(entry.n, entry.agent_state) for entry in carried] == [
+            (5, entries[1].agent_state),
+            (6, entries[2].agent_state),
+        ]
         copied = EditHistory(principal="p", key="b", edit="branch", at=30.0, entries=[kept("b")], agent="demo")
         branch = (await on.store.edit_history(copied)).session
         again = await on.start()

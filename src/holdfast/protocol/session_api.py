@@ -25,10 +25,10 @@ from holdfast.protocol.schedules import ScheduleKeywords, ScheduleView
 from holdfast.protocol.send_options import SendKeywords
 from holdfast.protocol.stopping import StopReceipt
 
-__all__ = ["ScheduleLike", "SessionLike", "answer"]
+__all__ = ["ScheduleAPI", "SessionAPI", "answer"]
 
 
-class ScheduleLike(Protocol):
+class ScheduleAPI(Protocol):
     """A handle to a schedule. Creating one does no I/O; any number may refer to the same schedule at a time.
 
     Every method may raise `UnknownSchedule`, `AccessDenied`, `StorageError` and, over HTTP, `ServerUnreachable` and
@@ -55,7 +55,7 @@ class ScheduleLike(Protocol):
     async def run_now(self) -> Receipt:
         """Send its message now, without moving its ticks. Counts towards ``max_runs``.
 
-        Raises the errors of `SessionLike.send` with the schedule's policy, and `ScheduleFinished`.
+        Raises the errors of `SessionAPI.send` with the schedule's policy, and `ScheduleFinished`.
         """
         ...
 
@@ -64,7 +64,7 @@ class ScheduleLike(Protocol):
         ...
 
 
-class SessionLike(Protocol):
+class SessionAPI(Protocol):
     """A handle to a session. Creating one does no I/O; any number may refer to the same key at a time.
 
     Every method may raise `AccessDenied`, `StorageError` and, over HTTP, `ServerUnreachable` and `RateLimited`.
@@ -211,7 +211,7 @@ class SessionLike(Protocol):
 
     async def schedule(
         self, text: str, *, schedule_id: str | None = None, **spec: Unpack[ScheduleKeywords]
-    ) -> ScheduleLike:
+    ) -> ScheduleAPI:
         """Send this session a message on a schedule, starting now; durable on return.
 
         Parameters:

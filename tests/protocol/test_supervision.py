@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import ConfigurationError
-from holdfast.protocol.branches import BranchResult, Intensity, Need, Quorum, told_results
 from holdfast.protocol.stopping import Cause
+from holdfast.protocol.supervision import BranchResult, Intensity, Need, Quorum, told_results
 
 
 @given(st.data(), st.integers(1, 8))
