@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import holdfast
 from holdfast import Call, CallPart, ScriptedModel, Toolset
-from holdfast.agents import Home
+from holdfast.agents import ToolsetContext
 from holdfast.events import ToolOutput
 
 
@@ -32,7 +32,7 @@ class Notes(Toolset):
         self.notes: list[str] = []
 
     @asynccontextmanager
-    async def lifespan(self, home: Home) -> AsyncIterator[None]:
+    async def lifespan(self, home: ToolsetContext) -> AsyncIterator[None]:
         """Open the connection when the host starts, and close it when the host closes."""
         print("connected")
         yield

@@ -676,7 +676,7 @@ def test_a_run_whose_children_all_wait_for_people_leaves_the_memory_and_goes_on(
 def test_a_tool_may_ask_a_person_and_wait_without_a_deadline() -> None:
     @tool(timeout_s=math.inf)
     async def ask_user(call: Call, question: str) -> str:
-        answer = await call.run.suspend(question)
+        answer = await call.run.ask_user(question)
         return answer.text or answer.decision
 
     async def scenario(host: Host) -> None:

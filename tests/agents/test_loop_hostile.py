@@ -229,7 +229,7 @@ def test_whatever_a_tool_raises_is_an_error_that_the_model_gets(isolation: str, 
 def test_a_question_that_is_too_long_is_refused() -> None:
     @agent
     async def wordy(run: Run) -> str:
-        return (await run.suspend("why? " * 300_000)).text
+        return (await run.ask_user("why? " * 300_000)).text
 
     async def scenario(host: Host) -> None:
         with pytest.raises(RunFailed, match="the words of the question take 1,500,002 bytes"):

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast import Tool, ToolFailed, tool
 from holdfast.agents import Call
-from holdfast.agents.results import cut, shown
+from holdfast.agents.results import to_model_text, truncate
 from holdfast.agents.schema import check_schema
 from holdfast.agents.tool import as_tool, wants_call
 from holdfast.errors import ConfigurationError, InvalidArguments
@@ -174,17 +174,17 @@ def test_a_rule_of_approval_sees_the_arguments() -> None:
 
 
 def test_a_long_text_keeps_its_beginning_and_end() -> None:
-    text = cut("a" * 600 + "é" * 600, 1000)
+    text = truncate("a" * 600 + "é" * 600, 1000)
     assert text.startswith("aaa")
     assert text.endswith("ééé")
     assert "characters left out" in text
     assert len(text.encode()) < 1200
-    assert cut("short", 1000) == "short"
-    assert shown({"a": "\ud800"}, limit_bytes=1000) == {"a": "\\ud800"}
+    assert truncate("short", 1000) == "short"
+    assert to_model_text({"a": "\ud800"}, limit_bytes=1000) == {"a": "\\ud800"}
     with pytest.raises(ToolFailed, match="cannot be shown"):
         circle: list[Any] = []
         circle.append(circle)
-        shown(circle, limit_bytes=1000)
+        to_model_text(circle, limit_bytes=1000)
 
 
 @pytest.mark.parametrize(

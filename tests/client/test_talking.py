@@ -49,8 +49,8 @@ def _eraser(request: ModelRequest) -> Any:
 async def asker(run: Run) -> str:
     """Ask a person."""
     if run.text == "first":
-        await run.suspend("which shape?")
-    answer = await run.suspend("which colour?")
+        await run.ask_user("which shape?")
+    answer = await run.ask_user("which colour?")
     return f"{answer.decision} {answer.text}"
 
 

@@ -342,7 +342,7 @@ def test_ticks_that_ended_before_the_run_left_the_memory_are_not_begun_again() -
     @agent(replayable=True)
     async def asks(run: Run) -> str:
         begun.append(run.run_id.rpartition(".")[2])
-        return (await run.suspend("who?")).text
+        return (await run.ask_user("who?")).text
 
     async def main() -> None:
         async with host([periodic(asks, every_s=60.0, max_runs=3)]) as one:

@@ -31,7 +31,7 @@ async def finishing(run: Run) -> str:
     """Works in a few steps, of which each can be the last."""
     await run.emit("a")
     await asyncio.sleep(0)
-    await run.steered()
+    await run.take_steering()
     await asyncio.sleep(0)
     return run.text
 

@@ -65,7 +65,7 @@ class Meeting:
         await run.emit("a")
         for _ in range(8 if self.policy == "steer" else 3):
             await asyncio.sleep(0)
-            given += [message.message_id for message in await run.steered()]
+            given += [message.message_id for message in await run.take_steering()]
         return run.text
 
     async def play(self) -> None:

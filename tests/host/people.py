@@ -44,9 +44,9 @@ async def asked(run: Run) -> str:
     await run.emit("before ")
     await run.call(effect, "first")
     try:
-        one = await run.suspend("shall I?")
+        one = await run.ask_user("shall I?")
         await run.call(effect, "second")
-        two = await run.suspend("sure?")
+        two = await run.ask_user("sure?")
     except RunClosed:
         WOKEN.append(run.run_id)
         raise
@@ -70,7 +70,7 @@ async def branching(run: Run) -> str:
     """Asks two people at once, while a third branch works."""
 
     async def ask(text: str) -> str:
-        answer = await run.suspend(text)
+        answer = await run.ask_user(text)
         try:
             return str(await run.call(effect, f"{text} {answer.decision}"))
         except RunClosed:
@@ -89,7 +89,7 @@ async def branching(run: Run) -> str:
 async def child(run: Run) -> str:
     """Asks, and says something when it is stopped."""
     try:
-        return (await run.suspend("may I?")).text
+        return (await run.ask_user("may I?")).text
     finally:
         with contextlib.suppress(RunClosed):
             await run.emit("last words")
@@ -113,7 +113,7 @@ async def steerable(run: Run) -> str:
     heard = [run.text]
     for _ in range(4):
         await run.step()
-        heard += [message.content for message in await run.steered()]
+        heard += [message.content for message in await run.take_steering()]
         await asyncio.sleep(0)
     return " ".join(heard)
 
@@ -124,7 +124,7 @@ async def listening(run: Run) -> str:
     heard = [run.text]
     while len(heard) == 1:
         await run.step()
-        heard += [message.content for message in await run.steered()]
+        heard += [message.content for message in await run.take_steering()]
         await asyncio.sleep(0.01)
     return " ".join(heard)
 
@@ -133,10 +133,10 @@ async def listening(run: Run) -> str:
 async def stumbling(run: Run) -> str:
     """Takes what is steered to it, calls, and fails."""
     await run.step()
-    await run.steered()
+    await run.take_steering()
     await run.call(effect, "half")
     await run.step()
-    await run.steered()
+    await run.take_steering()
     raise ValueError("no")
 
 

@@ -26,9 +26,9 @@ def agents(effects: Path) -> list[object]:
     async def asked(run: Run) -> str:
         await run.emit("before ")
         await run.call(effect, "first")
-        one = await run.suspend(QUESTIONS[0])
+        one = await run.ask_user(QUESTIONS[0])
         await run.call(effect, "second")
-        two = await run.suspend(QUESTIONS[1])
+        two = await run.ask_user(QUESTIONS[1])
         return f"{one.text} {two.text}"
 
     @agent(replayable=True)

@@ -56,7 +56,7 @@ async def shop(run: holdfast.Run) -> str:
 @holdfast.agent(replayable=True)
 async def desk(run: holdfast.Run) -> str:
     number = await run.call(weigh, run.text)
-    answer = await run.suspend("Which customer?")
+    answer = await run.ask_user("Which customer?")
     return f"order {number} is for {answer.text}"
 
 

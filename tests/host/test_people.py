@@ -384,10 +384,10 @@ def test_a_message_that_steers_a_parked_run_is_taken_when_it_comes_back() -> Non
     @agent(replayable=True)
     async def asks_and_listens(run: Run) -> str:
         await run.step()
-        heard = [m.content for m in await run.steered()]
-        await run.suspend("well?")
+        heard = [m.content for m in await run.take_steering()]
+        await run.ask_user("well?")
         await run.step()
-        heard += [m.content for m in await run.steered()]
+        heard += [m.content for m in await run.take_steering()]
         return " ".join(heard)
 
     async def scenario() -> None:

@@ -170,7 +170,7 @@ def test_a_call_inside_another_one_that_asks_for_something_else_after_a_restart_
     @agent(replayable=True)
     async def payer(run: Run) -> str:
         try:
-            return str(await run.use(pay, {"to": wanted.pop(0)}))
+            return str(await run.call_tool(pay, {"to": wanted.pop(0)}))
         except ToolFailed as refused:
             return str(refused)
 

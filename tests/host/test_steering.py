@@ -265,7 +265,7 @@ def test_a_steered_message_is_given_again_at_its_step_after_a_crash(kind: str, t
     async def replayed(run: Run) -> str:
         heard = [run.text]
         await run.step()
-        while not (taken := await run.steered()):
+        while not (taken := await run.take_steering()):
             await asyncio.sleep(0.01)
         heard += [message.content for message in taken]
         await run.call(asyncio.sleep, 0, idempotent=True, name="nap")

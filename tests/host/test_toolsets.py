@@ -13,7 +13,7 @@ import pytest
 from holdfast import Host
 from holdfast.agents.agent import Agent
 from holdfast.agents.scripted import ScriptedModel
-from holdfast.agents.tool import Home, Tool, Toolset
+from holdfast.agents.tool import Tool, Toolset, ToolsetContext
 from holdfast.errors import ConfigurationError
 from holdfast.runtime import current_interrupt, current_scope
 from holdfast.settings import Settings
@@ -29,7 +29,7 @@ class Watched(Toolset):
         self.notes = notes
         self.fails = fails
         self.slow_s = slow_s
-        self.home: Home | None = None
+        self.home: ToolsetContext | None = None
         self.cleaned = False
 
     def tools(self) -> Sequence[Tool]:
@@ -37,7 +37,7 @@ class Watched(Toolset):
         return ()
 
     @contextlib.asynccontextmanager
-    async def lifespan(self, home: Home) -> AsyncIterator[None]:
+    async def lifespan(self, home: ToolsetContext) -> AsyncIterator[None]:
         """Holds a task group, which must be left where it was entered."""
         self.home = home
         try:
@@ -146,7 +146,7 @@ def test_a_lifespan_belongs_to_no_run_even_where_a_run_starts_the_host() -> None
             return ()
 
         @contextlib.asynccontextmanager
-        async def lifespan(self, home: Home) -> AsyncIterator[None]:
+        async def lifespan(self, home: ToolsetContext) -> AsyncIterator[None]:
             scope = current_scope()
             assert scope is not None
             found.append((scope.name, scope.parent, current_interrupt() is scope.interrupt))

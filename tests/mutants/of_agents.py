@@ -11,7 +11,7 @@ MUTANTS = (
         name="effect before intent",
         of="P11",
         breaks="a call has its effect, and after a crash no record shows that it was made",
-        file="agents/calls.py",
+        file="agents/journaled_calls.py",
         old="""
         return past.result
     await context.recorder.written()
@@ -78,7 +78,7 @@ MUTANTS = (
         name="late result accepted",
         of="P1",
         breaks="an abandoned tool keeps writing to the log",
-        file="agents/call.py",
+        file="agents/call_context.py",
         old='''
         """Reject further output. The run closes a call when it has ended."""
         self.closed = True

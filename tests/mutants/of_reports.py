@@ -276,7 +276,7 @@ _everybodys: dict[str, tuple[Cause]] = {}
         name="a call without a deadline",
         of="R4 P3",
         breaks="an agent that asks another one, or a tool, waits forever",
-        file="agents/calls.py",
+        file="agents/journaled_calls.py",
         old="    scope = around.child(name, deadline_s=None if deadline_s == math.inf else deadline_s)",
         new="    scope = around.child(name)",
         tests=("tests/host/test_bad_agents.py::test_a_call_that_does_not_end_times_out_and_the_run_goes_on",),

@@ -22,7 +22,7 @@ MUTANTS = (
         name="losers of a race run on",
         of="R0 P3",
         breaks="branches that lost the race keep calling models",
-        file="agents/branches.py",
+        file="agents/child_group.py",
         old="            child.scope.request_stop(cause)",
         new="            pass",
         tests=(
@@ -33,7 +33,7 @@ MUTANTS = (
         name="branches are not waited for",
         of="R2 P8",
         breaks="a shape has ended and its branches are still cleaning up",
-        file="agents/branches.py",
+        file="agents/child_group.py",
         old="""
             async with self.scope:
                 return await drive()
@@ -74,7 +74,7 @@ MUTANTS = (
         breaks="a branch that had ended makes its effects a second time",
         file="agents/compose/parallel.py",
         old="""
-            past = past_end(self._context, self._tasks[number])
+            past = recorded_outcome(self._context, self._tasks[number])
 """,
         new="            past = None",
         tests=("tests/compose/test_shapes_crashed.py",),
@@ -112,7 +112,7 @@ MUTANTS = (
         name="one item's context in the next one",
         of="P2",
         breaks="one item reads the context variable that another one set",
-        file="agents/lanes.py",
+        file="agents/bounded_map.py",
         old="        context = contextvars.copy_context()",
         new="        context = _SHARED",
         also=(("_AT_ONCE = 32", "_AT_ONCE = 32\n_SHARED = contextvars.copy_context()"),),
@@ -122,7 +122,7 @@ MUTANTS = (
         name="one item's cancellation in the next one",
         of="P2",
         breaks="an item that cancelled its task ends the one after it",
-        file="agents/lanes.py",
+        file="agents/bounded_map.py",
         old="        return task is not None and task.cancelling() > 0",
         new="        return False",
         tests=("tests/compose/test_lanes.py::test_one_that_cancels_its_own_task_and_goes_on_does_not_touch_the_next",),
@@ -131,7 +131,7 @@ MUTANTS = (
         name="all items at once",
         of="P9",
         breaks="ten thousand items open ten thousand connections",
-        file="agents/lanes.py",
+        file="agents/bounded_map.py",
         old="            if self._over or self._waiter.busy >= self._room or isinstance(self._items, AsyncIterable):",
         new="            if self._over or isinstance(self._items, AsyncIterable):",
         tests=(

@@ -175,7 +175,7 @@ def test_an_item_that_asks_a_person_lets_the_others_go_on() -> None:
     async def parent(run: Run) -> str:
         async def item(word: str) -> str:
             if word == "ask":
-                return (await run.suspend("may I?")).text
+                return (await run.ask_user("may I?")).text
             begun.append(word)
             await asyncio.sleep(0.3)
             resting.append(run.context.activity.busy == 0)

@@ -68,7 +68,7 @@ def test_every_operation_answers_as_the_document_says() -> None:
             await release.wait()
 
     async def asker(run: Any) -> str:
-        return str((await run.suspend("which colour?")).text)
+        return str((await run.ask_user("which colour?")).text)
 
     async def scenario(server: Live) -> None:
         made = (await server.http.get("/openapi.json")).json()

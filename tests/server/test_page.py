@@ -149,7 +149,7 @@ def test_the_page_refuses_in_the_documented_shape_and_asks_a_browser_for_the_key
 
 async def asker(run: Run) -> str:
     """Ask a person."""
-    return (await run.suspend(f"which colour? {MARKUP} \u202e")).text
+    return (await run.ask_user(f"which colour? {MARKUP} \u202e")).text
 
 
 @tool(approval=True)

@@ -1,12 +1,12 @@
 """Agents, their tools, and the handle of an active run."""
 
 from holdfast.agents.agent import Agent, AgentLike, agent, as_agent
-from holdfast.agents.compose import BranchResult, Part, branch, parallel, periodic, route, sequence, supervised
+from holdfast.agents.compose import BranchResult, BranchSpec, branch, parallel, periodic, route, sequence, supervised
 from holdfast.agents.model import Model
 from holdfast.agents.model_lookup import find_model
 from holdfast.agents.run import Call, Run
 from holdfast.agents.scripted import ScriptedModel
-from holdfast.agents.tool import Home, Tool, Toolset, tool
+from holdfast.agents.tool import Tool, Toolset, ToolsetContext, tool
 from holdfast.protocol.loop import AgentLimits
 from holdfast.protocol.model import CallPart, ModelRequest, ToolMessage, UserMessage
 
@@ -15,17 +15,17 @@ __all__ = [
     "AgentLike",
     "AgentLimits",
     "BranchResult",
+    "BranchSpec",
     "Call",
     "CallPart",
-    "Home",
     "Model",
     "ModelRequest",
-    "Part",
     "Run",
     "ScriptedModel",
     "Tool",
     "ToolMessage",
     "Toolset",
+    "ToolsetContext",
     "UserMessage",
     "agent",
     "as_agent",

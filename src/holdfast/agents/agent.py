@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
-from holdfast.agents.compacting import context_limit, summary_of
+from holdfast.agents.compaction import context_limit, summary_of
 from holdfast.agents.model import Model
 from holdfast.agents.model_lookup import find_model
 from holdfast.agents.tool import Tool, Toolset, as_tool

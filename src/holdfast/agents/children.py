@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from holdfast.agents.context import RunContext
-from holdfast.agents.results import told_briefly
+from holdfast.agents.results import summarize_error
 from holdfast.errors import AgentCycle, Interrupted, LimitExceeded, RunFailed, RunInterrupted
 from holdfast.protocol.events import ChildFinished, ChildStarted
 from holdfast.protocol.messages import Attachment, Message
@@ -16,11 +16,11 @@ from holdfast.runtime.wait_queue import release
 
 if TYPE_CHECKING:
     from holdfast.agents.agent import Agent
-    from holdfast.agents.journal import Branch
+    from holdfast.agents.journal import CallPath
     from holdfast.protocol.stopping import Cause
     from holdfast.runtime import Handle, Scope
 
-__all__ = ["Child", "ChildTask", "check_chain", "delegate", "leave_off", "past_end"]
+__all__ = ["Child", "ChildTask", "cancel_stale_child", "check_delegation_cycle", "delegate", "recorded_outcome"]
 
 _PARTIAL_ANSWER_LIMIT = 2000
 _LOGGED = 10
@@ -38,18 +38,18 @@ class ChildTask:
         name: display name for the tree and for causes; default: the agent's name.
         deadline_s: interrupt the child after this many seconds.
         attachments: the attachments of the request.
-        inherits: the child sees the session's history as its parent does.
-        aloud: the child's text is also emitted by its parent, as it comes.
+        inherits_history: the child sees the session's history as its parent does.
+        streams_to_parent: the child's text is also emitted by its parent, as it comes.
     """
 
     agent: Agent
     text: str
-    branch: Branch
+    branch: CallPath
     name: str = ""
     deadline_s: float | None = None
     attachments: tuple[Attachment, ...] = ()
-    inherits: bool = False
-    aloud: bool = False
+    inherits_history: bool = False
+    streams_to_parent: bool = False
 
     @property
     def label(self) -> str:
@@ -57,7 +57,7 @@ class ChildTask:
         return self.name or self.agent.name
 
 
-def check_chain(parent: RunContext, task: ChildTask) -> None:
+def check_delegation_cycle(parent: RunContext, task: ChildTask) -> None:
     """Refuse delegation without an end.
 
     Raises:
@@ -92,7 +92,7 @@ def _same(one: Agent, other: Agent) -> bool:
     return one is other or (one.name == other.name and one.work is other.work and one.model is other.model)
 
 
-def past_end(parent: RunContext, task: ChildTask) -> ChildFinished | None:
+def recorded_outcome(parent: RunContext, task: ChildTask) -> ChildFinished | None:
     """Return the child's recorded outcome if an earlier attempt has one that stands; it is not run again then."""
     past = parent.journal.outcome(task.branch.path, task.agent.name)
     if past is not None:
@@ -101,7 +101,7 @@ def past_end(parent: RunContext, task: ChildTask) -> ChildFinished | None:
     return past
 
 
-def leave_off(parent: RunContext, task: ChildTask, cause: Cause) -> ChildFinished | None:
+def cancel_stale_child(parent: RunContext, task: ChildTask, cause: Cause) -> ChildFinished | None:
     """End a child that an earlier attempt left open and this one does not resume; return its outcome, or None."""
     if not parent.journal.left_open(task.branch.path):
         return None
@@ -124,8 +124,8 @@ def _interrupted(task: ChildTask, cause: Cause) -> str:
 
 async def delegate(parent: RunContext, task: ChildTask) -> str:
     """Run a child, or take its recorded outcome, and return its answer. Raises as `Run.delegate` does."""
-    check_chain(parent, task)
-    past = past_end(parent, task)
+    check_delegation_cycle(parent, task)
+    past = recorded_outcome(parent, task)
     if past is None:
         return await _run_child(parent, task)
     if past.status == "completed":
@@ -205,8 +205,8 @@ class Child:
             call_path=task.branch,
             perform=parent.perform,
             parent=parent,
-            inherits_history=task.inherits,
-            streams_to_parent=task.aloud,
+            inherits_history=task.inherits_history,
+            streams_to_parent=task.streams_to_parent,
         )
         parent.write(
             ChildStarted(
@@ -239,7 +239,7 @@ class Child:
         scope, handle = self.scope, self.handle
         if scope.ended_by == "failure":
             problem = scope.errors[0]
-            return self._finish("failed", f"child {self.task.label} failed: {told_briefly(problem)}", None), problem
+            return self._finish("failed", f"child {self.task.label} failed: {summarize_error(problem)}", None), problem
         error = handle.exception() if handle is not None and handle.done() else None
         if (
             handle is not None

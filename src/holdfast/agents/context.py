@@ -20,7 +20,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from holdfast.agents.exclusive_calls import ExclusiveCalls
-from holdfast.agents.journal import Branch, Journal, current_branch
+from holdfast.agents.journal import CallPath, Journal, current_call_path
 from holdfast.agents.output import Emission, require_text
 from holdfast.agents.quiescence import ActivityCounter
 from holdfast.errors import LimitExceeded, RunClosed, ToolFailed
@@ -143,7 +143,7 @@ class RunContext:
         journal: Journal,
         host: RunHost,
         limits: RunLimits,
-        call_path: Branch,
+        call_path: CallPath,
         perform: Callable[[RunContext], Coroutine[Any, Any, None]],
         parent: RunContext | None = None,
         inherits_history: bool = False,
@@ -193,7 +193,7 @@ class RunContext:
         if parent is None:
             self.depth_left = depth
             """How deep children may still nest."""
-            self.activity = ActivityCounter(host.at_rest)
+            self.activity = ActivityCounter(host.on_quiescence)
             """What of the run and its children does something, rather than to wait for people."""
             self.exclusive_calls = ExclusiveCalls()
         else:
@@ -334,7 +334,7 @@ class RunContext:
 
     def next_id(self) -> str:
         """Return the id of the next call or child where the code runs; it is the same in every attempt."""
-        return (current_branch.get() or self.call_path).next_id()
+        return (current_call_path.get() or self.call_path).next_id()
 
     def innermost_scope(self) -> Scope:
         """Return the innermost scope of this run that the code runs in."""

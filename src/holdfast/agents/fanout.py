@@ -1,7 +1,7 @@
 """`Run.map` and `Run.parallel`: the same work for many items, or several functions, a bounded number at a time.
 
-Functions run in `holdfast.agents.lanes`, agents in `holdfast.agents.branches`. Both bound how many are active, and take
-the next one only when there is room for it.
+Functions run in `holdfast.agents.bounded_map`, agents in `holdfast.agents.child_group`. Both bound how many are active,
+and take the next one only when there is room for it.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from holdfast.agents.agent import Agent
-from holdfast.agents.branches import Branches
-from holdfast.agents.children import Child, ChildTask, past_end
-from holdfast.agents.journal import Branch, current_branch
-from holdfast.agents.lanes import Lanes
+from holdfast.agents.bounded_map import BoundedMap
+from holdfast.agents.child_group import ChildGroup
+from holdfast.agents.children import Child, ChildTask, recorded_outcome
+from holdfast.agents.journal import CallPath, current_call_path
 from holdfast.agents.output import require_text
-from holdfast.agents.placing import name_of, placed, placement_of
+from holdfast.agents.placement import name_of, placed, placement_of
 from holdfast.errors import Interrupted, InvalidRequest, RunFailed, RunInterrupted
 from holdfast.protocol.stopping import Cause
 from holdfast.runtime import current_scope
@@ -65,16 +65,16 @@ async def run_parallel(context: RunContext, branches: Sequence[Callable[[], Any]
         return []
     for work in branches:
         _check_function(work, "parallel()")
-    parent = current_branch.get() or context.call_path
+    parent = current_call_path.get() or context.call_path
     paths = [parent.next_id() for _ in branches]
     scope = context.innermost_scope().child("parallel")
-    lanes = Lanes(
+    lanes = BoundedMap(
         context,
         scope,
         label=lambda number: f"{name_of(branches[number % len(branches)])} {number + 1}",
         items=branches,
         begin=functools.partial(_begun, scope),
-        place=lambda number: Branch(paths[number]),
+        place=lambda number: CallPath(paths[number]),
         room=len(branches),
     )
     return await lanes.done()
@@ -106,13 +106,13 @@ async def _call_each(
         begin = functools.partial(_in_thread, scope, name, work)
     if timeout_s is not None:
         begin = functools.partial(_in_time, scope, begin, name, timeout_s)
-    lanes = Lanes(
+    lanes = BoundedMap(
         context,
         scope,
         label=lambda number: f"{name} {number + 1}",
         items=items,
         begin=begin,
-        place=lambda number: Branch(f"{path}.{number + 1}"),
+        place=lambda number: CallPath(f"{path}.{number + 1}"),
         room=concurrency,
     )
     return await lanes.done()
@@ -131,7 +131,7 @@ def _begun(scope: Scope, work: Callable[[], Any]) -> Coroutine[Any, Any, Any]:
 
 async def _in_thread(scope: Scope, name: str, work: Callable[..., Any], *items: Any) -> Any:
     """Call a function in a thread, and wait for it."""
-    branch = current_branch.get()
+    branch = current_call_path.get()
     assert branch is not None
     inner = (current_scope() or scope).spawn(
         placed(functools.partial(work, *items), branch, "thread"), on="thread", name=name
@@ -175,7 +175,7 @@ class _AgentMap:
         self._path = context.next_id()
         self._results: list[str] = []
         self._error: RunFailed | RunInterrupted | None = None
-        self._branches = Branches(context, self._take, on_closed=self._closed)
+        self._branches = ChildGroup(context, self._take, on_closed=self._closed)
 
     async def results(self) -> list[str]:
         """Run all; return the answers in the order of the items."""
@@ -225,11 +225,11 @@ class _AgentMap:
         task = ChildTask(
             agent=self._agent,
             text=item,
-            branch=Branch(f"{self._path}.{number}"),
+            branch=CallPath(f"{self._path}.{number}"),
             name=f"{self._label} {number}",
             deadline_s=self._timeout_s,
         )
-        past = past_end(self._context, task)
+        past = recorded_outcome(self._context, task)
         if past is not None:
             self._take(number, past, None)
         else:

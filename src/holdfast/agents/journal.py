@@ -25,10 +25,10 @@ from holdfast.protocol.events import (
 )
 from holdfast.protocol.messages import Answer, Usage
 
-__all__ = ["Branch", "Journal", "current_branch"]
+__all__ = ["CallPath", "Journal", "current_call_path"]
 
 
-class Branch:
+class CallPath:
     """The path of a task or thread of the run in its call tree; it numbers the calls made there."""
 
     __slots__ = ("_numbers", "path")
@@ -44,7 +44,7 @@ class Branch:
 
 _NO_IDS: frozenset[str] = frozenset()
 
-current_branch: ContextVar[Branch | None] = ContextVar("holdfast_branch", default=None)
+current_call_path: ContextVar[CallPath | None] = ContextVar("holdfast_branch", default=None)
 
 
 class Journal:

@@ -18,7 +18,7 @@ class RunLimits(msgspec.Struct, frozen=True, kw_only=True):
         depth: how deep `delegate` may nest.
     """
 
-    call_s: float = 60.0
+    call_timeout_s: float = 60.0
     step_s: float = 120.0
     answer_limit_bytes: int = 16_000_000
     result_limit_bytes: int = 1_000_000

@@ -20,12 +20,19 @@ from typing import TYPE_CHECKING, Any, Literal, assert_never
 
 import msgspec
 
-from holdfast.agents.call import CallContext, start_call
-from holdfast.agents.calls import begin_call, end_call
-from holdfast.agents.compacting import context_limit, divided, estimated_tokens, split, summary_of, with_summary
+from holdfast.agents.call_context import CallContext, start_call
+from holdfast.agents.compaction import (
+    apply_summary,
+    context_limit,
+    estimated_tokens,
+    split,
+    split_for_summary,
+    summary_of,
+)
+from holdfast.agents.journaled_calls import begin_call, end_call
 from holdfast.agents.model import opened
-from holdfast.agents.placing import placement_of
-from holdfast.agents.results import cut, shown
+from holdfast.agents.placement import placement_of
+from holdfast.agents.results import to_model_text, truncate
 from holdfast.agents.toolbox import toolbox
 from holdfast.errors import HoldfastError, Interrupted, ModelFailed, ToolFailed, format_error
 from holdfast.logs import redact
@@ -50,7 +57,7 @@ if TYPE_CHECKING:
     from holdfast.agents.agent import Agent
     from holdfast.agents.context import RunContext
     from holdfast.agents.model import Model
-    from holdfast.agents.placing import Placement
+    from holdfast.agents.placement import Placement
     from holdfast.agents.tool import Tool
     from holdfast.runtime import Handle, Scope
 
@@ -204,8 +211,8 @@ class _Driver:
         known = context.journal.step(context.run_id, -loop.step) is not None
         if not known and max(estimated_tokens(loop.messages), self._last_tokens) <= limit:
             return
-        old, rest = divided(loop.messages)
-        loop.replace(with_summary(await _summarize(context, old, -loop.step), old, rest, limit=limit))
+        old, rest = split_for_summary(loop.messages)
+        loop.replace(apply_summary(await _summarize(context, old, -loop.step), old, rest, limit=limit))
 
     async def _in_step(self, request: Request, past: StepFinished | None) -> None:
         context, step = self._context, request.step
@@ -344,7 +351,7 @@ class _Driver:
     def _launch(self, scope: Scope, start: StartCall, opened: _OpenCall) -> None:
         context, tool = self._context, self._tools[start.call.name]
         where: Placement = placement_of(tool.work) if tool.isolation == "auto" else tool.isolation
-        opened.deadline_s = context.limits.call_s if tool.timeout_s is None else tool.timeout_s
+        opened.deadline_s = context.limits.call_timeout_s if tool.timeout_s is None else tool.timeout_s
         bounded = opened.deadline_s < math.inf
         opened.scope = own = scope.child(tool.name, deadline_s=opened.deadline_s if bounded else None)
         opened.view = self._new_call(opened.call_id)
@@ -440,7 +447,7 @@ class _Driver:
                 return "interrupted", None, None
             if scope.errors:
                 raise scope.errors[0]
-            result = shown(handle.result(), limit_bytes=limit)
+            result = to_model_text(handle.result(), limit_bytes=limit)
         except Interrupted as interrupted:
             if step.interrupt.triggered:
                 return "interrupted", None, None
@@ -452,14 +459,14 @@ class _Driver:
             if step.interrupt.triggered:
                 if not isinstance(problem, HoldfastError):  # such as the end of its process
                     self._context.log_failure(f"tool {opened.name!r} failed while it was interrupted", problem)
-                return "interrupted", None, redact(cut(format_error(problem), limit))
+                return "interrupted", None, redact(truncate(format_error(problem), limit))
             if isinstance(problem, ToolFailed):
-                return "error", None, cut(str(problem), limit)
+                return "error", None, truncate(str(problem), limit)
             self._context.log_failure(f"tool {opened.name!r} failed", problem)
-            return "error", None, redact(cut(format_error(problem), limit))
+            return "error", None, redact(truncate(format_error(problem), limit))
         ended_by = scope.interrupt.cause
         if ended_by is not None and ended_by.kind == "deadline" and not step.interrupt.triggered:
-            last = cut(result if isinstance(result, str) else msgspec.json.encode(result).decode(), limit)
+            last = truncate(result if isinstance(result, str) else msgspec.json.encode(result).decode(), limit)
             return "error", None, f"{self._too_long(opened)}; before it was stopped it returned: {last}"
         return "ok", result, None
 

@@ -8,9 +8,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from holdfast.agents.journal import current_branch
+from holdfast.agents.journal import current_call_path
 from holdfast.agents.loop import work_with_model
-from holdfast.agents.placing import no_exit
+from holdfast.agents.placement import no_exit
 from holdfast.agents.run import Call, Run
 from holdfast.agents.subtasks import join_subtasks
 
@@ -26,7 +26,7 @@ async def perform(context: RunContext) -> None:
 
     Raises whatever the agent raises, `TypeError` for a result that is not text, and `RuntimeError` for a `SystemExit`.
     """
-    current_branch.set(context.call_path)
+    current_call_path.set(context.call_path)
     agent, run = context.agent, Run(context)
     try:
         if agent.work is None:

@@ -48,7 +48,7 @@ class RunHost(Protocol):
         """Return the session's transcript before this run."""
         ...
 
-    async def kept(self, n: int) -> str:
+    async def agent_state(self, n: int) -> str:
         """Return the state that an agent kept with the transcript's entry `n` (`AgentState.n`); empty if not found."""
         ...
 
@@ -77,7 +77,7 @@ class RunHost(Protocol):
         """Wait for the answer to an open question; ``expired`` is one too."""
         ...
 
-    def at_rest(self, resting: bool) -> None:
+    def on_quiescence(self, is_quiescent: bool) -> None:
         """Report that the run and its children only wait for people, or no longer do."""
         ...
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from holdfast.agents.calls import written
+from holdfast.agents.journaled_calls import written
 from holdfast.agents.output import require_text
 from holdfast.errors import ToolFailed
 from holdfast.protocol.call_hash import is_for_another_call
@@ -18,7 +18,7 @@ __all__ = ["ask_user", "require_approval", "wait_for_answer"]
 
 
 async def ask_user(context: RunContext, text: str) -> Answer:
-    """Ask a person and wait for the answer; see `Run.suspend`."""
+    """Ask a person and wait for the answer; see `Run.ask_user`."""
     require_text(text, "suspend()")
     written(context, text, "the words of the question")
     question_id = context.next_id()

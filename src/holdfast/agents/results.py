@@ -10,12 +10,12 @@ from holdfast.errors import ToolFailed, format_error
 from holdfast.logs import redact
 from holdfast.protocol.events import encode_json, plain
 
-__all__ = ["cut", "shown", "told_briefly"]
+__all__ = ["summarize_error", "to_model_text", "truncate"]
 
 _ERROR_BYTES = 10_000
 
 
-def shown(result: Any, *, limit_bytes: int) -> Any:
+def to_model_text(result: Any, *, limit_bytes: int) -> Any:
     """Return the result as it is stored and as the model sees it, truncated to `limit_bytes` of text or JSON.
 
     Raises:
@@ -24,7 +24,7 @@ def shown(result: Any, *, limit_bytes: int) -> Any:
     if result is None or isinstance(result, (bool, int, float)):
         return result
     if isinstance(result, str):
-        return cut(result, limit_bytes)
+        return truncate(result, limit_bytes)
     if isinstance(result, (bytes, bytearray, memoryview)):
         raise ToolFailed(
             f"the tool returned {len(result):,} bytes of binary data, which cannot be shown",
@@ -39,10 +39,10 @@ def shown(result: Any, *, limit_bytes: int) -> Any:
         ) from None
     if len(encoded) <= limit_bytes:
         return msgspec.json.decode(encoded)
-    return cut(encoded.decode(), limit_bytes)
+    return truncate(encoded.decode(), limit_bytes)
 
 
-def cut(text: str, limit_bytes: int) -> str:
+def truncate(text: str, limit_bytes: int) -> str:
     """Return the text; if it is too long, its beginning and end, with a note in between."""
     if len(text) <= limit_bytes:
         text = plain(text)
@@ -57,6 +57,6 @@ def cut(text: str, limit_bytes: int) -> str:
     return f"{head}\n[… {left_out:,} characters left out: the result is longer than {limit_bytes:,} bytes …]\n{tail}"
 
 
-def told_briefly(error: BaseException) -> str:
+def summarize_error(error: BaseException) -> str:
     """Return an error's class and text for the log and for models: bounded, and redacted."""
-    return redact(cut(format_error(error), _ERROR_BYTES))
+    return redact(truncate(format_error(error), _ERROR_BYTES))

@@ -10,13 +10,13 @@ from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Itera
 from typing import TYPE_CHECKING, Any
 
 from holdfast.agents.agent import Agent, AgentLike, as_agent
-from holdfast.agents.call import CallContext
-from holdfast.agents.calls import Wanted, make_call, written
+from holdfast.agents.call_context import CallContext
 from holdfast.agents.children import ChildTask, delegate
 from holdfast.agents.fanout import run_map, run_parallel
-from holdfast.agents.journal import Branch
+from holdfast.agents.journal import CallPath
+from holdfast.agents.journaled_calls import CallRequest, make_call, written
 from holdfast.agents.output import Emission, require_text
-from holdfast.agents.placing import Placement, name_of
+from holdfast.agents.placement import Placement, name_of
 from holdfast.agents.questions import ask_user, require_approval
 from holdfast.agents.subtasks import spawn_subtask
 from holdfast.protocol.events import StepStarted
@@ -121,7 +121,7 @@ class Run:
         """The usage of the run and its children so far, in earlier attempts too."""
         return self.context.usage
 
-    async def steered(self) -> list[Message]:
+    async def take_steering(self) -> list[Message]:
         """Take the messages sent with the policy ``steer`` since the run began or this was last called, in order.
 
         They are durably part of this run, and are settled with it. An agent with a model takes them before each step.
@@ -207,7 +207,7 @@ class Run:
         require_text(label, "call(name=)")
         given = {**({"args": args} if args else {}), **kwargs}
         arguments = written(context, given, f"the arguments of {label}") or None
-        wanted = Wanted(
+        wanted = CallRequest(
             name=label,
             work=work,
             args=args,
@@ -219,7 +219,7 @@ class Run:
         )
         return await make_call(Call(self, context.next_id()), wanted)
 
-    async def use(self, tool: Tool, arguments: dict[str, Any]) -> Any:
+    async def call_tool(self, tool: Tool, arguments: dict[str, Any]) -> Any:
         """Call a tool inside another call, with arguments as a model gives them.
 
         If the tool requires approval, a person is asked first. The run stays in memory while it waits for the answer,
@@ -236,7 +236,7 @@ class Run:
         call_id = context.next_id()
         if tool.needs_approval(arguments):
             await require_approval(context, call_id, tool, arguments)
-        wanted = Wanted(
+        wanted = CallRequest(
             name=tool.name,
             work=tool.work,
             kwargs=values,
@@ -249,11 +249,11 @@ class Run:
         return await make_call(Call(self, call_id), wanted)
 
     @property
-    def held_by(self) -> tuple[str, ...]:
+    def exclusive_calls(self) -> tuple[str, ...]:
         """The names of the exclusive calls that have not really ended; some may have been given up."""
         return self.context.exclusive_calls.names
 
-    def released(self, fn: Callable[[], object]) -> None:
+    def when_exclusive_calls_end(self, fn: Callable[[], object]) -> None:
         """Call it on the run's loop once all exclusive calls have ended; at once if none is open."""
         self.context.exclusive_calls.when_ended(fn)
 
@@ -310,7 +310,7 @@ class Run:
         context.check_open()
         definition = context.host.find_agent(agent) if isinstance(agent, str) else as_agent(agent)
         require_text(text, "delegate()")
-        task = ChildTask(agent=definition, text=text, branch=Branch(context.next_id()), deadline_s=timeout_s)
+        task = ChildTask(agent=definition, text=text, branch=CallPath(context.next_id()), deadline_s=timeout_s)
         return await delegate(context, task)
 
     async def map(
@@ -359,7 +359,7 @@ class Run:
 
     # ── people, and work that outlives the run ───────────────────────────────────────────────────────────────────
 
-    async def suspend(self, text: str) -> Answer:
+    async def ask_user(self, text: str) -> Answer:
         """Ask a person, and wait for the answer: ``answered`` with a text, or ``expired``.
 
         The question is durable before it is shown. A replayable agent may be unloaded meanwhile and resumes in a later

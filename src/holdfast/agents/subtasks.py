@@ -7,8 +7,8 @@ from collections.abc import Callable, Coroutine
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
-from holdfast.agents.journal import Branch
-from holdfast.agents.placing import Placement, name_of, placed, placement_of
+from holdfast.agents.journal import CallPath
+from holdfast.agents.placement import Placement, name_of, placed, placement_of
 
 if TYPE_CHECKING:
     from holdfast.agents.context import RunContext
@@ -45,7 +45,7 @@ def spawn_subtask(
     on_end = count_off if where == "loop" else functools.partial(context.call_on_loop, count_off)
     try:
         handle: Handle[Any] = context.scope.spawn(
-            placed(bound, Branch(context.next_id()), where, on_end), on=where, name=label
+            placed(bound, CallPath(context.next_id()), where, on_end), on=where, name=label
         )
     except BaseException:
         count_off()

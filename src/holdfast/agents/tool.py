@@ -19,7 +19,7 @@ from holdfast.protocol.supervision import is_seconds
 if TYPE_CHECKING:
     from holdfast.clock import Clock
 
-__all__ = ["Approval", "Home", "Isolation", "Tool", "Toolset", "as_tool", "tool", "wants_call"]
+__all__ = ["Approval", "Isolation", "Tool", "Toolset", "ToolsetContext", "as_tool", "tool", "wants_call"]
 
 Isolation = Literal["auto", "loop", "thread", "process"]
 Approval: TypeAlias = "bool | Callable[[dict[str, Any]], bool]"
@@ -198,7 +198,7 @@ def _summary(doc: str) -> str:
     return _SECTION.split(doc, maxsplit=1)[0].strip()
 
 
-class Home(Protocol):
+class ToolsetContext(Protocol):
     """The host, as a toolset sees it while the host is up."""
 
     @property
@@ -235,6 +235,6 @@ class Toolset:
         """Return the folders in which it reads or changes files; a host refuses those that have files of its own."""
         return ()
 
-    def lifespan(self, home: Home) -> AbstractAsyncContextManager[object]:
+    def lifespan(self, home: ToolsetContext) -> AbstractAsyncContextManager[object]:
         """Entered once when the host starts, outside of any run, and left when it closes. By default nothing."""
         return nullcontext()

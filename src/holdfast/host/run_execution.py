@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from holdfast.agents.context import RunContext
-from holdfast.agents.journal import Branch, Journal
+from holdfast.agents.journal import CallPath, Journal
 from holdfast.agents.perform import perform
 from holdfast.errors import (
     HoldfastError,
@@ -158,7 +158,7 @@ class RunExecution:
             journal=journal,
             host=self._adapter,
             limits=parts.limits,
-            call_path=Branch(claim.lease.run_id),
+            call_path=CallPath(claim.lease.run_id),
             perform=perform,
         )
         self._handle: Handle[None] | None = None

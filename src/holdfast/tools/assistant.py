@@ -16,7 +16,7 @@ import msgspec
 from holdfast.agents import Agent
 from holdfast.agents.model import Model
 from holdfast.agents.model_lookup import find_model
-from holdfast.agents.tool import Approval, Home, Tool, Toolset, tool
+from holdfast.agents.tool import Approval, Tool, Toolset, ToolsetContext, tool
 from holdfast.errors import ConfigurationError, ToolFailed
 from holdfast.protocol.loop import AgentLimits
 from holdfast.tools.browser import Browser
@@ -159,7 +159,7 @@ class _Asked(Toolset):
     def tools(self) -> Sequence[Tool]:
         return [dataclasses.replace(tool, approval=self._approval) for tool in self._toolset.tools()]
 
-    def lifespan(self, home: Home) -> AbstractAsyncContextManager[object]:
+    def lifespan(self, home: ToolsetContext) -> AbstractAsyncContextManager[object]:
         return self._toolset.lifespan(home)
 
 
@@ -173,7 +173,7 @@ async def ask_user(call: Call, question: str) -> str:
     Parameters:
         question: the question, with everything the user needs to know to answer it.
     """
-    answer = await call.run.suspend(question)
+    answer = await call.run.ask_user(question)
     if answer.decision != "answered":
         raise ToolFailed("the user did not answer in time")
     return answer.text or "(an empty answer)"

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.agents.run import Call
-from holdfast.agents.tool import Home, Tool, Toolset, tool
+from holdfast.agents.tool import Tool, Toolset, ToolsetContext, tool
 from holdfast.errors import MissingExtra, ToolFailed
 from holdfast.runtime import check_interrupt, current_scope
 from holdfast.tools.environment import clean_environment
@@ -107,7 +107,7 @@ class Browser(Toolset):
         self._windows: dict[tuple[str, str], _Window] = {}
 
     @contextlib.asynccontextmanager
-    async def lifespan(self, home: Home) -> AsyncIterator[None]:
+    async def lifespan(self, home: ToolsetContext) -> AsyncIterator[None]:
         """Import Playwright before the first run: the import takes a second, which would block the loop."""
         await asyncio.get_running_loop().run_in_executor(None, importlib.import_module, "playwright.async_api")
         yield

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.agents.run import Call
 from holdfast.agents.schema import check_schema
-from holdfast.agents.tool import Home, Tool, Toolset
+from holdfast.agents.tool import Tool, Toolset, ToolsetContext
 from holdfast.errors import ConfigurationError, MissingExtra, RunClosed, ToolFailed
 from holdfast.runtime import Scope
 from holdfast.tools.mcp_http import open_http
@@ -152,7 +152,7 @@ class McpServer(Toolset):
         return self._tools
 
     @asynccontextmanager
-    async def lifespan(self, home: Home) -> AsyncGenerator[None, None]:
+    async def lifespan(self, home: ToolsetContext) -> AsyncGenerator[None, None]:
         """Connect, and stay connected until the block exits.
 
         Raises:

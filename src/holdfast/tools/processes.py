@@ -20,7 +20,7 @@ from pathlib import Path
 
 from holdfast import ids
 from holdfast.agents.run import Call
-from holdfast.agents.tool import Approval, Home, Tool, Toolset, tool
+from holdfast.agents.tool import Approval, Tool, Toolset, ToolsetContext, tool
 from holdfast.clock import Clock, system_clock
 from holdfast.errors import Conflict, HoldfastError, InvalidRequest, NotFound, ScopeClosed, ToolFailed
 from holdfast.protocol.stopping import Cause
@@ -167,7 +167,7 @@ class Processes(Toolset):
     # ── host lifespan ────────────────────────────────────────────────────────────────────────────────────────────
 
     @contextlib.asynccontextmanager
-    async def lifespan(self, home: Home) -> AsyncIterator[None]:
+    async def lifespan(self, home: ToolsetContext) -> AsyncIterator[None]:
         """End processes that an earlier host left behind, notify their sessions, and keep notes from then on."""
         self._clock = home.clock
         notes = None if home.data_dir is None else Notes(home.data_dir / "processes")
@@ -390,7 +390,7 @@ def _ends_the_host(cause: Cause | None) -> bool:
     return False
 
 
-async def _tell_of(note: Note, home: Home) -> bool:
+async def _tell_of(note: Note, home: ToolsetContext) -> bool:
     """Kill what a host left of a process and notify its session; return False if the message must be retried."""
     killed = note.kill()
     alive = f"; {killed} of its processes survived it and were killed" if killed else ""

@@ -25,9 +25,9 @@ from typing import Any
 import msgspec
 
 from holdfast.agents.agent import Agent
-from holdfast.agents.results import cut
+from holdfast.agents.results import truncate
 from holdfast.agents.run import Call
-from holdfast.agents.tool import Approval, Home, Tool, Toolset, tool
+from holdfast.agents.tool import Approval, Tool, Toolset, ToolsetContext, tool
 from holdfast.agents.toolbox import toolbox
 from holdfast.errors import Interrupted, NotSupported, ToolFailed, format_error
 from holdfast.protocol.events import encode_json
@@ -128,7 +128,7 @@ class Python(Toolset):
         return find_isolation().kind == "none"
 
     @contextlib.asynccontextmanager
-    async def lifespan(self, home: Home) -> AsyncIterator[None]:
+    async def lifespan(self, home: ToolsetContext) -> AsyncIterator[None]:
         """Probe the machine's isolation before the first run."""
         await asyncio.get_running_loop().run_in_executor(None, find_isolation)
         yield
@@ -353,7 +353,7 @@ class _Conversation:
                 answer = {"kind": "result", "id": message.id, "value": await self._use(message)}
             except Exception as error:
                 text = str(error) if isinstance(error, ToolFailed) else format_error(error)
-                answer = {"kind": "error", "id": message.id, "text": cut(text, _FRAME_BYTES)}
+                answer = {"kind": "error", "id": message.id, "text": truncate(text, _FRAME_BYTES)}
             finally:
                 self._count(-1)
             writer.write(_framed(answer))
@@ -366,7 +366,7 @@ class _Conversation:
         tool = self._offered.get(message.tool)
         if tool is None:
             raise ToolFailed(f"unknown tool {message.tool!r}; available: {', '.join(self._offered) or 'none'}")
-        return await self._call.run.use(tool, message.arguments)
+        return await self._call.run.call_tool(tool, message.arguments)
 
 
 @contextlib.asynccontextmanager

@@ -12,12 +12,12 @@ from typing import Any
 
 from langchain_core.runnables.config import var_child_runnable_config
 
-from holdfast.agents.journal import Branch
+from holdfast.agents.journal import CallPath
 
-__all__ = ["NodeBranch"]
+__all__ = ["NodeCallPath"]
 
 
-class NodeBranch(Branch):
+class NodeCallPath(CallPath):
     """Numbers the calls of each node execution separately, the same in every attempt.
 
     Parameters:
@@ -32,7 +32,7 @@ class NodeBranch(Branch):
         self._of_node: dict[str, Iterator[int]] = {}
 
     def next_id(self) -> str:
-        """See `Branch.next_id`."""
+        """See `CallPath.next_id`."""
         where = self._node_of(var_child_runnable_config.get())
         return f"{self.path}.{where}.{next(self._of_node.setdefault(where, itertools.count(1)))}"
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from holdfast.agents.adapters.langgraph_messages import as_json, readable
-from holdfast.agents.calls import written
 from holdfast.agents.fanout import run_parallel
-from holdfast.agents.journal import Branch, current_branch
+from holdfast.agents.journal import CallPath, current_call_path
+from holdfast.agents.journaled_calls import written
 from holdfast.agents.questions import wait_for_answer
 from holdfast.errors import ConfigurationError
 from holdfast.protocol.events import plain
@@ -96,7 +96,7 @@ def _reply(answer: Answer) -> dict[str, Any]:
 async def ask_all(context: RunContext, questions: Sequence[Question]) -> list[Answer]:
     """Ask people one question after the other, and wait for all answers; earlier answers come from the journal.
 
-    Raises as `Run.suspend`.
+    Raises as `Run.ask_user`.
     """
     with context.deadlines_held():
         for question in questions:
@@ -106,12 +106,12 @@ async def ask_all(context: RunContext, questions: Sequence[Question]) -> list[An
         ids = [question.question_id for question in questions]
         if len(ids) == 1:
             return [await _answered(context, ids[0])]
-        token = current_branch.set(Branch(f"{ids[0]}.all"))
+        token = current_call_path.set(CallPath(f"{ids[0]}.all"))
         try:
             answers = [functools.partial(_answered, context, question_id) for question_id in ids]
             return await run_parallel(context, answers)
         finally:
-            current_branch.reset(token)
+            current_call_path.reset(token)
 
 
 async def _answered(context: RunContext, question_id: str) -> Answer:

@@ -26,12 +26,12 @@ from langgraph.graph.message import REMOVE_ALL_MESSAGES, add_messages
 from langgraph.types import Command
 
 from holdfast.agents.adapters.langgraph_messages import as_json, asked, messages_of, text_of
-from holdfast.agents.adapters.langgraph_numbers import NodeBranch
+from holdfast.agents.adapters.langgraph_numbers import NodeCallPath
 from holdfast.agents.adapters.langgraph_people import ask_all, questions_of, resume_of
 from holdfast.agents.adapters.langgraph_speech import Nodes, Speech
 from holdfast.agents.adapters.langgraph_state import Kept, RunSaver, fingerprint, owner, pack, unpack
-from holdfast.agents.journal import current_branch
-from holdfast.agents.results import told_briefly
+from holdfast.agents.journal import current_call_path
+from holdfast.agents.results import summarize_error
 from holdfast.errors import ConfigurationError, RunFailed
 from holdfast.protocol.events import (
     ChildFinished,
@@ -94,7 +94,7 @@ class GraphRun:
             await self._work()
             status = "completed"
         except Exception as problem:
-            status, error = "failed", told_briefly(problem)
+            status, error = "failed", summarize_error(problem)
             raise
         finally:
             self._saver.close()
@@ -201,7 +201,7 @@ class GraphRun:
                 entry = history[at]
                 if entry.agent_state is None or entry.agent_state.by != owner(self._agent.name):
                     continue
-                kept = unpack(await self._context.host.kept(entry.agent_state.n), self._agent.name)
+                kept = unpack(await self._context.host.agent_state(entry.agent_state.n), self._agent.name)
                 if kept is None:
                     break
                 first = next(n for n, one in enumerate(history) if one.run_id == entry.run_id)
@@ -232,7 +232,7 @@ class GraphRun:
             self._set_down(ended=not stopped)
             status = "ok"
         except Exception as problem:
-            status, error = "error", told_briefly(problem)
+            status, error = "error", summarize_error(problem)
             raise
         finally:
             if not self._context.closed:
@@ -245,7 +245,7 @@ class GraphRun:
     async def _stream(self, given: Any, config: Any, nodes: Nodes) -> bool:
         agent, speech = self._agent, self._speech
         stopped = False
-        token = current_branch.set(NodeBranch(self._id, self._inside))
+        token = current_call_path.set(NodeCallPath(self._id, self._inside))
         try:
             parts = self._graph.astream(
                 given,
@@ -284,7 +284,7 @@ class GraphRun:
                 hint="check the keys of its state, and the results of input= and its nodes",
             ) from error
         finally:
-            current_branch.reset(token)
+            current_call_path.reset(token)
         await speech.flush()
         return stopped or (agent.breaks and bool((await self._graph.aget_state(config)).next))
 
@@ -350,7 +350,7 @@ class GraphRun:
             text = answer(output) if callable(answer) else _shown(output if answer is None else output[answer])
         except (KeyError, TypeError, IndexError) as error:
             raise RunFailed(
-                f"making the answer from the output of the graph {self._agent.name!r} failed: {told_briefly(error)}",
+                f"making the answer from the output of the graph {self._agent.name!r} failed: {summarize_error(error)}",
                 hint=f"its output is {plain(repr(output))[:300]}; see answer= of graph_agent()",
             ) from error
         if not isinstance(text, str):

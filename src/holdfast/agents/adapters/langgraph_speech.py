@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, ToolMessage
 
 from holdfast.agents.adapters.langgraph_messages import as_json, readable, reasoning_of, text_of, usage_of
-from holdfast.agents.results import cut, told_briefly
+from holdfast.agents.results import summarize_error, truncate
 from holdfast.protocol.events import ReasoningDelta, ToolFinished, ToolOutput, ToolStarted, plain
 from holdfast.protocol.messages import Usage
 from holdfast.protocol.transcript import STEP_BREAK
@@ -166,7 +166,7 @@ class Speech:
         if call_id is None:
             return  # result of a call made elsewhere
         status: Literal["ok", "error"] = "error" if message.status == "error" else "ok"
-        text = cut(text_of(message), self._context.limits.result_limit_bytes)
+        text = truncate(text_of(message), self._context.limits.result_limit_bytes)
         self._context.write(self._finished(call_id, status, text))
         self._said.append([call_id, status, text])
 
@@ -215,7 +215,7 @@ class Nodes:
             del self._open[task]
             error = part["error"]
             if error is not None:
-                self._end(task, "error", told_briefly(error) if isinstance(error, BaseException) else str(error))
+                self._end(task, "error", summarize_error(error) if isinstance(error, BaseException) else str(error))
             elif part["interrupts"]:
                 self._end(task, "interrupted", "it asks a person")
             else:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
-from holdfast.agents.tool import Home, Tool, Toolset
+from holdfast.agents.tool import Tool, Toolset, ToolsetContext
 from holdfast.errors import ConfigurationError, MissingExtra, ModelFailed, UnknownAttachment, format_error
 from holdfast.logs import redact
 from holdfast.protocol.messages import Usage
@@ -96,7 +96,7 @@ class PydanticModel(Toolset):
         return ()
 
     @asynccontextmanager
-    async def lifespan(self, home: Home | None = None) -> AsyncGenerator[None]:
+    async def lifespan(self, home: ToolsetContext | None = None) -> AsyncGenerator[None]:
         """Reuse connections between the requests of this event loop; leaving the block closes them."""
         async with self._model():
             yield

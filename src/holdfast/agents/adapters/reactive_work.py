@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.agents.adapters.reactive_flow import Work
 from holdfast.agents.agent import Agent
-from holdfast.agents.journal import Branch, current_branch
-from holdfast.agents.placing import name_of, placement_of
+from holdfast.agents.journal import CallPath, current_call_path
+from holdfast.agents.placement import name_of, placement_of
 from holdfast.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def branching(work: Work, run: Run) -> Work:
     base = run.context.next_id()
 
     async def branch(scope: Scope, index: int, item: Any) -> Any:
-        current_branch.set(Branch(f"{base}.{index + 1}"))
+        current_call_path.set(CallPath(f"{base}.{index + 1}"))
         run.context.activity.add()
         try:
             return await work(scope, index, item)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from holdfast.agents.agent import Agent
-from holdfast.agents.branches import Branches
-from holdfast.agents.children import leave_off, past_end
+from holdfast.agents.child_group import ChildGroup
+from holdfast.agents.children import cancel_stale_child, recorded_outcome
 from holdfast.agents.compose.answers import Join, joined, result_of, texts_in_order
-from holdfast.agents.compose.parts import BranchLike, Part, named, shape
-from holdfast.agents.journal import Branch
+from holdfast.agents.compose.branch_spec import BranchLike, BranchSpec, composite, named
+from holdfast.agents.journal import CallPath
 from holdfast.errors import BranchesFailed, ConfigurationError
 from holdfast.protocol.stopping import Cause
 from holdfast.protocol.supervision import BranchResult, Need, Quorum, Verdict, told_results
@@ -72,14 +72,14 @@ def parallel(
         concurrency=concurrency or len(parts),
         join=join or texts_in_order,
     )
-    return shape(name, work, parts, description)
+    return composite(name, work, parts, description)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Parallel:
     """The work of the agent."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[BranchSpec, ...]
     quorum: Quorum
     interrupts: bool
     concurrency: int
@@ -96,8 +96,8 @@ class _Race:
         self._run = run
         self._context = run.context
         self._work = work
-        self._branches = Branches(run.context, self._take)
-        self._tasks = [part.task(run, run.text, Branch(run.context.next_id())) for part in work.parts]
+        self._branches = ChildGroup(run.context, self._take)
+        self._tasks = [part.task(run, run.text, CallPath(run.context.next_id())) for part in work.parts]
         self._waiting = deque(range(len(self._tasks)))
         self._results: dict[int, BranchResult] = {}
         self._order: list[int] = []  # completed branches, in the order of their ends
@@ -120,7 +120,7 @@ class _Race:
         """Take the recorded outcomes, in the order of the log; these branches are not repeated."""
         ends: list[tuple[int, ChildFinished]] = []
         for number in self._waiting:
-            past = past_end(self._context, self._tasks[number])
+            past = recorded_outcome(self._context, self._tasks[number])
             if past is not None:
                 ends.append((number, past))
         for number, past in sorted(ends, key=lambda end: end[1].seq):
@@ -137,7 +137,7 @@ class _Race:
                 await branches.changed()
         if self._decided is not None:
             for number in self._waiting:
-                if (left := leave_off(self._context, self._tasks[number], self._decided)) is not None:
+                if (left := cancel_stale_child(self._context, self._tasks[number], self._decided)) is not None:
                     self._results[number] = result_of(self._tasks[number].label, left)
         while branches.busy:
             await branches.changed()

@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from holdfast.agents.agent import Agent
-from holdfast.agents.branches import Branches
-from holdfast.agents.children import Child, ChildTask, leave_off, past_end
-from holdfast.agents.compose.parts import BranchLike, Part, named, part_of, shape
-from holdfast.agents.journal import Branch
+from holdfast.agents.child_group import ChildGroup
+from holdfast.agents.children import Child, ChildTask, cancel_stale_child, recorded_outcome
+from holdfast.agents.compose.branch_spec import BranchLike, BranchSpec, branch_spec, composite, named
+from holdfast.agents.journal import CallPath
 from holdfast.clock import system_clock
 from holdfast.errors import ConfigurationError, InvalidSchedule, RunFailed
 from holdfast.protocol.schedules import Cadence, Miss, begin, check_cadence, counted, step
@@ -91,19 +91,19 @@ def periodic(
         raise ConfigurationError(f"{name!r}: {error.message}", hint=error.hint) from None
     if overlap not in ("queue", "reject", "interrupt"):
         raise ConfigurationError(f"unknown overlap {overlap!r}", hint="choose queue, reject or interrupt")
-    ticking, streamers = replace(part_of(agent)), named(beside)  # a copy: it may be beside itself
+    ticking, streamers = replace(branch_spec(agent)), named(beside)  # a copy: it may be beside itself
     work = _Periodic(part=ticking, cadence=cadence, overlap=overlap, beside=streamers)
-    return shape(name, work, (ticking, *streamers), description)
+    return composite(name, work, (ticking, *streamers), description)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Periodic:
     """The work of the agent."""
 
-    part: Part
+    part: BranchSpec
     cadence: Cadence
     overlap: Overlap
-    beside: tuple[Part, ...]
+    beside: tuple[BranchSpec, ...]
 
     async def __call__(self, run: Run) -> str:
         return await _Ticks(run, self).answer()
@@ -116,8 +116,8 @@ class _Ticks:
         self._run = run
         self._context = run.context
         self._work = work
-        self._branches: Branches[Part] = Branches(run.context, self._ended)
-        self._streams = [(part, self._task(part, Branch(run.context.next_id()))) for part in work.beside]
+        self._branches: ChildGroup[BranchSpec] = ChildGroup(run.context, self._ended)
+        self._streams = [(part, self._task(part, CallPath(run.context.next_id()))) for part in work.beside]
         self._ticks = run.context.next_id()
         self._begun = 0  # ticks, in earlier attempts too
         self._progress = begin(work.cadence, run.run_id, run.now())
@@ -127,13 +127,13 @@ class _Ticks:
         self._text = ""
         self._problem: tuple[str, BaseException | None] | None = None
 
-    def _task(self, part: Part, place: Branch) -> ChildTask:
+    def _task(self, part: BranchSpec, place: CallPath) -> ChildTask:
         return part.task(self._run, self._run.text, place)
 
     @property
-    def _place(self) -> Branch:
+    def _place(self) -> CallPath:
         """The call path of the next tick."""
-        return Branch(f"{self._ticks}.{self._begun + 1}")
+        return CallPath(f"{self._ticks}.{self._begun + 1}")
 
     async def answer(self) -> str:
         """Tick to the end. Raises `RunFailed`."""
@@ -153,7 +153,7 @@ class _Ticks:
         """Take the recorded ticks; they are not repeated."""
         while self._context.journal.knows_child(self._place.path):
             task = self._task(self._work.part, self._place)
-            past = past_end(self._context, task)
+            past = recorded_outcome(self._context, task)
             if past is None:
                 self._next = task
                 self._wanted = self._progress.tick_at is not None
@@ -164,7 +164,7 @@ class _Ticks:
 
     async def _drive(self) -> None:
         for part, task in self._streams:
-            past = past_end(self._context, task)
+            past = recorded_outcome(self._context, task)
             if past is None:
                 await self._branches.begin(task, part)
             else:
@@ -177,7 +177,7 @@ class _Ticks:
         over = self._cause("the ticks are over" if self._problem is None else self._problem[0])
         self._branches.stop_all(over)
         if self._next is not None:
-            leave_off(self._context, self._next, over)
+            cancel_stale_child(self._context, self._next, over)
         while self._branches.busy:
             await self._branches.changed()
 
@@ -219,7 +219,7 @@ class _Ticks:
     def _cause(self, reason: str) -> Cause:
         return Cause(kind="stop", reason=reason, origin=self._run.agent.name, at=self._run.now())
 
-    def _ended(self, part: Part, finished: ChildFinished, problem: BaseException | None) -> None:
+    def _ended(self, part: BranchSpec, finished: ChildFinished, problem: BaseException | None) -> None:
         if part is self._work.part:
             self._child = None
             self._took(finished, problem)

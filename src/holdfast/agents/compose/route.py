@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from holdfast.agents.agent import Agent
 from holdfast.agents.children import delegate
 from holdfast.agents.compose.answers import hand_over
-from holdfast.agents.compose.parts import BranchLike, Part, part_of, shape
-from holdfast.agents.journal import Branch
+from holdfast.agents.compose.branch_spec import BranchLike, BranchSpec, branch_spec, composite
+from holdfast.agents.journal import CallPath
 from holdfast.errors import ConfigurationError, UnknownBranch
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def route(
         ConfigurationError: no branches, or two whose names differ in case only. The agent's run raises `UnknownBranch`
             if the answer is not the name of a branch and `otherwise` was not given.
     """
-    parts = {_plain(key): replace(part_of(thing), name=key) for key, thing in routes.items()}
+    parts = {_plain(key): replace(branch_spec(thing), name=key) for key, thing in routes.items()}
     if not parts:
         raise ConfigurationError("no branches given", hint="pass at least one agent, by its name")
     if len(parts) < len(routes) or "" in parts:
@@ -54,11 +54,11 @@ def route(
             f"ambiguous or empty branch names: {', '.join(map(repr, routes))}",
             hint="pick names that differ in more than case, quotes and white space",
         )
-    chooser = part_of(choose)
+    chooser = branch_spec(choose)
     chooser = chooser if chooser.name else replace(chooser, name="choose")
-    rest = None if otherwise is None else part_of(otherwise)
+    rest = None if otherwise is None else branch_spec(otherwise)
     work = _Route(choose=chooser, parts=parts, otherwise=rest)
-    return shape(name, work, [chooser, *parts.values(), *([rest] if rest else [])], description)
+    return composite(name, work, [chooser, *parts.values(), *([rest] if rest else [])], description)
 
 
 def _plain(name: str) -> str:
@@ -69,12 +69,12 @@ def _plain(name: str) -> str:
 class _Route:
     """The work of the agent."""
 
-    choose: Part
-    parts: dict[str, Part] = field(hash=False)
-    otherwise: Part | None
+    choose: BranchSpec
+    parts: dict[str, BranchSpec] = field(hash=False)
+    otherwise: BranchSpec | None
 
     async def __call__(self, run: Run) -> None:
-        chosen = await delegate(run.context, self.choose.task(run, run.text, Branch(run.context.next_id())))
+        chosen = await delegate(run.context, self.choose.task(run, run.text, CallPath(run.context.next_id())))
         part = self.parts.get(_plain(chosen), self.otherwise)
         if part is None:
             shown = chosen if len(chosen) <= _SHOWN else f"{chosen[: _SHOWN - 1]}…"
@@ -82,4 +82,4 @@ class _Route:
                 f"{self.choose.label!r} answered {shown!r}, but {run.agent.name!r} has no such branch",
                 hint=f"its branches are: {', '.join(part.name for part in self.parts.values())}",
             )
-        await hand_over(run, part.task(run, run.text, Branch(run.context.next_id()), aloud=True))
+        await hand_over(run, part.task(run, run.text, CallPath(run.context.next_id()), aloud=True))

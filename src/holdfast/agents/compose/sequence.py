@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from holdfast.agents.agent import Agent
 from holdfast.agents.children import delegate
 from holdfast.agents.compose.answers import hand_over
-from holdfast.agents.compose.parts import BranchLike, Part, named, shape
-from holdfast.agents.journal import Branch
+from holdfast.agents.compose.branch_spec import BranchLike, BranchSpec, composite, named
+from holdfast.agents.journal import CallPath
 from holdfast.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -35,18 +35,18 @@ def sequence(*branches: BranchLike, name: str = "sequence", description: str = "
     parts = named(branches)
     if not parts:
         raise ConfigurationError("no branches given", hint="pass at least one agent")
-    return shape(name, _Sequence(parts=parts), parts, description)
+    return composite(name, _Sequence(parts=parts), parts, description)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sequence:
     """The work of the agent."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[BranchSpec, ...]
 
     async def __call__(self, run: Run) -> None:
         context, text = run.context, run.text
         for number, part in enumerate(self.parts[:-1]):
-            text = await delegate(context, part.task(run, text, Branch(context.next_id()), inherits=number == 0))
-        last = self.parts[-1].task(run, text, Branch(context.next_id()), inherits=len(self.parts) == 1, aloud=True)
+            text = await delegate(context, part.task(run, text, CallPath(context.next_id()), inherits=number == 0))
+        last = self.parts[-1].task(run, text, CallPath(context.next_id()), inherits=len(self.parts) == 1, aloud=True)
         await hand_over(run, last)

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from holdfast.agents.agent import Agent
-from holdfast.agents.branches import Branches
-from holdfast.agents.children import Child, leave_off, past_end
+from holdfast.agents.child_group import ChildGroup
+from holdfast.agents.children import Child, cancel_stale_child, recorded_outcome
 from holdfast.agents.compose.answers import Join, joined, result_of, texts_in_order
-from holdfast.agents.compose.parts import BranchLike, Part, named, shape
-from holdfast.agents.journal import Branch
+from holdfast.agents.compose.branch_spec import BranchLike, BranchSpec, composite, named
+from holdfast.agents.journal import CallPath
 from holdfast.errors import BranchesFailed, ConfigurationError, TooManyRestarts
 from holdfast.protocol.stopping import Cause
 from holdfast.protocol.supervision import BranchResult, Intensity, is_seconds, told_results
@@ -84,14 +84,14 @@ def supervised(
         delay_s=delay_s,
         join=join or texts_in_order,
     )
-    return shape(name, work, parts, description)
+    return composite(name, work, parts, description)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Supervised:
     """The work of the agent."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[BranchSpec, ...]
     strategy: Strategy
     restarts: int
     within_s: float
@@ -107,7 +107,7 @@ class _Slot:
 
     __slots__ = ("child", "due_at", "index", "over", "part", "place", "result", "task")
 
-    def __init__(self, index: int, part: Part, place: Branch) -> None:
+    def __init__(self, index: int, part: BranchSpec, place: CallPath) -> None:
         self.index = index
         self.part = part
         self.place = place
@@ -135,8 +135,8 @@ class _Supervision:
         self._run = run
         self._context = run.context
         self._work = work
-        self._branches = Branches(run.context, self._ended)
-        self._slots = [_Slot(index, part, Branch(run.context.next_id())) for index, part in enumerate(work.parts)]
+        self._branches = ChildGroup(run.context, self._ended)
+        self._slots = [_Slot(index, part, CallPath(run.context.next_id())) for index, part in enumerate(work.parts)]
         self._intensity = Intensity(work.restarts, work.within_s)
         self._failures: list[str] = []
         self._problem: BaseException | None = None
@@ -165,7 +165,7 @@ class _Supervision:
         """Take the recorded outcomes; failures count as they did then."""
         ends: list[tuple[_Slot, ChildFinished]] = []
         for slot in self._slots:
-            while (past := past_end(self._context, self._next(slot))) is not None:
+            while (past := recorded_outcome(self._context, self._next(slot))) is not None:
                 slot.task = None
                 ends.append((slot, past))
         for slot, past in sorted(ends, key=lambda end: end[1].seq):
@@ -178,7 +178,7 @@ class _Supervision:
     def _next(self, slot: _Slot) -> ChildTask:
         """Return the task of the slot's next incarnation; it is numbered once."""
         if slot.task is None:
-            slot.task = slot.part.task(self._run, self._run.text, Branch(slot.place.next_id()))
+            slot.task = slot.part.task(self._run, self._run.text, CallPath(slot.place.next_id()))
         return slot.task
 
     # ── at work ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -200,7 +200,7 @@ class _Supervision:
         end = self._end or self._cause("all other branches have ended")
         self._branches.stop_all(end)
         for slot in self._slots:
-            if slot.task is not None and (left := leave_off(self._context, slot.task, end)) is not None:
+            if slot.task is not None and (left := cancel_stale_child(self._context, slot.task, end)) is not None:
                 slot.result = result_of(slot.name, left)
         while self._branches.busy:
             await self._branches.changed()

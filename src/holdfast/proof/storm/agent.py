@@ -159,11 +159,11 @@ class _Work:
             case "raw":
                 await self._foreign(name)
             case "ask":
-                await self._run.emit((await self._run.suspend(f"{name}: how to continue?")).decision)
+                await self._run.emit((await self._run.ask_user(f"{name}: how to continue?")).decision)
             case "listen":
                 for _ in range(_LISTENS):
                     await asyncio.sleep(span_s / _LISTENS)
-                    await self._run.steered()
+                    await self._run.take_steering()
             case "pour":
                 for _ in range(_POURED):
                     await self._run.emit(_CUP)

@@ -14,16 +14,16 @@ from holdfast.errors import ConfigurationError
 from holdfast.protocol.supervision import is_seconds
 
 if TYPE_CHECKING:
-    from holdfast.agents.journal import Branch
+    from holdfast.agents.journal import CallPath
     from holdfast.agents.run import Run
 
-__all__ = ["BranchLike", "Part", "Restart", "branch", "named", "part_of", "shape"]
+__all__ = ["BranchLike", "BranchSpec", "Restart", "branch", "branch_spec", "composite", "named"]
 
 Restart = Literal["transient", "permanent", "temporary"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class BranchSpec:
     """A branch of a composite agent, made by `branch`; see there."""
 
     agent: Agent | str
@@ -37,12 +37,12 @@ class Part:
         """The display name."""
         return self.name or (self.agent if isinstance(self.agent, str) else self.agent.name)
 
-    def task(self, run: Run, text: str, place: Branch, *, inherits: bool = True, aloud: bool = False) -> ChildTask:
+    def task(self, run: Run, text: str, place: CallPath, *, inherits: bool = True, aloud: bool = False) -> ChildTask:
         """Return the branch's task in this run.
 
         Parameters:
             text: the request, unless the branch has a text of its own.
-            inherits: it sees what the run sees: the session's history, and the attachments of its messages.
+            inherits_history: it sees what the run sees: the session's history, and the attachments of its messages.
             aloud: its text is also emitted by the run, as it comes.
 
         Raises:
@@ -62,12 +62,12 @@ class Part:
             name=self.label,
             deadline_s=self.deadline_s,
             attachments=tuple(a for message in run.messages for a in message.attachments) if inherits else (),
-            inherits=inherits,
-            aloud=aloud,
+            inherits_history=inherits,
+            streams_to_parent=aloud,
         )
 
 
-BranchLike: TypeAlias = "Part | AgentLike | str"
+BranchLike: TypeAlias = "BranchSpec | AgentLike | str"
 
 
 def branch(
@@ -77,7 +77,7 @@ def branch(
     deadline_s: float | None = None,
     text: str | Callable[[Run, str], str] | None = None,
     restart: Restart = "transient",
-) -> Part:
+) -> BranchSpec:
     """Return a branch of `parallel`, `sequence`, `route`, `supervised` or `periodic`, with options of its own.
 
     Parameters:
@@ -97,17 +97,17 @@ def branch(
     if restart not in ("transient", "permanent", "temporary"):
         raise ConfigurationError(f"unknown restart {restart!r}", hint="choose transient, permanent or temporary")
     known = agent if isinstance(agent, str) else as_agent(agent)
-    return Part(agent=known, name=name or "", deadline_s=deadline_s, text=text, restart=restart)
+    return BranchSpec(agent=known, name=name or "", deadline_s=deadline_s, text=text, restart=restart)
 
 
-def part_of(thing: BranchLike) -> Part:
+def branch_spec(thing: BranchLike) -> BranchSpec:
     """Return the branch for a branch or an agent. Raises `ConfigurationError` for anything else."""
-    return thing if isinstance(thing, Part) else branch(thing)
+    return thing if isinstance(thing, BranchSpec) else branch(thing)
 
 
-def named(branches: Iterable[BranchLike]) -> tuple[Part, ...]:
+def named(branches: Iterable[BranchLike]) -> tuple[BranchSpec, ...]:
     """Return the branches; those of the same agent are numbered. Raises `ConfigurationError` for a name given twice."""
-    parts = [part_of(thing) for thing in branches]
+    parts = [branch_spec(thing) for thing in branches]
     given = Counter(part.name for part in parts if part.name)
     if (twice := [name for name, count in given.items() if count > 1]) != []:
         raise ConfigurationError(f"two branches have the name {twice[0]!r}", hint="give one of them another name")
@@ -120,7 +120,7 @@ def named(branches: Iterable[BranchLike]) -> tuple[Part, ...]:
     return tuple(parts)
 
 
-def shape(name: str, work: Callable[[Run], Any], parts: Iterable[Part], description: str) -> Agent:
+def composite(name: str, work: Callable[[Run], Any], parts: Iterable[BranchSpec], description: str) -> Agent:
     """Return the composite agent. It is replayable if all its parts are, and none is given by name only."""
     agents = [part.agent for part in parts]
     known = tuple(agent for agent in agents if isinstance(agent, Agent))

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Literal, assert_never
 
-from holdfast.agents.journal import Branch, current_branch
+from holdfast.agents.journal import CallPath, current_call_path
 from holdfast.agents.tool import Tool
 
 __all__ = ["Placement", "importable", "name_of", "no_exit", "placed", "placement_of"]
@@ -33,7 +33,7 @@ def placement_of(work: Callable[..., Any]) -> Placement:
 
 
 def placed(
-    work: Callable[[], Any], branch: Branch, where: Placement, ended: Callable[[], object] | None = None
+    work: Callable[[], Any], branch: CallPath, where: Placement, ended: Callable[[], object] | None = None
 ) -> Callable[[], Any]:
     """Return `work` with its own call path; in another process it makes no calls.
 
@@ -46,7 +46,7 @@ def placed(
         case "loop":
 
             async def on_loop() -> Any:
-                current_branch.set(branch)
+                current_call_path.set(branch)
                 try:
                     return await work()
                 except SystemExit as left:
@@ -59,7 +59,7 @@ def placed(
         case "thread":
 
             def in_thread() -> Any:
-                current_branch.set(branch)
+                current_call_path.set(branch)
                 try:
                     return _no_coroutine(work, work())
                 except SystemExit as left:

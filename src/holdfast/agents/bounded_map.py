@@ -23,17 +23,17 @@ import functools
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from holdfast.agents.journal import Branch, current_branch
-from holdfast.agents.placing import no_exit
+from holdfast.agents.journal import CallPath, current_call_path
+from holdfast.agents.placement import no_exit
 from holdfast.agents.quiescence import ChildWaiter
-from holdfast.agents.results import told_briefly
+from holdfast.agents.results import summarize_error
 from holdfast.errors import Interrupted
 
 if TYPE_CHECKING:
     from holdfast.agents.context import RunContext
     from holdfast.runtime import Handle, Scope
 
-__all__ = ["Lanes"]
+__all__ = ["BoundedMap"]
 
 _END = object()
 _AT_ONCE = 32
@@ -59,7 +59,7 @@ class _Lane:
             self.handle.name = name
 
 
-class Lanes:
+class BoundedMap:
     """See the module. Used once, by one task of the run's loop.
 
     Parameters:
@@ -94,7 +94,7 @@ class Lanes:
         label: Callable[[int], str],
         items: Iterable[Any] | AsyncIterable[Any],
         begin: Callable[[Any], Coroutine[Any, Any, Any]],
-        place: Callable[[int], Branch],
+        place: Callable[[int], CallPath],
         room: int,
     ) -> None:
         self._run = run
@@ -137,7 +137,7 @@ class Lanes:
     def _first_error(self) -> BaseException:
         first, *others = self._scope.errors
         for other in others[:_NOTED_ERRORS]:
-            first.add_note(f"then, {', '.join(getattr(other, '__notes__', ()))}: {told_briefly(other)}")
+            first.add_note(f"then, {', '.join(getattr(other, '__notes__', ()))}: {summarize_error(other)}")
         if len(others) > _NOTED_ERRORS:
             first.add_note(f"and {len(others) - _NOTED_ERRORS:,} more")
         return first
@@ -254,9 +254,9 @@ class Lanes:
                 pass
 
 
-def _first_step(coroutine: Coroutine[Any, Any, Any], branch: Branch) -> Any:
+def _first_step(coroutine: Coroutine[Any, Any, Any], branch: CallPath) -> Any:
     """Begin the coroutine, in its own context."""
-    current_branch.set(branch)
+    current_call_path.set(branch)
     return coroutine.send(None)
 
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from holdfast.agents.call import CallContext, start_call
-from holdfast.agents.placing import Placement, placement_of
-from holdfast.agents.results import told_briefly
+from holdfast.agents.call_context import CallContext, start_call
+from holdfast.agents.placement import Placement, placement_of
+from holdfast.agents.results import summarize_error
 from holdfast.errors import CallFailed, Interrupted, LimitExceeded
 from holdfast.protocol.events import ToolFinished, ToolStarted
 from holdfast.protocol.messages import Usage
@@ -19,13 +19,13 @@ from holdfast.protocol.messages import Usage
 if TYPE_CHECKING:
     from holdfast.agents.context import RunContext
 
-__all__ = ["Wanted", "begin_call", "end_call", "make_call", "written"]
+__all__ = ["CallRequest", "begin_call", "end_call", "make_call", "written"]
 
 _ONE_CALL = Usage(tool_calls=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class CallRequest:
     """A call that is to be made; see `Run.call`.
 
     Parameters:
@@ -44,7 +44,7 @@ class Wanted:
     exclusive: bool = False
 
 
-async def make_call(call: CallContext, wanted: Wanted) -> Any:
+async def make_call(call: CallContext, wanted: CallRequest) -> Any:
     """Make the call, or take its result from the journal. Raises as `Run.call` does."""
     context = call.context
     past = begin_call(context, call.call_id, wanted.name, wanted.arguments, idempotent=wanted.idempotent)
@@ -61,7 +61,7 @@ async def make_call(call: CallContext, wanted: Wanted) -> Any:
         result = written(context, outcome, f"the result of {wanted.name}")
         status = "ok"
     except Exception as problem:
-        status, error = "error", told_briefly(problem)
+        status, error = "error", summarize_error(problem)
         context.log_failure(f"call {wanted.name!r} failed", problem)
         raise
     finally:
@@ -101,9 +101,9 @@ def end_call(
     return finished
 
 
-async def _in_scope(call: CallContext, wanted: Wanted) -> Any:
+async def _in_scope(call: CallContext, wanted: CallRequest) -> Any:
     name = wanted.name
-    deadline_s = call.context.limits.call_s if wanted.timeout_s is None else wanted.timeout_s
+    deadline_s = call.context.limits.call_timeout_s if wanted.timeout_s is None else wanted.timeout_s
     around = call.context.innermost_scope()
     scope = around.child(name, deadline_s=None if deadline_s == math.inf else deadline_s)
     where = wanted.on or placement_of(wanted.work)

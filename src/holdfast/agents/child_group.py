@@ -2,7 +2,7 @@
 
 Invariants
 - Each child has one scope and one task. Its end is reported once, when its scope has closed; also when the whole group
-  is interrupted: then before `Branches.driven` raises.
+  is interrupted: then before `ChildGroup.driven` raises.
 - A child that ended by itself before its interrupt reached it is reported as completed, whatever stopped the others.
 - A task that begins many in a row waits while the log is behind, and yields to the loop's other tasks in between.
 """
@@ -14,7 +14,7 @@ import functools
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from holdfast.agents.children import Child, ChildTask, check_chain
+from holdfast.agents.children import Child, ChildTask, check_delegation_cycle
 from holdfast.agents.quiescence import ChildWaiter
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from holdfast.protocol.events import ChildFinished
     from holdfast.protocol.stopping import Cause
 
-__all__ = ["Branches"]
+__all__ = ["ChildGroup"]
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -31,7 +31,7 @@ _BEGIN_AT_ONCE = 32
 """Children that begin before the loop's other tasks have their turn."""
 
 
-class Branches(Generic[K]):
+class ChildGroup(Generic[K]):
     """See the module. On the run's loop, by one task.
 
     Parameters:
@@ -82,7 +82,7 @@ class Branches(Generic[K]):
         Raises:
             AgentCycle, LimitExceeded: the child is refused; see `Run.delegate`.
         """
-        check_chain(self.parent, task)
+        check_delegation_cycle(self.parent, task)
         if self.parent.recorder.behind:
             await self.parent.recorder.room()
         self._begun += 1

@@ -6,9 +6,9 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from holdfast.agents.journal import Branch
+from holdfast.agents.journal import CallPath
 from holdfast.agents.output import Emission, require_text
-from holdfast.agents.placing import Placement, importable, placed
+from holdfast.agents.placement import Placement, importable, placed
 from holdfast.agents.tool import wants_call
 from holdfast.errors import RunClosed
 from holdfast.protocol.events import ToolOutput
@@ -90,4 +90,4 @@ def start_call(
             context.call_on_loop(functools.partial(context.exclusive_calls.end, call.call_id))
 
     begin.__name__ = name
-    return scope.spawn(placed(begin, Branch(call.call_id), where, on_end), on=where, name=name)
+    return scope.spawn(placed(begin, CallPath(call.call_id), where, on_end), on=where, name=name)

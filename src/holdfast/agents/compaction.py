@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from holdfast.agents.model import opened
-from holdfast.agents.results import cut
+from holdfast.agents.results import truncate
 from holdfast.errors import ModelFailed
 from holdfast.protocol.events import StepFinished
 from holdfast.protocol.model import (
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from holdfast.protocol.loop import AgentLimits
     from holdfast.protocol.messages import Entry
 
-__all__ = ["context_limit", "divided", "estimated_tokens", "split", "summary_of", "with_summary"]
+__all__ = ["apply_summary", "context_limit", "estimated_tokens", "split", "split_for_summary", "summary_of"]
 
 INSTRUCTIONS = """\
 You summarize a conversation between a person and an assistant, so that the assistant can continue with your summary in
@@ -72,18 +72,18 @@ def split(entries: Sequence[Entry], *, keep: int = KEPT) -> tuple[Sequence[Entry
     return entries[:at], entries[at:]
 
 
-def divided(messages: Sequence[ModelMessage]) -> tuple[Sequence[ModelMessage], Sequence[ModelMessage]]:
+def split_for_summary(messages: Sequence[ModelMessage]) -> tuple[Sequence[ModelMessage], Sequence[ModelMessage]]:
     """Split into the messages to summarize and those that the next request needs: the last answer and its results."""
     at = max((at for at, message in enumerate(messages) if isinstance(message, AssistantMessage)), default=0)
     return messages[:at], messages[at:]
 
 
-def with_summary(
+def apply_summary(
     summary: str, old: Sequence[ModelMessage], rest: Sequence[ModelMessage], *, limit: int
 ) -> list[ModelMessage]:
     """Return the messages of a run whose old ones are summarized; the last user message stays verbatim."""
     asked = next((message for message in reversed(old) if isinstance(message, UserMessage)), UserMessage(content=""))
-    wanted = cut(asked.content.rpartition(WANTED)[2], limit * BYTES_PER_TOKEN // 4)
+    wanted = truncate(asked.content.rpartition(WANTED)[2], limit * BYTES_PER_TOKEN // 4)
     return [
         UserMessage(content=f"{SUMMARY}{summary}\n\n{WANTED}{wanted}", attachments=asked.attachments),
         *_cut_results(rest, limit * BYTES_PER_TOKEN // 2),
@@ -95,7 +95,7 @@ def _cut_results(messages: Sequence[ModelMessage], room: int) -> list[ModelMessa
     results = sum(isinstance(message, ToolMessage) for message in messages)
     each = room // max(1, results)
     return [
-        msgspec.structs.replace(message, content=cut(message.content, each))
+        msgspec.structs.replace(message, content=truncate(message.content, each))
         if isinstance(message, ToolMessage)
         else message
         for message in messages
@@ -112,7 +112,7 @@ async def summary_of(
     """
     text = "\n\n".join(map(_line, messages))
     if limit is not None:
-        text = cut(text, limit * BYTES_PER_TOKEN)
+        text = truncate(text, limit * BYTES_PER_TOKEN)
     pieces: list[str] = []
     end: EndPart | None = None
     async with opened(model, ModelRequest(messages=(UserMessage(content=text),), instructions=INSTRUCTIONS)) as parts:
@@ -133,7 +133,7 @@ def _line(message: ModelMessage) -> str:
         case UserMessage(content=content):
             return f"Person: {content}"
         case ToolMessage(name=name, content=content):
-            return f"Result of {name}: {cut(content, LONGEST_RESULT_BYTES)}"
+            return f"Result of {name}: {truncate(content, LONGEST_RESULT_BYTES)}"
         case AssistantMessage(text=text, calls=calls):
             asked = [f"calls {call.name} with {msgspec.json.encode(call.arguments).decode()}" for call in calls]
             return "Assistant: " + "; ".join([*([text] if text else []), *asked])
