@@ -56,7 +56,7 @@ def test_a_signal_ends_it_in_order(number: signal.Signals, tmp_path: Path) -> No
         assert server.end(number) == 0
         assert [line["event"] for line in server.lines] == ["stopping", "stopped"]
         report = server.lines[-1]["report"]
-        assert len(report["parked"]) == 1, "the demo is replayable: its run goes on at the next start"
+        assert len(report["suspended"]) == 1, "the demo is replayable: its run goes on at the next start"
         assert report["orphans"] == []
 
 

@@ -198,7 +198,7 @@ def test_a_streamer_that_failed_before_a_restart_ends_the_run_after_it() -> None
         async with Host(shape, store=store, clock=VirtualClock(), settings=quick) as one:
             receipt = await one.session("s").send("go")
             await asyncio.sleep(0.1)
-            assert (await one.drain()).parked == (receipt.run_id,)
+            assert (await one.drain()).suspended == (receipt.run_id,)
         async with Host(shape, store=store, clock=VirtualClock()) as one:
             settlement = await one.session("s").wait(receipt.message_id)
             assert settlement.state == "failed" and "it broke" in (settlement.error or "")

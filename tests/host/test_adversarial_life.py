@@ -199,7 +199,7 @@ def test_a_run_that_goes_on_after_a_start_reaches_every_other_that_was_left() ->
             b = await host.session("b").send("x", agent="second")
             await asyncio.sleep(0.1)
             report = await host.drain(deadline_s=0)
-            assert report.parked == (a.run_id, b.run_id)
+            assert report.suspended == (a.run_id, b.run_id)
         hosts.append(hosted(first, second, store=store))
         async with hosts[-1] as host:
             assert (await host.session("a").wait(a.message_id, timeout_s=60)).text == "from a"
@@ -236,7 +236,7 @@ def test_a_parked_run_goes_on_and_what_cannot_go_on_is_not_called_parked() -> No
             never = await host.session("never").send("never", agent="calls")
             await asyncio.sleep(0.7)
             report = await host.drain(deadline_s=0)
-            assert report.parked == (again.run_id,)
+            assert report.suspended == (again.run_id,)
             assert report.interrupted == (never.run_id,)
         async with hosted(calls, store=store) as host:
             assert host.recovered.restarted == (again.run_id,)

@@ -221,7 +221,7 @@ def test_a_drain_parks_replayable_runs_and_the_next_start_goes_on_with_them() ->
             receipt = await host.session("s").send("go")
             await asyncio.sleep(1)
             report = await host.drain()
-            assert report.parked == (receipt.run_id,)
+            assert report.suspended == (receipt.run_id,)
             assert (report.finished, report.interrupted, report.orphans) == (0, (), ())
         async with Host(slow, store=store, clock=VirtualClock()) as host:
             settlement = await host.session("s").wait(receipt.message_id)

@@ -309,7 +309,7 @@ def test_a_drain_calls_no_run_interrupted_that_ended_by_itself() -> None:
             store.let.set()
             report = await draining
             assert (await host.session("s").message(sent.message_id)).state == "completed"
-            assert (report.finished, report.interrupted, report.parked) == (1, (), ())
+            assert (report.finished, report.interrupted, report.suspended) == (1, (), ())
 
     asyncio.run(main())
 

@@ -63,14 +63,14 @@ MUTANTS = (
         old="""
             waiting = self._line.pop(principal)
             session = waiting.popleft()
-            self._in_line.discard(session)
+            self._awaiting_slot.discard(session)
             if waiting:
                 self._line[principal] = waiting  # moves to the end, so that other principals are next
 """,
         new="""
             waiting = self._line[principal]
             session = waiting.popleft()
-            self._in_line.discard(session)
+            self._awaiting_slot.discard(session)
             if not waiting:
                 del self._line[principal]
 """,

@@ -155,7 +155,7 @@ def test_branches_of_items_have_calls_of_their_own_and_none_is_made_again_in_a_l
         async with Host(parent, store=store, clock=VirtualClock(), settings=Settings(drain_s=1, grace_s=1)) as host:
             receipt = await host.session("s").send("go")
             await asyncio.sleep(1)
-            assert (await host.drain()).parked == (receipt.run_id,)
+            assert (await host.drain()).suspended == (receipt.run_id,)
         assert sorted(called) == ["a", "aa", "b", "bb", "c", "cc"]
         async with Host(parent, store=store, clock=VirtualClock()) as host:
             settlement = await host.session("s").wait(receipt.message_id)

@@ -118,7 +118,7 @@ def served(scenario: Callable[[Live], Coroutine[Any, Any, None]], *agents: Any, 
                 await server.host.session("another", principal="other").ask("hello")
             await server.end()
             statistics = server.host.statistics()
-            assert statistics.readers == 0
+            assert statistics.event_subscribers == 0
             assert server.app.context.streams.open == 0
             assert {number for number, count in statistics.promises.items() if count.broken} == set()
 

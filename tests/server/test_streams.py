@@ -114,7 +114,7 @@ def test_a_reader_that_leaves_is_let_go_and_its_run_goes_on() -> None:
         for _ in range(20):
             async for _frame in frames(server, "/v1/sessions/alice/events"):
                 break
-        while server.app.context.streams.open or server.host.statistics().readers:
+        while server.app.context.streams.open or server.host.statistics().event_subscribers:
             await asyncio.sleep(0.01)
         run = (await server.http.get(f"/v1/sessions/alice/runs/{receipt['run_id']}")).json()
         assert run["state"] == "running", "a disconnect interrupts nothing"

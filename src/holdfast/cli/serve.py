@@ -393,8 +393,8 @@ def _say_report(report: DrainReport, *, as_json: bool) -> None:
         say_json({"event": "stopped", "report": report})
         return
     parts = [f"{counted(report.finished, 'run')} finished"]
-    if report.parked:
-        parts.append(f"{len(report.parked)} to resume at the next start")
+    if report.suspended:
+        parts.append(f"{len(report.suspended)} to resume at the next start")
     if report.interrupted:
         parts.append(f"{len(report.interrupted)} interrupted")
     if report.waiting:

@@ -94,7 +94,7 @@ def drain(
         else:
             say(
                 f"drained after {report['elapsed_s']:.1f} s: {counted(report['finished'], 'run')} finished, "
-                f"{len(report['parked'])} to resume at the next start, {len(report['interrupted'])} interrupted; "
+                f"{len(report['suspended'])} to resume at the next start, {len(report['interrupted'])} interrupted; "
                 f"messages queued in {counted(report['waiting'], 'session')}"
             )
             for orphan in report["orphans"]:

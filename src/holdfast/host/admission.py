@@ -13,8 +13,8 @@ class AdmissionStatistics:
     """A snapshot: active runs, waiting sessions and their principals, and the number of refused slots."""
 
     running: int
-    in_line: int
-    principals_in_line: int
+    awaiting_slot: int
+    principals_awaiting_slot: int
     refused: int
 
 
@@ -32,7 +32,7 @@ class Admission:
         self._running = 0
         self._held: dict[str, int] = {}
         self._line: dict[str, deque[int]] = {}
-        self._in_line: set[int] = set()
+        self._awaiting_slot: set[int] = set()
         self._refused = 0
 
     def reserve(self, principal: str) -> bool:
@@ -61,12 +61,12 @@ class Admission:
     @property
     def waiting(self) -> int:
         """Number of sessions that wait for a slot."""
-        return len(self._in_line)
+        return len(self._awaiting_slot)
 
     def enqueue(self, principal: str, session: int) -> None:
         """Queue a session for a slot; a repeat has no effect."""
-        if session not in self._in_line:
-            self._in_line.add(session)
+        if session not in self._awaiting_slot:
+            self._awaiting_slot.add(session)
             self._line.setdefault(principal, deque()).append(session)
 
     def admit(self) -> tuple[str, int] | None:
@@ -78,7 +78,7 @@ class Admission:
                 continue
             waiting = self._line.pop(principal)
             session = waiting.popleft()
-            self._in_line.discard(session)
+            self._awaiting_slot.discard(session)
             if waiting:
                 self._line[principal] = waiting  # moves to the end, so that other principals are next
             self.reserve(principal)
@@ -89,7 +89,7 @@ class Admission:
         """Return a snapshot."""
         return AdmissionStatistics(
             running=self._running,
-            in_line=len(self._in_line),
-            principals_in_line=len(self._line),
+            awaiting_slot=len(self._awaiting_slot),
+            principals_awaiting_slot=len(self._line),
             refused=self._refused,
         )

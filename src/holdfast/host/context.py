@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from holdfast.clock import Clock
 from holdfast.host.budgets import Budgets
-from holdfast.host.statistics import Incident, IncidentKind, Incidents
+from holdfast.host.statistics import Incident, IncidentKind, IncidentLog
 from holdfast.logs import one_line
 from holdfast.protocol.stopping import Cause
 from holdfast.runtime import Scope
@@ -60,7 +60,7 @@ class HostContext:
     in_memory: bool
     stored_limit: int
     run_stored_limit: int
-    incidents: Incidents
+    incidents: IncidentLog
     budgets: Budgets
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
@@ -74,7 +74,7 @@ class HostContext:
     @classmethod
     def of(cls, settings: Settings, clock: Clock, store: Store, node_id: str) -> HostContext:
         """Return the context of a host that has not started."""
-        incidents = Incidents()
+        incidents = IncidentLog()
 
         def refused(text: str) -> None:
             incidents.kept["P14"] += 1

@@ -80,7 +80,7 @@ class Drain:
         context.incidents.broken["P12"] += len(orphans)
         return DrainReport(
             finished=finished,
-            parked=unloaded,
+            suspended=unloaded,
             interrupted=interrupted,
             waiting=self._queue.admission.waiting,
             orphans=orphans,

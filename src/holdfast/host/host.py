@@ -344,8 +344,8 @@ class Host:
             draining=self.draining,
             sessions_live=len(self.directory.live),
             running=len(self.parts.launcher.live),
-            in_line=self.admission.waiting,
-            readers=self.readers,
+            awaiting_slot=self.admission.waiting,
+            event_subscribers=self.readers,
             counts=dict(self.incidents.counts),
             promises=self.incidents.promises(),
         )

@@ -276,7 +276,7 @@ class RunExecution:
         self._log_failures(error)
         self._parts.accounting.scope_closed(scope)
         if self._adapter.is_quiescent:
-            self._adapter.end_rest()
+            self._adapter.end_quiescence()
         if receipt is not None:
             self._parts.accounting.stopped(self, receipt)
         if self.lost:
@@ -553,7 +553,7 @@ class RunExecution:
         self._receipt = receipt
         self._answer()
         self._writer.close()
-        self._adapter.end_rest()
+        self._adapter.end_quiescence()
         self._adapter.release()
         del self.run, self._handle, self._adapter  # they refer back to this; breaking the cycle frees them at once
 

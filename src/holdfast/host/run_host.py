@@ -159,7 +159,7 @@ class RunHostAdapter:
             self._charge.release()
             self._charge = None
 
-    async def kept(self, n: int) -> str:
+    async def agent_state(self, n: int) -> str:
         """Return the agent state kept with the transcript's entry `n`."""
         return await self._context.store.kept(self._actor.session, n)
 
@@ -306,9 +306,9 @@ class RunHostAdapter:
                 self._on_the_way += 1
                 future.set_result(answer)
 
-    def at_rest(self, resting: bool) -> None:
+    def on_quiescence(self, is_quiescent: bool) -> None:
         """Note whether all parts of the run wait for people."""
-        self._quiet = resting
+        self._quiet = is_quiescent
         self._update_quiescence()
 
     def _update_quiescence(self) -> None:
@@ -318,13 +318,13 @@ class RunHostAdapter:
             return
         self.is_quiescent = quiescent
         if not quiescent:
-            self.end_rest()
+            self.end_quiescence()
         elif not self._scope.closed:
             self._still = self._scope.hold_deadline()
             self._still.__enter__()
             self._observer.on_quiescent(self._run)
 
-    def end_rest(self) -> None:
+    def end_quiescence(self) -> None:
         """Resume the run's deadline."""
         self.is_quiescent = False
         still, self._still = self._still, None

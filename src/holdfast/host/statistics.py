@@ -14,7 +14,7 @@ __all__ = [
     "HostStatistics",
     "Incident",
     "IncidentKind",
-    "Incidents",
+    "IncidentLog",
     "PromiseCount",
     "Recovery",
 ]
@@ -46,7 +46,7 @@ PROMISES: dict[str, tuple[str, str, str]] = {
     "P9": ("bounded", "refusals at a limit", "mailboxes over their limit"),
     "P10": ("atomic state", "state changes", "ends refused as an illegal change"),
     "P11": ("crash-safe", "runs rescued after a crash", "runs that lost their session while the host ran"),
-    "P12": ("clean shutdown", "runs finished or parked by a drain", "orphans of a drain"),
+    "P12": ("clean shutdown", "runs finished or suspended by a drain", "orphans of a drain"),
     "P13": ("fair", "sessions admitted in turn", "not counted here: the storm judges it"),
     "P14": ("private", "refusals at a principal's own limits", "not counted here: the storm judges it"),
 }
@@ -125,7 +125,7 @@ class DrainReport(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     finished: int = 0
-    parked: tuple[str, ...] = ()
+    suspended: tuple[str, ...] = ()
     interrupted: tuple[str, ...] = ()
     waiting: int = 0
     orphans: tuple[str, ...] = ()
@@ -151,13 +151,13 @@ class HostStatistics(msgspec.Struct, frozen=True, kw_only=True):
     draining: bool
     sessions_live: int
     running: int
-    in_line: int
-    readers: int
+    awaiting_slot: int
+    event_subscribers: int
     counts: dict[str, int]
     promises: dict[str, PromiseCount]
 
 
-class Incidents:
+class IncidentLog:
     """The newest incidents and all counters of a host. `report` and `count` are thread-safe.
 
     Parameters:

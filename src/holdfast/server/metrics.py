@@ -30,8 +30,8 @@ def render(
         ("holdfast_draining", "gauge", "1 while the host refuses new work", [("", int(statistics.draining))]),
         ("holdfast_sessions_live", "gauge", "sessions in memory", [("", statistics.sessions_live)]),
         ("holdfast_runs", "gauge", "runs that hold a slot", [("", statistics.running)]),
-        ("holdfast_sessions_in_line", "gauge", "sessions that wait for a slot", [("", statistics.in_line)]),
-        ("holdfast_readers", "gauge", "subscribers of event logs", [("", statistics.readers)]),
+        ("holdfast_sessions_in_line", "gauge", "sessions that wait for a slot", [("", statistics.awaiting_slot)]),
+        ("holdfast_readers", "gauge", "subscribers of event logs", [("", statistics.event_subscribers)]),
         ("holdfast_http_streams", "gauge", "open event streams over HTTP", [("", streams)]),
         ("holdfast_start_time_seconds", "gauge", "start time of the host", [("", statistics.started_at)]),
         (

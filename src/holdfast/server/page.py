@@ -166,9 +166,9 @@ def _figures(statistics: HostStatistics, sessions: list[SessionView]) -> str:
     figures = (
         (statistics.running, "active runs", "busy" if statistics.running else ""),
         (waiting, "queued messages", ""),
-        (statistics.in_line, "sessions awaiting a slot", ""),
+        (statistics.awaiting_slot, "sessions awaiting a slot", ""),
         (statistics.sessions_live, "sessions in memory", ""),
-        (statistics.readers, "event subscribers", ""),
+        (statistics.event_subscribers, "event subscribers", ""),
         (broken, "broken promises", "bad" if broken else "ok"),
     )
     cells = "".join(f'<div><b class="{style}">{value:,}</b><span>{text}</span></div>' for value, text, style in figures)

@@ -63,7 +63,7 @@ class _Hosts:
             elapsed_s=report.elapsed_s,
             finished=report.finished,
             interrupted=report.interrupted,
-            parked=report.parked,
+            parked=report.suspended,
             orphans=report.orphans,
         )
         self._access.up.clear()

@@ -253,7 +253,7 @@ class OwnServer:
                 elapsed_s=max(self._report.elapsed_s, system_clock.monotonic() - began),
                 finished=self._report.finished,
                 interrupted=self._report.interrupted,
-                parked=self._report.parked,
+                parked=self._report.suspended,
                 orphans=self._report.orphans,
             )
         self._recorder.note(HostExited, incarnation=self.incarnation, code=code)

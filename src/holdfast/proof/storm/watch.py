@@ -117,7 +117,7 @@ def own_figures(host: Host, incarnation: int, moment: str, recorder: Recorder) -
         incarnation=incarnation,
         moment=moment,
         running=statistics.running,
-        waiting=statistics.in_line,
+        waiting=statistics.awaiting_slot,
         in_tree=in_tree(host.tree()),
         tasks=len(asyncio.all_tasks()),
         running_of=tuple(sorted(running.items())),
