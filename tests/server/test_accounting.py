@@ -371,12 +371,12 @@ def test_each_collection_has_a_bound() -> None:
 
 PLANTED = {
     "a body is written raw": """
-async def give_all(native, exchange):
-    await exchange.send({"type": "http.response.body", "body": b"x" * 10**9})
+async def give_all(native, request):
+    await request.send({"type": "http.response.body", "body": b"x" * 10**9})
 """,
     "a body is read raw": """
-async def take_all(exchange):
-    while (await exchange.receive()).get("body"):
+async def take_all(request):
+    while (await request.receive()).get("body"):
         pass
 """,
     "under another name": """

@@ -11,7 +11,7 @@ import httpx2
 import msgspec
 
 from holdfast.errors import HoldfastError, InvalidKey, MissingExtra, ServerUnreachable, Unauthenticated
-from holdfast.protocol.http import ErrorAnswer
+from holdfast.protocol.http import ErrorResponse
 from holdfast.protocol.messages import Attachment
 
 __all__ = ["connecting", "decode", "described", "error_of", "refuse_unauthorized", "segment", "unreachable"]
@@ -57,7 +57,7 @@ def described(digest: str, response: httpx2.Response) -> Attachment:
 def error_of(response: httpx2.Response) -> HoldfastError:
     """Return the error in a response, of the class with its code."""
     try:
-        body = msgspec.json.decode(response.content, type=ErrorAnswer).error
+        body = msgspec.json.decode(response.content, type=ErrorResponse).error
     except msgspec.DecodeError:
         return HoldfastError(
             f"the server answered {response.status_code} without a Holdfast error",

@@ -28,8 +28,8 @@ __all__ = [
     "CompactBody",
     "DecisionBody",
     "DrainBody",
-    "ErrorAnswer",
     "ErrorBody",
+    "ErrorResponse",
     "InterruptBody",
     "KeyBody",
     "KeyCreated",
@@ -334,7 +334,7 @@ class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
     hint: str
 
 
-class ErrorAnswer(msgspec.Struct, frozen=True, kw_only=True):
+class ErrorResponse(msgspec.Struct, frozen=True, kw_only=True):
     """Body of every error response."""
 
     error: ErrorBody

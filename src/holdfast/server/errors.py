@@ -6,7 +6,7 @@ import math
 
 from holdfast import errors
 from holdfast.errors import HoldfastError
-from holdfast.protocol.http import ErrorAnswer, ErrorBody
+from holdfast.protocol.http import ErrorBody, ErrorResponse
 from holdfast.server.response import Headers, Response, encode
 
 __all__ = ["STATUS", "error_response", "status_of"]
@@ -57,5 +57,5 @@ def error_response(error: HoldfastError) -> Response:
         headers = ((b"retry-after", str(max(1, math.ceil(error.retry_after_s))).encode()),)
     elif status == 401:
         headers = ((b"www-authenticate", b'Bearer realm="holdfast"'),)
-    body = ErrorAnswer(error=ErrorBody(code=error.code, message=error.message, hint=error.hint))
+    body = ErrorResponse(error=ErrorBody(code=error.code, message=error.message, hint=error.hint))
     return Response(status, encode(body), headers)

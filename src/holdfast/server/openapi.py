@@ -11,7 +11,7 @@ from typing import Any, get_args
 import msgspec
 
 from holdfast import errors
-from holdfast.protocol.http import ErrorAnswer
+from holdfast.protocol.http import ErrorResponse
 from holdfast.server.errors import status_of
 from holdfast.server.parameters import JsonBody, Query, RawBody
 from holdfast.server.router import Route
@@ -49,7 +49,7 @@ def _version() -> str:
 
 def document(routes: Sequence[Route]) -> dict[str, Any]:
     """Return the OpenAPI 3.1 document of these routes."""
-    named: list[Any] = [ErrorAnswer]
+    named: list[Any] = [ErrorResponse]
     for route in routes:
         body = route.body.type if isinstance(route.body, JsonBody) else None
         for kind in (body, *route.responses.values()):
@@ -121,7 +121,7 @@ def _operation(route: Route, schemas: dict[Any, Any]) -> dict[str, Any]:
         codes = ", ".join(f"`{code}`" for code in sorted(refusals))
         result["responses"][str(status)] = {
             "description": f"Refused: {codes}.",
-            "content": {"application/json": {"schema": schemas[ErrorAnswer]}},
+            "content": {"application/json": {"schema": schemas[ErrorResponse]}},
         }
     return result
 
