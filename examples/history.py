@@ -1,4 +1,4 @@
-"""Change a session's history: retry, undo, branch, compact, export and import; and attach files to messages."""
+"""Change a session's history: retry, undo, fork, compact, export and import; and attach files to messages."""
 
 import asyncio
 
@@ -26,8 +26,8 @@ async def main() -> None:
         print(await session.ask("and this?"))
 
         entries = await session.transcript()
-        branch = await session.branch("what-if", through_n=entries[1].n)
-        print(f"the branch has {len(await host.session(branch.key).transcript())} of {len(entries)} entries")
+        fork = await session.fork("what-if", through_n=entries[1].n)
+        print(f"the fork has {len(await host.session(fork.key).transcript())} of {len(entries)} entries")
         undone = await session.undo()
         print(f"undone: {[entry.content for entry in undone]}")
 

@@ -152,8 +152,8 @@ def test_a_branch_of_a_branch_has_the_state_of_its_place() -> None:
             session = host.session("s")
             for text in "abc":
                 await session.ask(text)
-            await session.branch("whole")
-            await host.session("whole").branch("cut", through_n=4)
+            await session.fork("whole")
+            await host.session("whole").fork("cut", through_n=4)
             assert await host.session("cut").ask("d") == "3 of 5"
             assert await host.session("whole").ask("d") == "4 of 7"
 
@@ -272,7 +272,7 @@ def test_a_file_that_kept_states_in_the_transcript_goes_on(tmp_path: Path) -> No
             for key in ("summed up", "branch"):
                 assert await host.session(key).ask("e", agent="counting") == "4 of 5", "a, b are in the summary"
             session = host.session("summed up")
-            await session.branch("before", through_n=10)
+            await session.fork("before", through_n=10)
             assert await host.session("before").ask("e", agent="counting") == "3 of 2", "what the summary kept"
 
     run(test())

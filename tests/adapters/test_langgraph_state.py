@@ -215,7 +215,7 @@ def test_a_branch_has_the_state_and_an_import_what_was_said() -> None:
         async with hosted(graph_agent(graphs.counting(), name="counting")) as host:
             session = host.session("s")
             await session.ask("a")
-            await session.branch("branch")
+            await session.fork("branch")
             assert await host.session("branch").ask("b") == "2 of 3"
             assert await session.ask("b") == "2 of 3"
             export = await session.export()
@@ -232,7 +232,7 @@ def test_what_is_cut_off_in_the_middle_of_a_run_has_no_state_of_its_end() -> Non
             session = host.session("s")
             await session.ask("a")
             await session.ask("b")
-            await session.branch("cut", through_n=3)
+            await session.fork("cut", through_n=3)
             assert await host.session("cut").ask("c") == "2 of 4"
 
     run(test())

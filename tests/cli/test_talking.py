@@ -88,7 +88,7 @@ def test_a_history_is_changed_by_hand(server: Served, tmp_path: Path) -> None:
     for text in ("one", "two"):
         assert server.run("send", text, "-s", "edit", "--wait", "20").returncode == 0
     assert server.run("retry", "-s", "edit", "--wait", "20").returncode == 0
-    assert server.run("branch", "edit-2", "-s", "edit", "--through", "2").returncode == 0
+    assert server.run("fork", "edit-2", "-s", "edit", "--through", "2").returncode == 0
     undone = json.loads(server.run("undo", "-s", "edit", "--json").stdout)["entries"]
     assert [entry["content"] for entry in undone if entry["role"] == "user"] == ["two"]
     assert "2 entries removed" in server.run("undo", "-s", "edit").stdout
@@ -184,12 +184,12 @@ def test_a_chat_takes_commands_past_the_queue(server: Served) -> None:
         screen.expect("> ")
         screen.type("/undo\n")
         screen.expect("2 entries removed")
-        for wrong in ("/compact all", "/branch slash-other first"):
+        for wrong in ("/compact all", "/fork slash-other first"):
             screen.type(f"{wrong}\n")
             screen.expect("is not a number")
         screen.type("/new slash/other\n")
         screen.expect("is not a session key")
-        screen.type("/branch slash-other\n")
+        screen.type("/fork slash-other\n")
         screen.expect("session slash-other")
         screen.type("/new\n")
         screen.expect("session slash-other-2")

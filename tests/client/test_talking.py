@@ -200,16 +200,16 @@ def test_a_branch_has_a_copy_and_leaves_the_first_one_alone() -> None:
         session = session_of("s")
         for text in ("one", "two"):
             await session.ask(text, timeout_s=10, agent="echo")
-        view = await session.branch("other", through_n=2)
+        view = await session.fork("other", through_n=2)
         assert (view.key, view.agent, view.state) == ("other", "echo", "idle")
         other = session_of("other")
         await other.ask("three", timeout_s=10)
         assert [e.content for e in await other.transcript()] == ["one", "echo one", "three", "echo three"]
         assert len(await session.transcript()) == 4
         with pytest.raises(SessionBusy):
-            await session.branch("other")
+            await session.fork("other")
         with pytest.raises(InvalidKey):
-            await session.branch("a/b")
+            await session.fork("a/b")
 
     both(scenario)
 

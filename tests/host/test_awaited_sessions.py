@@ -68,7 +68,7 @@ async def scheduled(host: Host) -> None:
 async def branched(host: Host) -> None:
     """By a branch of another session."""
     await host.session("old").ask("hello")
-    await host.session("old").branch("s")
+    await host.session("old").fork("s")
 
 
 async def imported(host: Host) -> None:

@@ -278,22 +278,22 @@ def test_a_branch_has_a_copy_of_its_own() -> None:
         await session.ask("a")
         await session.ask("b")
         entries = await ends(session)
-        view = await session.branch("whole")
+        view = await session.fork("whole")
         assert (view.key, view.agent, view.state) == ("whole", "talker", "idle")
         call = next(entry for entry in entries if entry.role == "tool_call" and entry.n > 4)
-        await session.branch("part", through_n=call.n)
+        await session.fork("part", through_n=call.n)
         assert lines(await ends(host.session("part"))) == ["user: a", "assistant: a 1", "user: b"]
         assert [entry.role for entry in await ends(host.session("part"))][-2:] == ["tool_call", "tool_result"]
         await host.session("whole").ask("c")
         assert await ends(session) == entries
         with pytest.raises(SessionBusy):
-            await session.branch("whole")
+            await session.fork("whole")
         with pytest.raises(InvalidKey):
-            await session.branch("a/b")
+            await session.fork("a/b")
         with pytest.raises(InvalidRequest, match="through_n"):
-            await session.branch("less than nothing", through_n=-1)
+            await session.fork("less than nothing", through_n=-1)
         on = await session.send("x", agent="sleeper")
-        assert (await session.branch("during")).state == "idle"
+        assert (await session.fork("during")).state == "idle"
         assert len(await ends(host.session("during"))) == len(entries)
         await session.interrupt()
         await session.wait(on.message_id)
@@ -440,7 +440,7 @@ def test_edits_and_runs_at_the_same_time_leave_one_of_them_refused_and_the_trans
 
             sent = asyncio.ensure_future(session.send("c", agent="modelled"))
             await asyncio.gather(
-                edit(session.undo()), edit(session.retry()), edit(session.compact(keep=1)), edit(session.branch("t"))
+                edit(session.undo()), edit(session.retry()), edit(session.compact(keep=1)), edit(session.fork("t"))
             )
             await session.wait((await sent).message_id)
             while (await session.info()).state != "idle" or (await session.info()).waiting:

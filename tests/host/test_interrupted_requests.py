@@ -200,8 +200,8 @@ def test_an_export_a_fork_and_an_undo_keep_or_take_the_mark(store: str) -> None:
         parts = session._parts
         other = Session(parts, "local", "imported", None)
         await other.import_history(await session.export())
-        await session.branch("forked")
-        await session.branch("cut", through_n=1)
+        await session.fork("forked")
+        await session.fork("cut", through_n=1)
         for key in ("imported", "forked", "cut"):
             assert await Session(parts, "local", key, None).ask("hello") == "Hello."
             assert "interrupted by the user" in noted(model), key

@@ -50,7 +50,7 @@ def test_a_session_of_an_agent_that_the_key_may_not_name_does_not_answer_it() ->
         headers = await key(server, "alice", agents=["echo"])
         send = await server.http.post("/v1/sessions/s/messages", json={"content": "3"}, headers=headers)
         refused(send, 404, "unknown_agent")
-        for path, body in (("branch", {"key": "t"}), ("retry", {}), ("compact", {})):
+        for path, body in (("fork", {"key": "t"}), ("retry", {}), ("compact", {})):
             answer = await server.http.post(f"/v1/sessions/s/{path}", json=body, headers=headers)
             refused(answer, 404, "unknown_agent")
         export = (await server.http.get("/v1/sessions/s/export", headers=headers)).json()

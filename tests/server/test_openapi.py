@@ -21,7 +21,7 @@ from tests.server.live import AGENTS, JSON, Live, served
 Ask = Callable[[Live], Awaitable[httpx2.Response]]
 BODIES: dict[str, dict[str, Any]] = {
     "messages": {"content": "x"},
-    "branch": {"key": "other"},
+    "fork": {"key": "other"},
     "import": {"key": "x", "agent": "echo"},
     "approvals/{question_id}": {"decision": "approve"},
 }
@@ -132,7 +132,7 @@ def test_every_operation_answers_as_the_document_says() -> None:
         await check("GET", f"{one}/events", 200, await http.get(events))
         exported = await check("GET", f"{one}/export", 200, await http.get(f"{base}/bob/export"))
         await check("POST", f"{one}/import", 201, await http.post(f"{base}/carl/import", json=exported))
-        await check("POST", f"{one}/branch", 201, await http.post(f"{base}/bob/branch", json={"key": "dora"}))
+        await check("POST", f"{one}/fork", 201, await http.post(f"{base}/bob/fork", json={"key": "dora"}))
         retried = await check("POST", f"{one}/retry", 202, await http.post(f"{base}/bob/retry", headers=JSON))
         await server.host.session("bob").wait(retried["message_id"])
         await check("POST", f"{one}/undo", 200, await http.post(f"{base}/bob/undo", headers=JSON))

@@ -14,7 +14,7 @@ from holdfast.settings import Settings
 from tests.server.live import Live, served
 
 
-@pytest.mark.parametrize("what", ["branch", "compact", "undo"])
+@pytest.mark.parametrize("what", ["compact", "fork", "undo"])
 def test_half_a_body_of_an_edit_keeps_no_list_from_anybody(what: str) -> None:
     async def scenario(server: Live) -> None:
         assert (await server.post("s", query="?wait=10")).status_code == 200

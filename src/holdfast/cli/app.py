@@ -39,7 +39,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "Remove the last run, or the last edit, from the transcript and print the removed entries.",
     ),
     "compact": ("history:compact", "Summarize the old part of the transcript with the agent's model."),
-    "branch": ("history:branch", "Copy a session's transcript into a new session, to continue from there."),
+    "fork": ("history:fork", "Copy a session's transcript into a new session, to continue from there."),
     "import": ("history:import_archive", "Start a new session with the history of an archive."),
     "drain": ("stop:drain", "Drain a server: finish active runs, accept no new work."),
     "doctor": (

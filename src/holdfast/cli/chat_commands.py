@@ -156,9 +156,9 @@ async def _compact(talk: Talk, text: str) -> None:
     talk.screen.line(f"the transcript now has {len(entries)} entries")
 
 
-async def _branch(talk: Talk, text: str) -> None:
+async def _fork(talk: Talk, text: str) -> None:
     key, _, through = text.partition(" ")
-    await talk.session.branch(key, through_n=_number(through.strip(), "branch") if through else None)
+    await talk.session.fork(key, through_n=_number(through.strip(), "fork") if through else None)
     talk.leave(key)
 
 
@@ -203,12 +203,12 @@ COMMANDS: dict[str, Slash] = {
     "retry": Slash("/retry", "run the last message again", _retry),
     "undo": Slash("/undo", "remove the last run from the transcript", _undo),
     "compact": Slash("/compact [KEEP]", "summarize all but the newest KEEP messages (default: 4)", _compact),
-    "branch": Slash("/branch KEY [N]", "copy the transcript, up to entry N, and continue there", _branch),
+    "fork": Slash("/fork KEY [N]", "copy the transcript, up to entry N, and continue there", _fork),
     "attach": Slash("/attach FILE", "attach a file to the next message", _attach),
     "new": Slash("/new [KEY]", "start another session", _new),
     "quit": Slash("/quit", "exit; active runs continue", _quit),
 }
-_NEED_TEXT = frozenset(("queue", "steer", "rollback", "answer", "branch", "attach"))
+_NEED_TEXT = frozenset(("queue", "steer", "rollback", "answer", "fork", "attach"))
 
 
 def command_of(line: str) -> tuple[Slash, str] | None:

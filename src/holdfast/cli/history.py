@@ -1,4 +1,4 @@
-"""``holdfast retry``, ``undo``, ``compact``, ``branch``, ``export`` and ``import``: a session's history."""
+"""``holdfast retry``, ``undo``, ``compact``, ``fork``, ``export`` and ``import``: a session's history."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from holdfast.client import Client, RemoteSession
     from holdfast.protocol.messages import Entry, SessionView
 
-__all__ = ["branch", "compact", "export", "import_archive", "retry", "undo"]
+__all__ = ["compact", "export", "fork", "import_archive", "retry", "undo"]
 
 _PROGRESS_EVERY = 1000
 
@@ -77,7 +77,7 @@ def compact(
     return run_with_client(target, work)
 
 
-def branch(
+def fork(
     to: Annotated[str, typer.Argument(metavar="KEY", help="Key of the new session.")],
     session: Session = "main",
     through: Annotated[
@@ -92,7 +92,7 @@ def branch(
     target = Target(url=url, key=key, user=user, as_json=json)
 
     async def work(client: Client) -> None:
-        _say_view(await client.session(session).branch(to, through_n=through), as_json=target.as_json)
+        _say_view(await client.session(session).fork(to, through_n=through), as_json=target.as_json)
 
     return run_with_client(target, work)
 

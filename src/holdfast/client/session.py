@@ -18,9 +18,9 @@ from holdfast.errors import HoldfastError, InvalidKey, RateLimited, ServerUnreac
 from holdfast.protocol.call_hash import hash_of, question_id_of
 from holdfast.protocol.events import Event, Gap, MessageSettled, SessionDeletedEvent
 from holdfast.protocol.http import (
-    BranchBody,
     CompactBody,
     DecisionBody,
+    ForkBody,
     InterruptBody,
     Mailbox,
     NothingBody,
@@ -286,9 +286,9 @@ class RemoteSession:
         """See `SessionAPI.compact`. Waits up to ten minutes for the model."""
         return decode(await self._edit("compact", CompactBody(keep=keep), reply_s=_STOP_S), Transcript).entries
 
-    async def branch(self, key: str, *, through_n: int | None = None) -> SessionView:
-        """See `SessionAPI.branch`."""
-        return decode(await self._edit("branch", BranchBody(key=key, through_n=through_n)), SessionView)
+    async def fork(self, key: str, *, through_n: int | None = None) -> SessionView:
+        """See `SessionAPI.fork`."""
+        return decode(await self._edit("fork", ForkBody(key=key, through_n=through_n)), SessionView)
 
     async def export(self) -> SessionExport:
         """See `SessionAPI.export`."""

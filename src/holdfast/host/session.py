@@ -365,8 +365,8 @@ class Session:
             self._context, self._parts.directory, self.principal, key or self.key, kind, entries, agent=agent
         )
 
-    async def branch(self, key: str, *, through_n: int | None = None) -> SessionView:
-        """See `SessionAPI.branch`."""
+    async def fork(self, key: str, *, through_n: int | None = None) -> SessionView:
+        """See `SessionAPI.fork`."""
         if through_n is not None and through_n < 0:
             raise InvalidRequest(f"through_n is {through_n!r}; it must be the number of an entry, or 0 for none")
         other = Session(self._parts, self.principal, key, self._agent)

@@ -185,7 +185,7 @@ async def compact(
     if agent.model is None:
         raise NotSupported(
             f"agent {agent.name!r} has no model to summarize its transcript with",
-            hint="give the agent a model, or keep its history short with undo() and branch()",
+            hint="give the agent a model, or keep its history short with undo() and fork()",
         )
     step_s = context.settings.step_s
     async with charged(context, principal, row) as (entries, _):

@@ -23,13 +23,13 @@ from holdfast.protocol.send_options import SendOptions
 from holdfast.protocol.stopping import Cause
 
 __all__ = [
-    "BranchBody",
     "Choice",
     "CompactBody",
     "DecisionBody",
     "DrainBody",
     "ErrorBody",
     "ErrorResponse",
+    "ForkBody",
     "InterruptBody",
     "KeyBody",
     "KeyCreated",
@@ -174,7 +174,7 @@ class CompactBody(RequestBody, frozen=True, kw_only=True):
     keep: Annotated[int, Meta(ge=0, le=1000)] = 4
 
 
-class BranchBody(RequestBody, frozen=True, kw_only=True):
+class ForkBody(RequestBody, frozen=True, kw_only=True):
     """Key of the new session, and the last entry to copy (default: all)."""
 
     key: Name

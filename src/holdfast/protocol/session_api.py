@@ -249,7 +249,7 @@ class SessionAPI(Protocol):
         """
         ...
 
-    async def branch(self, key: str, *, through_n: int | None = None) -> SessionView:
+    async def fork(self, key: str, *, through_n: int | None = None) -> SessionView:
         """Create a session with a copy of this transcript, up to entry `through_n` (plus the results it needs).
 
         Raises `SessionBusy` (the key already has a history), `InvalidKey`.

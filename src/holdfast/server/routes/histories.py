@@ -1,9 +1,9 @@
-"""Routes of a session's history: retry, undo, compact, branch, export and import."""
+"""Routes of a session's history: retry, undo, compact, fork, export and import."""
 
 from __future__ import annotations
 
 from holdfast import errors
-from holdfast.protocol.http import BranchBody, CompactBody, NothingBody, Transcript
+from holdfast.protocol.http import CompactBody, ForkBody, NothingBody, Transcript
 from holdfast.protocol.messages import Receipt, SessionExport, SessionView
 from holdfast.server.context import ServerContext
 from holdfast.server.large_responses import respond_with_export, respond_with_list, respond_with_transcript
@@ -70,15 +70,15 @@ async def compact_history(server: ServerContext, request: Request, body: Compact
 
 @ROUTER.route(
     "POST",
-    "/v1/sessions/{key}/branch",
-    body=JsonBody(BranchBody),
+    "/v1/sessions/{key}/fork",
+    body=JsonBody(ForkBody),
     responses={201: SessionView},
     errors=(*_GONE, errors.SessionBusy, errors.LimitExceeded),
 )
-async def branch_session(server: ServerContext, request: Request, body: BranchBody) -> Response:
+async def fork_session(server: ServerContext, request: Request, body: ForkBody) -> Response:
     """Create a session with a copy of this transcript, up to an entry and the results that it needs."""
     request.take_edit()
-    return Response(201, encode(await server.session(request).branch(body.key, through_n=body.through_n)))
+    return Response(201, encode(await server.session(request).fork(body.key, through_n=body.through_n)))
 
 
 @ROUTER.route(
