@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from holdfast.cli.chat_commands import command_of
-from holdfast.cli.chat_view import JsonScreen, Screen
+from holdfast.cli.chat_view import ChatView, JsonChatView
 from holdfast.cli.exit_codes import Exit
 from holdfast.cli.options import Key, Session, Url, User
 from holdfast.cli.secret_input import hidden_typing
@@ -82,7 +82,7 @@ def chat(
     async def work() -> Exit:
         async with target.client() as client:
             client.reconnect_s = _PATIENCE_S
-            screen = JsonScreen() if target.as_json else Screen()
+            screen = JsonChatView() if target.as_json else ChatView()
             lines = _Lines()
             current: str | None = session
             while current is not None:
@@ -166,7 +166,7 @@ class _Conversation:
     """State of a conversation: the active run, our open messages, and earlier uses of Ctrl-C."""
 
     def __init__(
-        self, client: Client, session: RemoteSession, agent: str | None, screen: Screen, lines: _Lines
+        self, client: Client, session: RemoteSession, agent: str | None, screen: ChatView, lines: _Lines
     ) -> None:
         self.session = session
         self.screen = screen

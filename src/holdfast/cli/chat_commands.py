@@ -11,18 +11,18 @@ from holdfast.cli.send import attach
 from holdfast.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from holdfast.cli.chat_view import Screen
+    from holdfast.cli.chat_view import ChatView
     from holdfast.client import RemoteSession
     from holdfast.protocol.messages import Attachment, Policy, Question, Receipt, TreeNode
 
-__all__ = ["COMMANDS", "Slash", "Talk", "command_of"]
+__all__ = ["COMMANDS", "ChatCommand", "Talk", "command_of"]
 
 
 class Talk(Protocol):
     """The conversation that a command acts on."""
 
     session: RemoteSession
-    screen: Screen
+    screen: ChatView
     attached: list[Attachment]
 
     async def say(self, text: str, policy: Policy = "queue") -> None:
@@ -63,7 +63,7 @@ class Talk(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Slash:
+class ChatCommand:
     """A command: its usage, its description, and its function."""
 
     usage: str
@@ -188,30 +188,30 @@ async def _quit(talk: Talk, _: str) -> None:
     talk.leave(None)
 
 
-COMMANDS: dict[str, Slash] = {
-    "help": Slash("/help", "list the commands", _help),
-    "status": Slash("/status", "show the session's activity and pending questions", _status),
-    "tree": Slash("/tree", "show the live tasks, threads and processes", _tree),
-    "interrupt": Slash("/interrupt [TEXT]", "interrupt the run; TEXT is sent as the next message", _interrupt),
-    "stop": Slash("/stop [REASON]", "stop the run and background work, withdraw queued messages", _stop),
-    "queue": Slash("/queue TEXT", "queue a message, as a plain line does", _queue),
-    "steer": Slash("/steer TEXT", "send a message to the running agent, before its next step", _steer),
-    "rollback": Slash("/rollback TEXT", "roll back the active run and send this message instead", _rollback),
-    "approve": Slash("/approve [NOTE]", "approve the call", _approve),
-    "deny": Slash("/deny [REASON]", "deny the call", _deny),
-    "answer": Slash("/answer TEXT", "answer the question", _answer),
-    "retry": Slash("/retry", "run the last message again", _retry),
-    "undo": Slash("/undo", "remove the last run from the transcript", _undo),
-    "compact": Slash("/compact [KEEP]", "summarize all but the newest KEEP messages (default: 4)", _compact),
-    "fork": Slash("/fork KEY [N]", "copy the transcript, up to entry N, and continue there", _fork),
-    "attach": Slash("/attach FILE", "attach a file to the next message", _attach),
-    "new": Slash("/new [KEY]", "start another session", _new),
-    "quit": Slash("/quit", "exit; active runs continue", _quit),
+COMMANDS: dict[str, ChatCommand] = {
+    "help": ChatCommand("/help", "list the commands", _help),
+    "status": ChatCommand("/status", "show the session's activity and pending questions", _status),
+    "tree": ChatCommand("/tree", "show the live tasks, threads and processes", _tree),
+    "interrupt": ChatCommand("/interrupt [TEXT]", "interrupt the run; TEXT is sent as the next message", _interrupt),
+    "stop": ChatCommand("/stop [REASON]", "stop the run and background work, withdraw queued messages", _stop),
+    "queue": ChatCommand("/queue TEXT", "queue a message, as a plain line does", _queue),
+    "steer": ChatCommand("/steer TEXT", "send a message to the running agent, before its next step", _steer),
+    "rollback": ChatCommand("/rollback TEXT", "roll back the active run and send this message instead", _rollback),
+    "approve": ChatCommand("/approve [NOTE]", "approve the call", _approve),
+    "deny": ChatCommand("/deny [REASON]", "deny the call", _deny),
+    "answer": ChatCommand("/answer TEXT", "answer the question", _answer),
+    "retry": ChatCommand("/retry", "run the last message again", _retry),
+    "undo": ChatCommand("/undo", "remove the last run from the transcript", _undo),
+    "compact": ChatCommand("/compact [KEEP]", "summarize all but the newest KEEP messages (default: 4)", _compact),
+    "fork": ChatCommand("/fork KEY [N]", "copy the transcript, up to entry N, and continue there", _fork),
+    "attach": ChatCommand("/attach FILE", "attach a file to the next message", _attach),
+    "new": ChatCommand("/new [KEY]", "start another session", _new),
+    "quit": ChatCommand("/quit", "exit; active runs continue", _quit),
 }
 _NEED_TEXT = frozenset(("queue", "steer", "rollback", "answer", "fork", "attach"))
 
 
-def command_of(line: str) -> tuple[Slash, str] | None:
+def command_of(line: str) -> tuple[ChatCommand, str] | None:
     """Return the command of a line and its text; None for a line that is a message.
 
     Raises:

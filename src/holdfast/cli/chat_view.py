@@ -39,13 +39,13 @@ if TYPE_CHECKING:
     from holdfast.protocol.messages import Question, SessionView, Usage
     from holdfast.protocol.stopping import StopReceipt
 
-__all__ = ["JsonScreen", "Screen"]
+__all__ = ["ChatView", "JsonChatView"]
 
 _SHORT = 120
 _OUTPUT_CHARS = 4000
 
 
-class Screen:
+class ChatView:
     """The terminal. Text from agents and people is printed, but cannot control it."""
 
     def __init__(self) -> None:
@@ -283,7 +283,7 @@ def _why(kind: str, reason: str) -> str:
     return f"{kind}, {reason}" if reason else kind
 
 
-class JsonScreen(Screen):
+class JsonChatView(ChatView):
     """Output for programs: each event as a line of JSON; notes go to stderr."""
 
     def line(self, text: str) -> None:
