@@ -7,7 +7,7 @@ import socket
 import struct
 from contextlib import suppress
 
-__all__ = ["Line"]
+__all__ = ["RawConnection"]
 
 _SMALL_BYTES = 2048
 _CONNECT_S = 10.0
@@ -15,7 +15,7 @@ _STATUS_BYTES = len("HTTP/1.1 200")
 _RESET = struct.pack("ii", 1, 0)
 
 
-class Line:
+class RawConnection:
     """A connection to loopback; of one loop.
 
     Parameters:

@@ -16,7 +16,7 @@ from holdfast.runtime import check_interrupt, current_scope
 from holdfast.tools.entries import is_binary, version
 from holdfast.tools.output import readable
 from holdfast.tools.private_paths import private_paths
-from holdfast.tools.searching import search
+from holdfast.tools.search import search
 from holdfast.tools.workspace import FileChanged, Workspace
 
 __all__ = ["Files"]

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from holdfast.proof.nemesis import FAULTS, Ask, Outcome, torment
+from holdfast.proof.nemesis import FAULTS, Ask, Outcome, run_against
 from holdfast.proof.nemesis.episode import Episode
 from holdfast.proof.nemesis.faults import Fault
 from holdfast.proof.nemesis.readers import STALL_S
@@ -23,7 +23,7 @@ def quietly(text: str) -> None:
 def run(fault: Fault, ask: Ask) -> Outcome:
     async def work() -> Outcome:
         async with asyncio.timeout(100):
-            outcome, _ = await torment(fault, ask, quietly)
+            outcome, _ = await run_against(fault, ask, quietly)
             return outcome
 
     return run_storm(work())

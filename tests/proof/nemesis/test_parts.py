@@ -25,9 +25,9 @@ from holdfast.proof.nemesis import FAULTS, Ask, Outcome, chosen
 from holdfast.proof.nemesis.disk import LimitedDisk, SmallDisk, open_disk
 from holdfast.proof.nemesis.episode import Tally
 from holdfast.proof.nemesis.report import page
-from holdfast.proof.nemesis.startup_failure import Refusal, read_refusal
-from holdfast.proof.raw_connection import Line
-from holdfast.proof.storm.ack_audit import Answered
+from holdfast.proof.nemesis.startup_failure import StartupFailure, read_startup_failure
+from holdfast.proof.raw_connection import RawConnection
+from holdfast.proof.storm.ack_audit import AckAudit
 from holdfast.proof.storm.bounds import LIMITS, SETTINGS
 from holdfast.proof.storm.recorder import Recorder
 from holdfast.proof.storm.server import OwnServer
@@ -167,16 +167,16 @@ def test_a_limit_on_the_size_of_files_is_a_full_disk_and_writing_goes_on_once_it
     [
         (
             'a warning\n{"error":{"code":"store_full","message":"the disk is full","hint":"make room"}}\nbye',
-            Refusal(7, "store_full", "the disk is full", "make room"),
+            StartupFailure(7, "store_full", "the disk is full", "make room"),
         ),
-        ('{"error":{"code":"broken","message":"no hint"}}', Refusal(7, "broken", "no hint")),
-        ('{"error": "store_full"}', Refusal(7, "", '{"error": "store_full"}')),
-        ("Traceback: store_full", Refusal(7, "", "Traceback: store_full")),
-        ("", Refusal(7, "", "")),
+        ('{"error":{"code":"broken","message":"no hint"}}', StartupFailure(7, "broken", "no hint")),
+        ('{"error": "store_full"}', StartupFailure(7, "", '{"error": "store_full"}')),
+        ("Traceback: store_full", StartupFailure(7, "", "Traceback: store_full")),
+        ("", StartupFailure(7, "", "")),
     ],
 )
-def test_why_a_server_does_not_start_is_read_from_what_it_said(said: str, refusal: Refusal) -> None:
-    assert read_refusal(7, said) == refusal
+def test_why_a_server_does_not_start_is_read_from_what_it_said(said: str, refusal: StartupFailure) -> None:
+    assert read_startup_failure(7, said) == refusal
 
 
 def test_a_server_that_does_not_start_is_told_in_words(
@@ -222,7 +222,7 @@ def test_what_dies_before_it_is_cancelled_is_counted_and_told() -> None:
 
 
 def test_what_was_answered_is_so_and_what_was_only_asked_for_may_be() -> None:
-    answered = Answered("key")
+    answered = AckAudit("key")
     answered.ask("a", "valid")
     assert answered.wrong({}) == answered.wrong({"a": "valid"}) == []
     answered.answer("a", "valid")
@@ -244,7 +244,7 @@ def test_a_line_knows_whether_it_was_answered(said: bytes, status: int | None) -
             writer.close()
 
         server = await asyncio.start_server(answer, "127.0.0.1", 0)
-        line = Line(server.sockets[0].getsockname()[1], "a key")
+        line = RawConnection(server.sockets[0].getsockname()[1], "a key")
         try:
             await line.open()
             if status is None:

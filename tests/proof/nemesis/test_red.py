@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from holdfast import failpoints
-from holdfast.proof.nemesis import FAULTS, Ask, Outcome, disks, episode, readers, torment
+from holdfast.proof.nemesis import FAULTS, Ask, Outcome, disks, episode, readers, run_against
 from holdfast.proof.nemesis.runner import run_kills
 from holdfast.proof.storm import killing, server, snapshot
 from tests.proof.nemesis.storms import run_storm
@@ -152,7 +152,7 @@ def test_a_worse_product_is_found(worse: Worse, monkeypatch: pytest.MonkeyPatch)
 
     async def work() -> Outcome:
         async with asyncio.timeout(100):
-            return (await torment(FAULTS[worse.fault], SHORT, quietly))[0]
+            return (await run_against(FAULTS[worse.fault], SHORT, quietly))[0]
 
     outcome = run_storm(work())
     assert not outcome.passed
@@ -168,7 +168,7 @@ def test_a_reader_that_dies_instead_of_misbehaving_is_found(monkeypatch: pytest.
 
     async def work() -> Outcome:
         async with asyncio.timeout(100):
-            return (await torment(FAULTS["readers"], SHORT, quietly))[0]
+            return (await run_against(FAULTS["readers"], SHORT, quietly))[0]
 
     outcome = run_storm(work())
     assert outcome.found == ("the reader that closes its half died of ConnectionRefusedError: nobody is there",) * 6

@@ -14,7 +14,7 @@ from holdfast.clock import SystemClock
 from holdfast.errors import ServerUnreachable
 from holdfast.proof.storm import quiescence
 from holdfast.proof.storm.human_in_the_loop import People
-from holdfast.proof.storm.quiescence import STANDSTILL_S, standstill
+from holdfast.proof.storm.quiescence import STANDSTILL_S, quiescent
 from holdfast.protocol.messages import Question, SessionView
 
 LOOK_S = 0.4
@@ -134,7 +134,7 @@ def looked(answers: Iterator[SessionView | Exception], hands: Hands) -> str | No
 
     async def bounded() -> str | None:
         async with asyncio.timeout(10):
-            return await standstill("s", look)
+            return await quiescent("s", look)
 
     return asyncio.run(bounded())
 

@@ -29,7 +29,7 @@ from typing import Any
 
 import httpx2
 
-from holdfast.proof.raw_connection import Line
+from holdfast.proof.raw_connection import RawConnection
 from holdfast.proof.storm.server import free_port
 
 __all__ = ["ATTACKER", "BYSTANDER", "AttackedServer", "Figures", "attacked_server"]
@@ -108,9 +108,9 @@ class AttackedServer:
     process: asyncio.subprocess.Process | None = None
     _worker: asyncio.subprocess.Process | None = None
 
-    async def line(self, principal: str | None = None, *, small: bool = False) -> Line:
+    async def line(self, principal: str | None = None, *, small: bool = False) -> RawConnection:
         """A raw connection; its requests carry the principal's key, or none. Raises `OSError`."""
-        line = Line(self.port, self.keys[principal] if principal else "none")
+        line = RawConnection(self.port, self.keys[principal] if principal else "none")
         try:
             await line.open(small=small)
         except BaseException:

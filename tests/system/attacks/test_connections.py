@@ -7,13 +7,13 @@ from contextlib import suppress
 
 import pytest
 
-from holdfast.proof.raw_connection import Line
+from holdfast.proof.raw_connection import RawConnection
 from tests.system.attacks.harness import ATTACKER, AttackedServer, attacked_server
 
 MANY = 1000
 
 
-async def opened(server: AttackedServer, said: bytes, count: int = MANY) -> list[Line]:
+async def opened(server: AttackedServer, said: bytes, count: int = MANY) -> list[RawConnection]:
     """That many connections, each of which has said this and nothing more."""
     lines = []
     for _ in range(count):
@@ -24,7 +24,7 @@ async def opened(server: AttackedServer, said: bytes, count: int = MANY) -> list
     return lines
 
 
-async def streams(server: AttackedServer) -> list[Line]:
+async def streams(server: AttackedServer) -> list[RawConnection]:
     """A thousand event streams of the attacker, as far as the server lets it."""
     async with server.http(ATTACKER) as http:
         (await http.post("/v1/sessions/s/messages?wait=5", json={"content": "hi"})).raise_for_status()
@@ -36,7 +36,7 @@ async def streams(server: AttackedServer) -> list[Line]:
     return lines
 
 
-def drop(lines: list[Line]) -> None:
+def drop(lines: list[RawConnection]) -> None:
     for line in lines:
         line.drop()
 
@@ -106,7 +106,7 @@ def test_the_worst_connections_at_once_slow_nobody(tmp_path):
 
 async def keep_opening(server: AttackedServer) -> None:
     """Open connections with heads of 60 kB that never end, as fast as it goes, and keep the newest."""
-    lines: list[Line] = []
+    lines: list[RawConnection] = []
     try:
         while True:
             with suppress(OSError):

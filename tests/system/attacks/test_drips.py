@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.proof.raw_connection import Line
+from holdfast.proof.raw_connection import RawConnection
 from tests.system.attacks.harness import ATTACKER, AttackedServer, attacked_server
 from tests.system.attacks.test_large_answers import attach, fill
 
@@ -37,7 +37,7 @@ def chunks(size: int, count: int) -> bytes:
     return (b"%x\r\n%b\r\n" % (size, b"x" * size)) * count
 
 
-def attacks(line: Line) -> dict[str, tuple[bytes, bytes]]:
+def attacks(line: RawConnection) -> dict[str, tuple[bytes, bytes]]:
     """For each attack what is said at once, and what is said again and again behind it, a piece at a time."""
     post, _ = line.request("POST", "/v1/sessions/drip/messages")
     in_chunks = post.replace(LENGTH, b"transfer-encoding: chunked\r\n")
@@ -55,7 +55,7 @@ def attacks(line: Line) -> dict[str, tuple[bytes, bytes]]:
     }
 
 
-async def drip(line: Line, drop: bytes) -> None:
+async def drip(line: RawConnection, drop: bytes) -> None:
     """Say it again and again until the server closes."""
     while drop and await line.say(drop):
         await asyncio.sleep(0.2)
@@ -64,7 +64,7 @@ async def drip(line: Line, drop: bytes) -> None:
 @asynccontextmanager
 async def dripping(server: AttackedServer, rounds: int) -> AsyncIterator[None]:
     """Every attack on that many connections each, with the key and without one in turn; nobody reads."""
-    lines: list[Line] = []
+    lines: list[RawConnection] = []
     tasks: list[asyncio.Task[None]] = []
     for number in range(rounds * KINDS):
         line = await server.line(ATTACKER if number % 2 else None, small=True)
@@ -81,7 +81,7 @@ async def dripping(server: AttackedServer, rounds: int) -> AsyncIterator[None]:
             line.drop()
 
 
-async def begin(line: Line, at_once: bytes, drop: bytes) -> None:
+async def begin(line: RawConnection, at_once: bytes, drop: bytes) -> None:
     if await line.say(at_once):
         await drip(line, drop)
 

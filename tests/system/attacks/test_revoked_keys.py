@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import jwt
 
-from holdfast.proof.raw_connection import Line
+from holdfast.proof.raw_connection import RawConnection
 from tests.runtime.processes_zoo import await_condition, living
 from tests.system.attacks.harness import ATTACKER, AttackedServer, attacked_server
 
@@ -27,7 +27,7 @@ SIZE = 15_000_000
 class Reader:
     """A connection, all that came on it, and when."""
 
-    line: Line
+    line: RawConnection
     said: bytearray = field(default_factory=bytearray)
     times: list[float] = field(default_factory=list)
 
@@ -41,7 +41,7 @@ class Reader:
 
 async def ask(server: AttackedServer, key: str, method: str, path: str, body: bytes = b"") -> Reader:
     """Send a request with that credential."""
-    line = Line(server.port, key)
+    line = RawConnection(server.port, key)
     await line.open()
     assert await line.say(b"".join(line.request(method, path, body)))
     return Reader(line)
@@ -49,7 +49,7 @@ async def ask(server: AttackedServer, key: str, method: str, path: str, body: by
 
 async def ask_half(server: AttackedServer, key: str, path: str, body: bytes) -> Reader:
     """Send all but the end of a request."""
-    line = Line(server.port, key)
+    line = RawConnection(server.port, key)
     await line.open()
     head, body = line.request("POST", path, body)
     assert await line.say(head + body[: len(body) // 2])

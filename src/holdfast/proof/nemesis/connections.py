@@ -12,7 +12,7 @@ from holdfast import ids
 from holdfast.clock import system_clock
 from holdfast.errors import HoldfastError, ServerUnreachable
 from holdfast.proof.nemesis.episode import Episode
-from holdfast.proof.raw_connection import Line
+from holdfast.proof.raw_connection import RawConnection
 
 __all__ = ["connections"]
 
@@ -92,7 +92,7 @@ async def connections(episode: Episode) -> None:
 
 async def _opened_and_dropped(episode: Episode, senders: list[str], count: int) -> None:
     """Open a batch of connections, all at one time, and drop them."""
-    lines = [Line(episode.settings.port, episode.admin_key) for _ in range(count)]
+    lines = [RawConnection(episode.settings.port, episode.admin_key) for _ in range(count)]
     try:
         for line in lines:
             await line.open()
@@ -106,7 +106,7 @@ async def _opened_and_dropped(episode: Episode, senders: list[str], count: int) 
             line.drop(reset=bool(number // len(_KINDS) % 2))
 
 
-async def _begin(episode: Episode, line: Line, kind: str, key: str) -> bool:
+async def _begin(episode: Episode, line: RawConnection, kind: str, key: str) -> bool:
     """Send what that kind sends; False if the server had closed the connection before."""
     message = {"content": episode.content("emit", span_s=0.0), "idempotency_key": ids.message_id(), "policy": "reject"}
     head, body = line.request("POST", f"/v1/sessions/{key}/messages", msgspec.json.encode(message))

@@ -31,7 +31,7 @@ from holdfast.proof.nemesis.server_faults import (
     Counts,
     Levers,
 )
-from holdfast.proof.nemesis.startup_failure import Refusal, read_refusal
+from holdfast.proof.nemesis.startup_failure import StartupFailure, read_startup_failure
 from holdfast.proof.storm.access import Progress, RemoteAccess
 from holdfast.proof.storm.bounds import LIMITS, PRINCIPALS, SETTINGS
 from holdfast.proof.storm.killing import make_keys
@@ -166,9 +166,9 @@ class Episode:
         refusal = await self.refused()
         raise ServerUnreachable(f"the server does not start after {after}: {refusal.message}", hint=refusal.hint)
 
-    async def refused(self) -> Refusal:
+    async def refused(self) -> StartupFailure:
         """Return why the server did not start, and note its end."""
-        return read_refusal(await self.server.refused(), self.server.tail())
+        return read_startup_failure(await self.server.refused(), self.server.tail())
 
     def set_clock(self, clock_s: float) -> None:
         """Set how far the wall clock of the next server is off."""

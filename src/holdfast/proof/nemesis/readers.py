@@ -9,7 +9,7 @@ from holdfast import ids
 from holdfast.clock import system_clock
 from holdfast.errors import format_error
 from holdfast.proof.nemesis.episode import Episode
-from holdfast.proof.raw_connection import Line
+from holdfast.proof.raw_connection import RawConnection
 from holdfast.protocol.events import Gap
 
 __all__ = ["STALL_S", "hostile_readers"]
@@ -96,9 +96,9 @@ async def hostile_readers(episode: Episode) -> None:
     await episode.goes_on("slow and vanishing readers")
 
 
-async def _connected(episode: Episode, key: str, kind: str) -> Line:
+async def _connected(episode: Episode, key: str, kind: str) -> RawConnection:
     """Return a stream that has begun."""
-    line = Line(episode.settings.port, episode.admin_key)
+    line = RawConnection(episode.settings.port, episode.admin_key)
     try:
         await line.open(small=True)
         await line.say(line.request("GET", f"/v1/sessions/{key}/events")[0])

@@ -20,7 +20,7 @@ from holdfast.proof.storm.killing import registered_failpoints
 from holdfast.proof.storm.recorder import Recorder
 from holdfast.proof.storm.runner import conduct_kills
 
-__all__ = ["Outcome", "run_faults", "run_kills", "torment"]
+__all__ = ["Outcome", "run_against", "run_faults", "run_kills"]
 
 _KILL_TITLE = "SIGKILL at every failpoint of every write, then at random moments."
 _RANDOM_KILLS_S = 2.0
@@ -87,7 +87,7 @@ def _outcome(fault: Fault, how: str, tally: Tally, report: Report, seconds: floa
     )
 
 
-async def torment(fault: Fault, ask: Ask, progress: Progress) -> tuple[Outcome, Recorder]:
+async def run_against(fault: Fault, ask: Ask, progress: Progress) -> tuple[Outcome, Recorder]:
     """Run one episode; return its outcome and history. Raises `HoldfastError` if the server cannot be started."""
     began = system_clock.monotonic()
     recorder = Recorder()
@@ -155,6 +155,6 @@ async def run_faults(names: Sequence[str], ask: Ask, progress: Progress) -> list
     """Run an episode for each of these faults in turn. Raises `HoldfastError` if a server does not start."""
     done = []
     for name in names:
-        one = await run_kills(ask, progress) if name == KILLS else await torment(FAULTS[name], ask, progress)
+        one = await run_kills(ask, progress) if name == KILLS else await run_against(FAULTS[name], ask, progress)
         done.append(one)
     return done

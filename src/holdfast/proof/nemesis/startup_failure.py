@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import msgspec
 
-__all__ = ["Refusal", "read_refusal"]
+__all__ = ["StartupFailure", "read_startup_failure"]
 
 
-class Refusal(NamedTuple):
+class StartupFailure(NamedTuple):
     """A failed start.
 
     Parameters:
@@ -36,12 +36,12 @@ class _Told(msgspec.Struct):
     error: _Error
 
 
-def read_refusal(exited: int, said: str) -> Refusal:
+def read_startup_failure(exited: int, said: str) -> StartupFailure:
     """Return a failed start from the exit code and the server's stderr, where the last error is the reason."""
     for line in reversed(said.splitlines()):
         try:
             error = msgspec.json.decode(line, type=_Told).error
         except msgspec.MsgspecError:
             continue
-        return Refusal(exited, error.code, error.message, error.hint or "")
-    return Refusal(exited, "", said)
+        return StartupFailure(exited, error.code, error.message, error.hint or "")
+    return StartupFailure(exited, "", said)

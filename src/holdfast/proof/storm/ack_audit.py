@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["GONE", "Answered"]
+__all__ = ["GONE", "AckAudit"]
 
 GONE = "gone"
 """The state of what does not exist, or no longer."""
 
 
-class Answered:
+class AckAudit:
     """States that things may be in: the one that was answered last, and all that were asked for since.
 
     Parameters:

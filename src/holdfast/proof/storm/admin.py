@@ -10,9 +10,9 @@ import msgspec
 from holdfast import ids
 from holdfast.client import Client
 from holdfast.errors import HoldfastError, NotFound, SessionDeleted
-from holdfast.proof.storm.ack_audit import GONE, Answered
+from holdfast.proof.storm.ack_audit import GONE, AckAudit
 
-__all__ = ["Upkeep"]
+__all__ = ["AdminLoad"]
 
 
 class _Key(msgspec.Struct):
@@ -28,7 +28,7 @@ class _Keys(msgspec.Struct):
     keys: list[_Key]
 
 
-class Upkeep:
+class AdminLoad:
     """The acts of one administrator. Of one loop.
 
     Parameters:
@@ -37,8 +37,8 @@ class Upkeep:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._keys = Answered("key")
-        self._sessions = Answered("session")
+        self._keys = AckAudit("key")
+        self._sessions = AckAudit("session")
         self.checked = 0
 
     async def make_a_key(self) -> None:

@@ -30,7 +30,7 @@ from holdfast.client import Client
 from holdfast.clock import system_clock
 from holdfast.errors import HoldfastError, LimitExceeded
 from holdfast.proof.history import HoldingRead, HostileAct, HostileActed, StreamRevoked
-from holdfast.proof.raw_connection import Line
+from holdfast.proof.raw_connection import RawConnection
 from holdfast.proof.storm.access import RemoteAccess
 from holdfast.proof.storm.agent import REPLAYABLE
 from holdfast.proof.storm.bounds import HOSTILE
@@ -129,7 +129,7 @@ class Hostile:
         self._did: Counter[str] = Counter()
         self._felt: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
-        self._held: dict[str, deque[Line]] = {}
+        self._held: dict[str, deque[RawConnection]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._uploads = 0
         self._schedules: list[str] = []
@@ -236,12 +236,12 @@ class Hostile:
 
     # ── what it holds ────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _line(self, act: str, *, key: str | None = None, small: bool = False, most: int = _HELD) -> Line:
+    async def _line(self, act: str, *, key: str | None = None, small: bool = False, most: int = _HELD) -> RawConnection:
         """Open a connection, held until there are too many of its kind. Raises `OSError`."""
         held = self._held.setdefault(act, deque())
         while len(held) >= most:
             held.popleft().drop(reset=True)
-        line = Line(self._port, key or self._key)
+        line = RawConnection(self._port, key or self._key)
         held.append(line)
         await line.open(small=small)
         return line
@@ -254,7 +254,7 @@ class Hostile:
         self._refused[act] += refused
         return let_in
 
-    async def _asked(self, act: str, line: Line, method: str, path: str, body: bytes = b"") -> bool:
+    async def _asked(self, act: str, line: RawConnection, method: str, path: str, body: bytes = b"") -> bool:
         """Ask, and read the status only; whether it was let in. Raises `OSError` or `TimeoutError`."""
         head, body = line.request(method, path, body)
         async with asyncio.timeout(_ANSWER_S):
@@ -300,7 +300,7 @@ class Hostile:
         self._felt[act] += refused > 0
         self._refused[act] += refused
 
-    async def _answers(self, line: Line, requests: bytes) -> bytes:
+    async def _answers(self, line: RawConnection, requests: bytes) -> bytes:
         """Write all of it, and what is answered within a second."""
         answers = bytearray()
         with suppress(TimeoutError):
@@ -405,7 +405,7 @@ class Hostile:
         plan = Plan(name=f"{self.load.prefix}{ids.message_id()}", pieces=_WORDS, span_s=_WORD_S)
         await self.load.send(self._large, self.load.message(self._large, plan, "interrupt"))
 
-    async def _read(self, line: Line, last_at: list[float]) -> None:
+    async def _read(self, line: RawConnection, last_at: list[float]) -> None:
         """Read until the stream is ended, by its last chunk or with its connection."""
         end = b""
         while not end.endswith(_LAST_CHUNK) and (chunk := await line.take(_CHUNK_BYTES)):

@@ -15,7 +15,7 @@ from holdfast.client import Client
 from holdfast.errors import HoldfastError, NotFound
 from holdfast.proof.storm.agent import REPLAYABLE
 from holdfast.proof.storm.plan import Piece, Plan, encode_plan
-from holdfast.proof.storm.quiescence import standstill
+from holdfast.proof.storm.quiescence import quiescent
 from holdfast.protocol.messages import Policy, SessionView
 from holdfast.protocol.session_api import SessionAPI
 
@@ -145,6 +145,6 @@ class People:
             return await session.info()
 
         try:
-            return await standstill(key, look)
+            return await quiescent(key, look)
         except NotFound:  # nothing was ever sent to it
             return None

@@ -17,14 +17,14 @@ from holdfast.clock import system_clock
 from holdfast.errors import HoldfastError
 from holdfast.proof.history import PeopleSettled, StatisticsRead
 from holdfast.proof.storm.access import Progress, RemoteAccess
-from holdfast.proof.storm.admin import Upkeep
+from holdfast.proof.storm.admin import AdminLoad
 from holdfast.proof.storm.bounds import HOSTILE, HOSTILE_BOUNDS, LIMITS, PRINCIPALS, SETTINGS
 from holdfast.proof.storm.contention import contend
 from holdfast.proof.storm.hostile import Hostile
 from holdfast.proof.storm.human_in_the_loop import People
 from holdfast.proof.storm.load import Load
 from holdfast.proof.storm.recorder import Recorder
-from holdfast.proof.storm.schedules import Timed
+from holdfast.proof.storm.schedules import ScheduleLoad
 from holdfast.proof.storm.server import OwnServer, free_port
 from holdfast.proof.storm.stamps import read_stamps
 from holdfast.proof.storm.watch import in_tree, note_processes, process_figures, until_gone
@@ -67,8 +67,8 @@ class _KillStorm:
         self.load = load
         self.admin = admin
         self.people = People(admin, chance)
-        self.timed = Timed(admin)
-        self.upkeep = Upkeep(admin)
+        self.timed = ScheduleLoad(admin)
+        self.upkeep = AdminLoad(admin)
         self.storm = server.storm
         self.chance = chance
         self.hostile: Hostile | None = None

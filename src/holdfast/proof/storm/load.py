@@ -28,7 +28,7 @@ from holdfast.proof.storm.plan import Piece, Plan, encode_plan, make_plan, until
 from holdfast.proof.storm.readers import StormReader
 from holdfast.proof.storm.recorder import Recorder
 from holdfast.proof.storm.session import StormMessage, StormSession
-from holdfast.proof.storm.snapshot import Reading
+from holdfast.proof.storm.snapshot import SnapshotReader
 from holdfast.protocol.messages import Policy
 
 __all__ = ["Load"]
@@ -73,7 +73,7 @@ class Load:
         self.access = access
         self.recorder = recorder
         self.limits = limits
-        self.reading = Reading(access, recorder, limits)
+        self.reading = SnapshotReader(access, recorder, limits)
         self.prefix = prefix
         self._span_s = span_s
         self._content = content
@@ -140,7 +140,7 @@ class Load:
                 await pry(self.access, self.recorder, session, principal)
 
     async def rest(self) -> None:
-        """Wait until every session is at rest; see `Reading.rest`."""
+        """Wait until every session is at rest; see `SnapshotReader.rest`."""
         await self.reading.rest([*self.sessions, *self.others])
 
     async def read_back(self) -> None:

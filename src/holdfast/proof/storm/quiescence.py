@@ -15,14 +15,14 @@ from holdfast.clock import system_clock
 from holdfast.errors import ServerUnreachable, StorageError, Unavailable
 from holdfast.protocol.messages import SessionView
 
-__all__ = ["STANDSTILL_S", "standstill"]
+__all__ = ["STANDSTILL_S", "quiescent"]
 
 STANDSTILL_S = 20.0
 """Far longer than one run of a storm takes, on a machine that is busy too."""
 _POLL_S = 0.05
 
 
-async def standstill(key: str, look: Callable[[], Awaitable[SessionView]]) -> str | None:
+async def quiescent(key: str, look: Callable[[], Awaitable[SessionView]]) -> str | None:
     """Watch a session until it is at rest, and return None; or until it stands still, and describe that.
 
     Parameters:

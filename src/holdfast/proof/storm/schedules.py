@@ -12,20 +12,20 @@ from functools import partial
 from holdfast import ids
 from holdfast.client import Client
 from holdfast.errors import HoldfastError, NotFound
-from holdfast.proof.storm.ack_audit import GONE, Answered
+from holdfast.proof.storm.ack_audit import GONE, AckAudit
 from holdfast.proof.storm.agent import REPLAYABLE
 from holdfast.proof.storm.plan import Plan, encode_plan
-from holdfast.proof.storm.quiescence import standstill
+from holdfast.proof.storm.quiescence import quiescent
 from holdfast.protocol.messages import SessionView
 
-__all__ = ["Timed"]
+__all__ = ["ScheduleLoad"]
 
 _TICKING = 3
 _EVERY_S = 1.0
 _SEEN_S = 0.1
 
 
-class Timed:
+class ScheduleLoad:
     """Some schedules of one principal. Of one loop.
 
     Parameters:
@@ -36,7 +36,7 @@ class Timed:
         self._client = client
         self._keys = [f"timed-{number}-{ids.schedule_id()[-6:]}" for number in range(_TICKING)]
         self._put: set[str] = set()
-        self._changed = Answered("schedule")
+        self._changed = AckAudit("schedule")
         self.checked = 0
 
     async def tick(self) -> None:
@@ -70,7 +70,7 @@ class Timed:
             self.checked += 1
             try:
                 fired = (await self._client.find_schedule(key).pause()).fired
-                problem = await standstill(key, partial(self._look, key))
+                problem = await quiescent(key, partial(self._look, key))
                 if problem is not None:
                     wrong.append(problem)
                     continue

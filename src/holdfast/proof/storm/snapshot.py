@@ -14,14 +14,14 @@ from holdfast.proof.storm.recorder import Recorder
 from holdfast.proof.storm.session import StormSession
 from holdfast.protocol.events import Event, Gap
 
-__all__ = ["Reading"]
+__all__ = ["SnapshotReader"]
 
 _STANDSTILL_S = 20.0
 _POLL_S = 0.05
 _AT_ONCE = 16
 
 
-class Reading:
+class SnapshotReader:
     """Reads a host, and notes the results in the storm's history."""
 
     def __init__(self, access: Access, recorder: Recorder, limits: Limits) -> None:

@@ -34,7 +34,7 @@ from holdfast.testing.explorer.failures import Deadlock, NotExplorable
 if TYPE_CHECKING:
     from holdfast.testing.explorer.explored_loop import Actor, ExploredLoop, Step
 
-__all__ = ["Strand", "Strands", "Unwound", "end_carriers", "strands_here"]
+__all__ = ["ControlledThread", "ThreadController", "Unwound", "end_carriers", "strands_here"]
 
 _PATIENCE_S: Final = 30.0
 """How long, in real time, a strand may take from one switch point to the next."""
@@ -75,7 +75,7 @@ class _Carrier:
 
 
 _idle_carriers: list[_Carrier] = []
-_by_thread: dict[int, Strand] = {}
+_by_thread: dict[int, ControlledThread] = {}
 
 
 def end_carriers() -> None:
@@ -84,7 +84,7 @@ def end_carriers() -> None:
         _idle_carriers.pop().end()
 
 
-def strands_here() -> Strands | None:
+def strands_here() -> ThreadController | None:
     """Return the strands of the schedule that this thread belongs to, as its loop or as one of them; None elsewhere."""
     loop = events._get_running_loop()
     if loop is not None:
@@ -93,7 +93,7 @@ def strands_here() -> Strands | None:
     return None if strand is None else strand.strands
 
 
-class Strand:
+class ControlledThread:
     """One thread of a schedule.
 
     Parameters:
@@ -112,7 +112,7 @@ class Strand:
 
     def __init__(
         self,
-        strands: Strands,
+        strands: ThreadController,
         fn: Callable[[], object],
         name: str,
         *,
@@ -131,7 +131,7 @@ class Strand:
         self.carrier: _Carrier | None = None
         self.ended = False
         self.ending = False
-        self.joining: dict[Strand, None] = {}
+        self.joining: dict[ControlledThread, None] = {}
         self.timer: Step | None = None
         self.waits_for: object = None
 
@@ -159,7 +159,7 @@ def _places(stack: traceback.StackSummary) -> str:
     return " > ".join(f"{entry.name} ({os.path.basename(entry.filename)}:{entry.lineno})" for entry in shown[-8:])
 
 
-class Strands:
+class ThreadController:
     """The threads of one schedule, and what of the runtime there is one of for each process.
 
     Parameters:
@@ -168,8 +168,8 @@ class Strands:
 
     def __init__(self, loop: ExploredLoop) -> None:
         self.loop = loop
-        self.all: list[Strand] = []
-        self.running: Strand | None = None
+        self.all: list[ControlledThread] = []
+        self.running: ControlledThread | None = None
         self.over = False
         self.blocked = ""
         """Where the loop's own thread waits for ever, when it does."""
@@ -180,7 +180,7 @@ class Strands:
         self._may_go_on = False  # and does not block
         self._going_on: Step | None = None
 
-    def start(self, strand: Strand) -> None:
+    def start(self, strand: ControlledThread) -> None:
         """Let a new one run from now on."""
         self.all.append(strand)
         self._let_go(strand)
@@ -197,7 +197,7 @@ class Strands:
             if strand.future is not None and strand.future.done() and strand.future._log_traceback
         ]
 
-    def left(self) -> list[Strand]:
+    def left(self) -> list[ControlledThread]:
         """Return the strands that are not over."""
         return [strand for strand in self.all if not strand.ended]
 
@@ -226,7 +226,7 @@ class Strands:
                 self._hand_back(strand)
 
     def wait(
-        self, ready: Callable[[], object], waiting: dict[Strand, None], what: object, timeout_s: float | None
+        self, ready: Callable[[], object], waiting: dict[ControlledThread, None], what: object, timeout_s: float | None
     ) -> bool:
         """Block the caller until ``ready()``; False when the time is over first.
 
@@ -256,7 +256,7 @@ class Strands:
             waiting.pop(strand, None)
         return True
 
-    def wake(self, waiting: dict[Strand, None]) -> None:
+    def wake(self, waiting: dict[ControlledThread, None]) -> None:
         """Let all of these look again."""
         if not self.over:
             for strand in waiting:
@@ -272,7 +272,7 @@ class Strands:
 
     # on a strand
 
-    def _goes_on(self, strand: Strand) -> bool:
+    def _goes_on(self, strand: ControlledThread) -> bool:
         """Choose who goes next as the loop's thread would, and whether it is this one: that saves two hand-overs."""
         loop = self.loop
         if loop.halted is not None or (self._loop_left and not self._may_go_on):
@@ -296,7 +296,7 @@ class Strands:
         loop.recent.append(strand.actor)
         return True
 
-    def _hand_back(self, strand: Strand) -> None:
+    def _hand_back(self, strand: ControlledThread) -> None:
         carrier = strand.carrier
         assert carrier is not None
         carrier.back.release()
@@ -304,7 +304,7 @@ class Strands:
         if strand.ending:
             raise Unwound
 
-    def _run(self, strand: Strand) -> None:
+    def _run(self, strand: ControlledThread) -> None:
         """Run a strand from start to end, on its thread."""
         me = threading.get_ident()
         _by_thread[me] = strand
@@ -323,15 +323,15 @@ class Strands:
 
     # on the loop's thread
 
-    def _new_step(self, strand: Strand, when: float = 0.0) -> Step:
+    def _new_step(self, strand: ControlledThread, when: float = 0.0) -> Step:
         return self.loop._new_step(when, self._resume, (strand,), self._context, strand.actor)
 
-    def _let_go(self, strand: Strand) -> None:
+    def _let_go(self, strand: ControlledThread) -> None:
         if strand.timer is not None:
             strand.timer.cancel()  # also when it has fired: one step lets it go
         self.loop._make_runnable(self._new_step(strand))
 
-    def _resume(self, strand: Strand) -> None:
+    def _resume(self, strand: ControlledThread) -> None:
         """Let a strand run to its next switch point. The callback of its steps."""
         loop = self.loop
         carrier = strand.carrier

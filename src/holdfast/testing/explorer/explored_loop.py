@@ -19,7 +19,7 @@ from concurrent.futures import Executor
 from contextvars import Context, copy_context
 from typing import Any, Literal, NoReturn, Protocol, TypeVar, TypeVarTuple
 
-from holdfast.testing.explorer.controlled_threads import Strand, Strands, strands_here
+from holdfast.testing.explorer.controlled_threads import ControlledThread, ThreadController, strands_here
 from holdfast.testing.explorer.failures import Deadlock, Livelock, NotExplorable
 from holdfast.testing.explorer.virtual_loop import VirtualLoop
 
@@ -48,7 +48,7 @@ class Actor:
         self.number = number
         self.task = task
         self.scheduled_by = scheduled_by
-        self.strand: Strand | None = None
+        self.strand: ControlledThread | None = None
         self.is_clock = False
         self.callbacks: Actor | None = None
         self.queue: deque[Step] = deque()
@@ -171,7 +171,7 @@ class ExploredLoop(VirtualLoop):
         self._by_task: dict[asyncio.Task[Any], Actor] = {}
         self._runnable: list[Step] = []
         self._running_actor = self._new_actor(None, None)
-        self.strands = Strands(self)
+        self.strands = ThreadController(self)
         self._clock: Step | None = None
         self._late_s = late_s
         if late_s > 0:

@@ -26,7 +26,7 @@ from typing import Any, Final, TypeVar
 from holdfast.errors import Interrupted
 from holdfast.runtime import adoption, interrupt, interrupt_dispatch, oneshot, scope_state, threads
 from holdfast.storage.sqlite import checkpoints, readers, writer
-from holdfast.testing.explorer.controlled_threads import Strand, Unwound, end_carriers, strands_here
+from holdfast.testing.explorer.controlled_threads import ControlledThread, Unwound, end_carriers, strands_here
 from holdfast.testing.explorer.runtime_primitives import Lock, RLock, SimpleQueue, Thread
 from holdfast.testing.explorer.thread_primitives import (
     REAL_LOCK,
@@ -84,7 +84,7 @@ def start_thread(fn: Callable[..., T], /, *values: Any, name: str | None = None)
         else:
             loop.call_soon_threadsafe(_succeed, future, result)
 
-    strands.start(Strand(strands, run, label, must_end=True, future=future))
+    strands.start(ControlledThread(strands, run, label, must_end=True, future=future))
     return future
 
 

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from holdfast.testing.explorer.controlled_threads import Strand, Strands, Unwound
+from holdfast.testing.explorer.controlled_threads import ControlledThread, ThreadController, Unwound
 
 __all__ = ["Lock", "RLock", "SimpleQueue", "Thread"]
 
@@ -22,12 +22,12 @@ class Lock:
 
     __slots__ = ("_locked", "_owner", "_quiet", "_strands", "_waiting")
 
-    def __init__(self, strands: Strands, *, quiet: bool = False) -> None:
+    def __init__(self, strands: ThreadController, *, quiet: bool = False) -> None:
         self._strands = strands
         self._quiet = quiet
         self._locked = False
-        self._owner: Strand | None = None
-        self._waiting: dict[Strand, None] = {}
+        self._owner: ControlledThread | None = None
+        self._waiting: dict[ControlledThread, None] = {}
 
     def __str__(self) -> str:
         if self._quiet:
@@ -84,7 +84,7 @@ class RLock:
 
     __slots__ = ("_depth", "_lock")
 
-    def __init__(self, strands: Strands) -> None:
+    def __init__(self, strands: ThreadController) -> None:
         self._lock = Lock(strands)
         self._depth = 0
 
@@ -120,10 +120,10 @@ class SimpleQueue:
 
     __slots__ = ("_items", "_strands", "_waiting")
 
-    def __init__(self, strands: Strands) -> None:
+    def __init__(self, strands: ThreadController) -> None:
         self._strands = strands
         self._items: deque[Any] = deque()
-        self._waiting: dict[Strand, None] = {}
+        self._waiting: dict[ControlledThread, None] = {}
 
     def __str__(self) -> str:
         return "an empty queue"
@@ -165,7 +165,7 @@ class Thread:
 
     def __init__(
         self,
-        strands: Strands,
+        strands: ThreadController,
         target: Callable[..., object],
         name: str,
         args: tuple[Any, ...] = (),
@@ -175,7 +175,7 @@ class Thread:
         self.name = name
         self.daemon = daemon
         self._strands = strands
-        self._strand: Strand | None = None
+        self._strand: ControlledThread | None = None
         self._target = lambda: target(*args, **(kwargs or {}))
 
     @property
@@ -185,7 +185,7 @@ class Thread:
 
     def start(self) -> None:
         """Let it run from now on."""
-        self._strand = Strand(self._strands, self._target, self.name, must_end=False, thread=self)
+        self._strand = ControlledThread(self._strands, self._target, self.name, must_end=False, thread=self)
         self._strands.start(self._strand)
 
     def is_alive(self) -> bool:

@@ -22,7 +22,7 @@ from _thread import LockType
 from types import GenericAlias
 from typing import Any, Final
 
-from holdfast.testing.explorer.controlled_threads import Strands, strands_here
+from holdfast.testing.explorer.controlled_threads import ThreadController, strands_here
 from holdfast.testing.explorer.runtime_primitives import Lock, SimpleQueue
 
 __all__ = ["OwnLock", "OwnRLock", "OwnSimpleQueue", "look"]
@@ -47,13 +47,13 @@ class _StandIn(type):
         return super().__instancecheck__(instance) or (real is not None and isinstance(instance, real))
 
 
-def _schedule_here() -> Strands | None:
+def _schedule_here() -> ThreadController | None:
     """Return the strands to make an object for, if any."""
     strands = strands_here()
     return None if strands is None or strands.over else strands
 
 
-def _moves_to(strands: Strands, here: Strands | None) -> bool:
+def _moves_to(strands: ThreadController, here: ThreadController | None) -> bool:
     """Whether an object of these strands is used in a later schedule."""
     return here is not None and strands.over and not here.over
 
@@ -270,7 +270,7 @@ class OwnSimpleQueue(SimpleQueue, metaclass=_StandIn):
 
     def _in_schedule(self) -> bool:
         here = strands_here()
-        strands: Strands | None = self._strands
+        strands: ThreadController | None = self._strands
         if here is strands:
             return here is not None
         if here is None or not (strands is None or _moves_to(strands, here)):
