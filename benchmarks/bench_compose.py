@@ -76,7 +76,7 @@ async def _costs(loop: str) -> list[Row]:
     found: dict[str, float] = {}
     bare = await _best_s(lambda: _group(_noop), ROUNDS)
     bare_waits = await _best_s(lambda: _group(_waits), ROUNDS)
-    async with Host(_measured(found), store="memory://", settings=Settings(run_s=600)) as host:
+    async with Host(_measured(found), store="memory://", settings=Settings(run_timeout_s=600)) as host:
         await host.session("s").ask("go")
     each = 1e6 / BRANCHES
     return [

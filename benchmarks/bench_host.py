@@ -83,7 +83,9 @@ async def busy(run: Run) -> None:
 @contextlib.asynccontextmanager
 async def hosted(store: str) -> AsyncIterator[Host]:
     """A host with these agents."""
-    async with Host(noop, agents=[chatter, busy], store=store, settings=Settings(drain_s=0.1, grace_s=0.2)) as host:
+    async with Host(
+        noop, agents=[chatter, busy], store=store, settings=Settings(drain_timeout_s=0.1, grace_s=0.2)
+    ) as host:
         yield host
 
 

@@ -27,7 +27,7 @@ async def closed_after_s(model: str, reply: Reply, pieces: int) -> list[float]:
     """How long the server waited for the close, each time."""
     loop = asyncio.get_running_loop()
     took = []
-    settings = Settings(grace_s=0.5, kill_after_s=0.5, drain_s=0.5)
+    settings = Settings(grace_s=0.5, abandon_after_s=0.5, drain_timeout_s=0.5)
     async with ModelServer(lambda _: reply) as server:
         with mock.patch.dict(os.environ, server.environment):
             async with Host(Agent(name="agent", model=model), store="memory://", settings=settings) as host:

@@ -132,7 +132,7 @@ async def stop_at_once(host: Host, kind: str, count: int, round_number: int) -> 
 @contextlib.asynccontextmanager
 async def hosted() -> AsyncIterator[Host]:
     """A host that lets one principal have as many runs."""
-    settings = Settings(drain_s=0.1, grace_s=0.2, principal_runs=max(SESSIONS))
+    settings = Settings(drain_timeout_s=0.1, grace_s=0.2, principal_runs=max(SESSIONS))
     async with Host(foreign, agents=[owned, idle], store="memory://", settings=settings) as host:
         yield host
 

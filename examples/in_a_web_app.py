@@ -30,7 +30,7 @@ async def clock(run: holdfast.Run) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def lifespan(app: Starlette) -> AsyncIterator[None]:
-    settings = holdfast.Settings(store="memory://", drain_s=0.5, grace_s=0.5)
+    settings = holdfast.Settings(store="memory://", drain_timeout_s=0.5, grace_s=0.5)
     async with holdfast.Host(clock, settings=settings) as host:
         keys = KeyRing(host.store)
         await keys.load()

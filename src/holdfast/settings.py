@@ -88,10 +88,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     # Stopping
     grace_s: Annotated[float, Meta(ge=0, description="grace period for a run's cleanup after an interrupt")] = 5.0
-    kill_after_s: Annotated[
+    abandon_after_s: Annotated[
         float, Meta(ge=0, description="after the grace period, wait this long, then abandon and report what still runs")
     ] = 2.0
-    drain_s: Annotated[float, Meta(ge=0, description="at shutdown, time for runs to finish")] = 30.0
+    drain_timeout_s: Annotated[float, Meta(ge=0, description="at shutdown, time for runs to finish")] = 30.0
     stop_wait_s: Annotated[
         float,
         Meta(
@@ -101,12 +101,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 15.0
 
     # Deadlines of work
-    tool_s: Annotated[float, Meta(gt=0, description="stop a call that runs longer than this")] = 60.0
-    step_s: Annotated[float, Meta(gt=0, description="interrupt a run whose step takes longer than this")] = 120.0
-    run_s: Annotated[float, Meta(gt=0, description="interrupt a run that takes longer than this")] = 1800.0
+    tool_timeout_s: Annotated[float, Meta(gt=0, description="stop a call that runs longer than this")] = 60.0
+    step_timeout_s: Annotated[float, Meta(gt=0, description="interrupt a run whose step takes longer than this")] = (
+        120.0
+    )
+    run_timeout_s: Annotated[float, Meta(gt=0, description="interrupt a run that takes longer than this")] = 1800.0
     wait_limit_s: Annotated[float, Meta(gt=0, description="largest `?wait=` allowed for an HTTP request")] = 300.0
 
-    suspend_s: Annotated[
+    question_ttl_s: Annotated[
         float, Meta(gt=0, description="an unanswered question to a person expires after this time")
     ] = 7 * 86400.0
 
@@ -230,7 +232,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             description="maximum open connections per principal, or of all clients without a key; at most half of all",
         ),
     ] = 10_000
-    body_s: Annotated[
+    body_timeout_s: Annotated[
         float, Meta(gt=0, description="time for a request body to arrive, for each megabyte that it may have")
     ] = 30.0
     allowed_hosts: Annotated[

@@ -31,8 +31,8 @@ from holdfast.settings import Settings
 from holdfast.storage import MemoryStore
 from holdfast.storage.port import Store
 
-QUICK = Settings(grace_s=0.5, kill_after_s=0.5)
-PATIENT = Settings(grace_s=10, kill_after_s=10)
+QUICK = Settings(grace_s=0.5, abandon_after_s=0.5)
+PATIENT = Settings(grace_s=10, abandon_after_s=10)
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:

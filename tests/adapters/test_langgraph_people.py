@@ -451,7 +451,7 @@ def test_a_question_that_nobody_answers_gives_the_node_none() -> None:
     builder.add_edge(START, "node")
 
     async def test() -> None:
-        settings = Settings(suspend_s=0.01)
+        settings = Settings(question_ttl_s=0.01)
         async with hosted(graph_agent(builder, name="g"), settings=settings) as host:
             assert await host.session("s").ask("hi") == "you said None"
 
@@ -461,7 +461,7 @@ def test_a_question_that_nobody_answers_gives_the_node_none() -> None:
 def test_an_interrupt_while_people_are_asked_ends_the_run_and_the_next_one_works() -> None:
     async def scenario(turns: int) -> None:
         agent = graph_agent(asking(), name="asking")
-        settings = Settings(grace_s=1, kill_after_s=1)
+        settings = Settings(grace_s=1, abandon_after_s=1)
         async with Host(agent, store=MemoryStore(yielding=True), clock=VirtualClock(), settings=settings) as host:
             session = host.session("s")
             receipt = await session.send("one")

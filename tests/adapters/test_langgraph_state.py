@@ -394,7 +394,7 @@ def test_at_whatever_await_a_run_is_interrupted_the_next_one_sees_what_the_trans
         builder.add_node("node", node)
         builder.add_edge(START, "node")
         agent = graph_agent(builder, name="g")
-        settings = Settings(grace_s=1, kill_after_s=1)
+        settings = Settings(grace_s=1, abandon_after_s=1)
         async with Host(agent, store=MemoryStore(yielding=True), clock=VirtualClock(), settings=settings) as host:
             session = host.session("s")
             await session.ask("a")

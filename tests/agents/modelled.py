@@ -19,7 +19,9 @@ from holdfast.storage.port import Store
 from holdfast.testing import VirtualClock, run_virtual
 from tests.protocol.rules import check_request
 
-QUICK = Settings(grace_s=1.0, kill_after_s=1.0, quiet_s=0.01, max_wait_s=0.05, drain_s=60.0, suspend_s=3600.0)
+QUICK = Settings(
+    grace_s=1.0, abandon_after_s=1.0, quiet_s=0.01, max_wait_s=0.05, drain_timeout_s=60.0, question_ttl_s=3600.0
+)
 
 
 def call(name: str, **arguments: Any) -> CallPart:

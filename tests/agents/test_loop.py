@@ -431,7 +431,7 @@ def test_a_step_that_is_too_long_ends_the_run() -> None:
     async def slow() -> None:
         await asyncio.sleep(3)
 
-    limits = AgentLimits(step_s=5)
+    limits = AgentLimits(step_timeout_s=5)
     agents = [
         Agent(name="stalls", model=model([["I wait", Pause(1000)]]), limits=limits),
         Agent(name="calls", model=model([[Pause(3), call("slow")]]), tools=[slow], limits=limits),
@@ -448,7 +448,7 @@ def test_a_tool_with_a_longer_deadline_of_its_own_holds_that_of_the_step() -> No
     async def scenario(host: Host) -> None:
         assert await host.session("s").ask("go") == "It gave: built"
 
-    on_host(scenario, one_call("build", build, limits=AgentLimits(step_s=5)))
+    on_host(scenario, one_call("build", build, limits=AgentLimits(step_timeout_s=5)))
 
 
 def test_a_run_that_is_too_long_ends_with_cause_deadline() -> None:
@@ -459,7 +459,7 @@ def test_a_run_that_is_too_long_ends_with_cause_deadline() -> None:
         check_entries(await session.transcript())
 
     agent = Agent(name="a", model=model(lambda _: ["x ", call("nap"), Pause(1)]), tools=[nap])
-    on_host(scenario, agent, settings=Settings(run_s=10, grace_s=1))
+    on_host(scenario, agent, settings=Settings(run_timeout_s=10, grace_s=1))
 
 
 # ── the model fails ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -688,7 +688,7 @@ def test_a_tool_may_ask_a_person_and_wait_without_a_deadline() -> None:
         await session.answer(questions[0].question_id, "blue")
         assert (await session.wait(sent.message_id)).text == "It gave: blue"
 
-    on_host(scenario, one_call("ask_user", ask_user, question="which colour?", limits=AgentLimits(step_s=5)))
+    on_host(scenario, one_call("ask_user", ask_user, question="which colour?", limits=AgentLimits(step_timeout_s=5)))
 
 
 # ── children ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -255,13 +255,13 @@ def test_a_summary_that_takes_too_long_interrupts_the_run_and_the_next_one_works
         assert await session.ask("and now?") == "Yes."
         check_entries(await session.transcript())
 
-    limits = AgentLimits(context_tokens=50, step_s=5)
+    limits = AgentLimits(context_tokens=50, step_timeout_s=5)
     on_host(scenario, Agent(name="a", model=ScriptedModel(answer), limits=limits))
 
 
 @pytest.mark.parametrize(
     "limits",
-    [{"calls_at_once": 0}, {"children": 0}, {"steps": 0}, {"step_s": 0}, {"retries": -1}, {"tokens": math.nan}],
+    [{"calls_at_once": 0}, {"children": 0}, {"steps": 0}, {"step_timeout_s": 0}, {"retries": -1}, {"tokens": math.nan}],
 )
 def test_a_limit_that_nothing_could_work_within_is_refused(limits: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(limits))):

@@ -101,7 +101,7 @@ def start(folder: Path, *arguments: str, **environment: str) -> Served:
     process = subprocess.Popen(
         [*HOLDFAST, "serve", *arguments, *port, "--json"],
         cwd=folder,
-        env=clean_environment(**{"HOLDFAST_DRAIN_S": "0.5", "HOLDFAST_GRACE_S": "1", **environment}),
+        env=clean_environment(**{"HOLDFAST_DRAIN_TIMEOUT_S": "0.5", "HOLDFAST_GRACE_S": "1", **environment}),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

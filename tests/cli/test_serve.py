@@ -20,7 +20,7 @@ from tests.cli.processes import HOLDFAST, LIMIT_S, clean_environment, run, serve
 
 
 def test_it_prints_its_address_pid_and_lines_that_work_when_pasted(tmp_path: Path) -> None:
-    environment = clean_environment(HOLDFAST_DRAIN_S="0.2")
+    environment = clean_environment(HOLDFAST_DRAIN_TIMEOUT_S="0.2")
     with subprocess.Popen(
         [*HOLDFAST, "serve", "--port", "0"], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -61,7 +61,7 @@ def test_a_signal_ends_it_in_order(number: signal.Signals, tmp_path: Path) -> No
 
 
 def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
-    with served(tmp_path, HOLDFAST_DRAIN_S="600") as server:
+    with served(tmp_path, HOLDFAST_DRAIN_TIMEOUT_S="600") as server:
         server.run("send", "steps 1000")
         server.process.send_signal(signal.SIGINT)
         assert server.process.stdout is not None

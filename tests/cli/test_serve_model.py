@@ -75,7 +75,7 @@ def test_what_it_prints_has_a_line_that_finds_the_token_and_not_the_token(tmp_pa
     folder = tmp_path / "a folder"
     folder.mkdir()
     argv = [*HOLDFAST, "serve", "--model", "scripted:demo", "--port", "0"]
-    environment = clean_environment(HOLDFAST_DRAIN_S="0.2")
+    environment = clean_environment(HOLDFAST_DRAIN_TIMEOUT_S="0.2")
     with subprocess.Popen(
         argv, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
@@ -181,7 +181,7 @@ def test_a_chat_does_a_task_and_stopping_it_leaves_no_program(model: str, tmp_pa
 
 def test_a_call_is_approved_at_the_terminal_of_serve_and_by_the_key_that_it_shows(tmp_path: Path) -> None:
     arguments = ("serve", "--model", "scripted:demo", "--approve", "all", "--port", "0")
-    with terminal(*arguments, folder=tmp_path, HOLDFAST_DRAIN_S="0.2") as serve:
+    with terminal(*arguments, folder=tmp_path, HOLDFAST_DRAIN_TIMEOUT_S="0.2") as serve:
         url = "http" + serve.expect(" (pid").rpartition("http")[2].removesuffix(" (pid")
         serve.expect("approval key for chat and the page")
         key = "hfa_" + serve.expect("\r\n").partition("hfa_")[2].strip()

@@ -50,7 +50,7 @@ def both(scenario: Scenario) -> None:
 
     async def main() -> None:
         async with asyncio.timeout(40):
-            settings = Settings(drain_s=0.2, grace_s=0.2)
+            settings = Settings(drain_timeout_s=0.2, grace_s=0.2)
             async with Host(agents=AGENTS, store="memory://", settings=settings) as host:
                 await scenario(host.session)
             async with live() as server, Client(server.url) as client:

@@ -30,7 +30,7 @@ from holdfast.protocol.session_api import SessionAPI
 from tests.client.test_client import Scenario
 from tests.server.live import echo, live
 
-SETTINGS: dict[str, Any] = {"drain_s": 0.2, "grace_s": 0.2, "attachment_limit_bytes": 1000}
+SETTINGS: dict[str, Any] = {"drain_timeout_s": 0.2, "grace_s": 0.2, "attachment_limit_bytes": 1000}
 
 
 @tool(approval=True)

@@ -14,7 +14,7 @@ from holdfast.protocol.events import ChildFinished, ChildStarted, Event, RunFini
 from holdfast.storage import MemoryStore
 from holdfast.testing import VirtualClock
 
-QUICK = Settings(grace_s=1.0, kill_after_s=1.0, drain_s=60.0)
+QUICK = Settings(grace_s=1.0, abandon_after_s=1.0, drain_timeout_s=60.0)
 STEP_S = 0.01
 
 

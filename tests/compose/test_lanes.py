@@ -205,7 +205,7 @@ def test_one_that_will_not_end_is_named_with_the_place_where_it_is() -> None:
     async def main() -> None:
         nonlocal free
         free = asyncio.Event()
-        settings = Settings(grace_s=0.1, kill_after_s=0.1)
+        settings = Settings(grace_s=0.1, abandon_after_s=0.1)
         async with Host(agent(name="main")(work), store="memory://", clock=VirtualClock(), settings=settings) as host:
             session = host.session("s")
             await session.send("go")

@@ -323,7 +323,7 @@ def test_while_the_log_is_behind_no_item_begins() -> None:
         await run.map(quick, items(), concurrency=64)
 
     async def main() -> None:
-        settings = Settings(run_s=10_000)
+        settings = Settings(run_timeout_s=10_000)
         async with Host(
             agents=[agent(name="main")(work)], store=Slow(), clock=VirtualClock(), settings=settings
         ) as host:

@@ -194,7 +194,7 @@ def test_a_streamer_that_failed_before_a_restart_ends_the_run_after_it() -> None
 
     async def main() -> None:
         store = MemoryStore()
-        quick = Settings(drain_s=0.0, grace_s=5.0)
+        quick = Settings(drain_timeout_s=0.0, grace_s=5.0)
         async with Host(shape, store=store, clock=VirtualClock(), settings=quick) as one:
             receipt = await one.session("s").send("go")
             await asyncio.sleep(0.1)

@@ -75,7 +75,7 @@ SHAPES: dict[str, Callable[[Agent], Agent]] = {
 @pytest.mark.parametrize("name", SHAPES)
 def test_nothing_is_left_on_the_machine_when_a_shape_has_ended(name: str, last: Agent) -> None:
     async def main() -> None:
-        settings = Settings(grace_s=0.2, kill_after_s=2)
+        settings = Settings(grace_s=0.2, abandon_after_s=2)
         async with (
             asyncio.timeout(40),
             Host(agents=[SHAPES[name](last), quick], store="memory://", settings=settings) as one,
@@ -98,7 +98,7 @@ def test_nothing_is_left_on_the_machine_when_a_shape_has_ended(name: str, last: 
 @pytest.mark.parametrize(("name", "last"), [("first", quick), ("late", quick), ("all", bad), ("supervised", bad)])
 def test_the_losers_are_gone_when_the_shape_ends_by_itself(name: str, last: Agent) -> None:
     async def main() -> None:
-        settings = Settings(grace_s=0.2, kill_after_s=2)
+        settings = Settings(grace_s=0.2, abandon_after_s=2)
         left: list[object] = []
 
         async def outer(run: Run) -> str:

@@ -22,8 +22,10 @@ from tests.explored.model import Model, fault
 from tests.explored.of_mailboxes import plain
 from tests.storage.audit import audit
 
-QUICK = Settings(grace_s=1.0, kill_after_s=1.0, quiet_s=0.01, max_wait_s=0.05, drain_s=60.0)
-ONE_AT_A_TIME = Settings(grace_s=1.0, kill_after_s=1.0, quiet_s=0.01, max_wait_s=0.05, drain_s=60.0, max_runs=1)
+QUICK = Settings(grace_s=1.0, abandon_after_s=1.0, quiet_s=0.01, max_wait_s=0.05, drain_timeout_s=60.0)
+ONE_AT_A_TIME = Settings(
+    grace_s=1.0, abandon_after_s=1.0, quiet_s=0.01, max_wait_s=0.05, drain_timeout_s=60.0, max_runs=1
+)
 
 
 @agent

@@ -22,7 +22,7 @@ from tests.explored.story import Story
 from tests.storage.audit import audit
 
 ITEM = "session actor"
-QUICK = Settings(grace_s=1.0, kill_after_s=1.0, quiet_s=0.01, max_wait_s=0.05, drain_s=60.0)
+QUICK = Settings(grace_s=1.0, abandon_after_s=1.0, quiet_s=0.01, max_wait_s=0.05, drain_timeout_s=60.0)
 TWO = ("queue", "collect", "interrupt")
 """Policies of which two messages come, because what they promise is about more than one."""
 PROMISES: dict[Policy, str] = {

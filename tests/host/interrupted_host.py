@@ -18,7 +18,7 @@ DELETE = "delete all my files"
 async def main(database: str) -> None:
     """Send, interrupt, end; or, where an earlier one was killed, only start, which ends its run."""
     agent = Agent(name="agent", model=ScriptedModel([[Pause(math.inf), "never"]]))
-    async with Host(agent, store=f"sqlite:///{database}", settings=Settings(grace_s=0.2, drain_s=0.2)) as host:
+    async with Host(agent, store=f"sqlite:///{database}", settings=Settings(grace_s=0.2, drain_timeout_s=0.2)) as host:
         session = host.session("s")
         receipt = await session.send(DELETE, idempotency_key="once")
         async for event in session.events(after=receipt.cursor):

@@ -17,7 +17,7 @@ from holdfast.protocol.stopping import Cause
 from holdfast.storage import MemoryStore
 from holdfast.testing import VirtualClock, explore, run_virtual
 
-QUICK = Settings(grace_s=1.0, kill_after_s=1.0, quiet_s=0.01, max_wait_s=0.05, drain_s=60.0)
+QUICK = Settings(grace_s=1.0, abandon_after_s=1.0, quiet_s=0.01, max_wait_s=0.05, drain_timeout_s=60.0)
 
 
 @agent

@@ -28,7 +28,7 @@ from holdfast.storage import MemoryStore
 from holdfast.testing import VirtualClock, explore, run_virtual
 from tests.host.test_sessions_explored import check_log, settle_all
 
-QUICK = Settings(grace_s=1.0, kill_after_s=1.0, quiet_s=0.01, max_wait_s=0.05, drain_s=60.0)
+QUICK = Settings(grace_s=1.0, abandon_after_s=1.0, quiet_s=0.01, max_wait_s=0.05, drain_timeout_s=60.0)
 
 
 @agent
@@ -56,7 +56,7 @@ def hosted(*agents: Any, store: MemoryStore | None = None, settings: Settings = 
 
 def test_who_waits_in_line_is_not_overtaken_by_those_who_ask_again_and_again() -> None:
     async def scenario() -> None:
-        async with hosted(settings=Settings(max_runs=1, drain_s=1.0)) as host:
+        async with hosted(settings=Settings(max_runs=1, drain_timeout_s=1.0)) as host:
             answered = 0
 
             async def again_and_again() -> None:
@@ -125,7 +125,7 @@ def test_an_agent_may_close_its_host() -> None:
     async def scenario() -> None:
         nonlocal the_host
         store = MemoryStore(yielding=True)
-        the_host = hosted(closer, store=store, settings=Settings(grace_s=1.0, kill_after_s=1.0, drain_s=0.5))
+        the_host = hosted(closer, store=store, settings=Settings(grace_s=1.0, abandon_after_s=1.0, drain_timeout_s=0.5))
         async with the_host:
             receipt = await the_host.session("s").send("x", agent="closer")
             await asyncio.sleep(0.1)

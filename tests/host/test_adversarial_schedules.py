@@ -18,7 +18,7 @@ from holdfast.storage.sqlite import writer
 from holdfast.testing import VirtualClock, explore
 from tests.host.test_sessions_explored import check_log, settle_all
 
-QUICK = Settings(grace_s=1.0, kill_after_s=1.0, quiet_s=0.01, max_wait_s=0.05, drain_s=60.0, max_runs=2)
+QUICK = Settings(grace_s=1.0, abandon_after_s=1.0, quiet_s=0.01, max_wait_s=0.05, drain_timeout_s=60.0, max_runs=2)
 
 
 async def effect(name: str) -> str:

@@ -17,7 +17,7 @@ from tests.host.test_recovery import crashed
 from tests.host.test_sessions_explored import check_log, settle_all
 from tests.host.unreliable import Fate, Unreliable, failing_at_random
 
-QUICK = Settings(grace_s=1.0, kill_after_s=1.0, quiet_s=0.01, max_wait_s=0.05, drain_s=60.0, max_runs=3)
+QUICK = Settings(grace_s=1.0, abandon_after_s=1.0, quiet_s=0.01, max_wait_s=0.05, drain_timeout_s=60.0, max_runs=3)
 
 
 @agent

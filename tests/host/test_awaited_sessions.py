@@ -34,7 +34,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @asynccontextmanager
 async def hosted(store: str, **settings: object) -> AsyncIterator[Host]:
     """A host whose streams send no keep-alive."""
-    given = Settings(**{"drain_s": 1, "grace_s": 1, "keepalive_s": _LONG_S, **settings})  # type: ignore[arg-type]
+    given = Settings(**{"drain_timeout_s": 1, "grace_s": 1, "keepalive_s": _LONG_S, **settings})  # type: ignore[arg-type]
     async with asyncio.timeout(60), Host(echo, store=store, settings=given) as host:
         yield host
 

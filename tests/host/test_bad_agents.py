@@ -14,7 +14,7 @@ from holdfast import Host, Run, RunFailed, Session, Settings
 from holdfast.errors import ConfigurationError, InvalidKey, RunClosed, UnknownAgent
 from holdfast.protocol.messages import Settlement
 
-QUICK = Settings(grace_s=0.05, kill_after_s=0.1, loop_block_s=0.2)
+QUICK = Settings(grace_s=0.05, abandon_after_s=0.1, loop_block_s=0.2)
 
 
 def hosted(scenario: Callable[[Host], Coroutine[Any, Any, None]], *agents: Any, settings: Settings = QUICK) -> Host:
@@ -240,7 +240,7 @@ def test_a_run_past_its_deadline_is_interrupted_with_that_cause() -> None:
         kinds = [e.kind async for e in host.session("endless").events(follow=settlement.message_id)]
         assert kinds.count("run.stopping") == 1
 
-    hosted(scenario, endless, settings=Settings(run_s=0.05, grace_s=0.05))
+    hosted(scenario, endless, settings=Settings(run_timeout_s=0.05, grace_s=0.05))
 
 
 def test_what_a_run_leaves_behind_ends_with_it() -> None:

@@ -20,7 +20,7 @@ from holdfast.testing import VirtualClock, run_virtual
 
 def virtual_host(*agents: object, store: MemoryStore | None = None, **settings: object) -> Host:
     """A host on virtual time."""
-    given = Settings(**{"drain_s": 1, "grace_s": 1, "kill_after_s": 1, **settings})  # type: ignore[arg-type]
+    given = Settings(**{"drain_timeout_s": 1, "grace_s": 1, "abandon_after_s": 1, **settings})  # type: ignore[arg-type]
     return Host(agents=agents, store=store or MemoryStore(), clock=VirtualClock(), settings=given)  # type: ignore[arg-type]
 
 

@@ -20,7 +20,7 @@ from holdfast.agents.tool import Toolset
 from holdfast.errors import ConfigurationError, ToolFailed
 from holdfast.protocol.model import CallPart
 
-QUICK = Settings(grace_s=0.2, kill_after_s=0.2)
+QUICK = Settings(grace_s=0.2, abandon_after_s=0.2)
 STORES = ["memory", "sqlite"]
 
 

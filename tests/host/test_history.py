@@ -251,7 +251,7 @@ def test_compact_refuses_a_session_that_changes_meanwhile_an_agent_without_a_mod
         with pytest.raises((Draining, ModelFailed)):
             await compacting
 
-    virtual(too_slow, model=Agent(name="modelled", model=ScriptedModel("x", delay_s=100.0)), step_s=5.0)
+    virtual(too_slow, model=Agent(name="modelled", model=ScriptedModel("x", delay_s=100.0)), step_timeout_s=5.0)
 
 
 def test_compact_never_parts_a_call_from_its_result() -> None:

@@ -24,7 +24,7 @@ from tests.host.interrupted_host import DELETE
 from tests.protocol.rules import check_request
 
 ROOT = Path(__file__).parents[2]
-SETTINGS = Settings(grace_s=0.2, drain_s=0.2)
+SETTINGS = Settings(grace_s=0.2, drain_timeout_s=0.2)
 RUN = "r_1"
 
 

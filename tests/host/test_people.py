@@ -92,7 +92,7 @@ def test_a_run_that_asks_waits_for_the_answer_and_goes_on_under_its_id(name: str
             receipt = await session.send("x", agent=name)
             question = await first_question(session)
             assert (question.kind, question.text) == ("question", "shall I?")
-            assert question.due_at == pytest.approx(question.asked_at + QUICK.suspend_s)
+            assert question.due_at == pytest.approx(question.asked_at + QUICK.question_ttl_s)
             await asyncio.sleep(1)
             assert (await session.info()).state == "suspended"
             assert [q.text for q in (await session.run(receipt.run_id or "")).questions] == ["shall I?"]
@@ -169,7 +169,7 @@ def test_a_question_that_nobody_answers_expires_and_the_run_hears_it(name: str) 
             session = host.session("s")
             receipt = await session.send("x", agent=name)
             first = await first_question(session)
-            await asyncio.sleep(QUICK.suspend_s + 1)
+            await asyncio.sleep(QUICK.question_ttl_s + 1)
             second = await first_question(session)
             assert second.text == "sure?"
             with pytest.raises(AlreadyAnswered):
@@ -184,7 +184,7 @@ def test_a_question_that_nobody_answers_expires_and_the_run_hears_it(name: str) 
 
 def test_the_time_of_a_run_stands_still_while_it_waits_for_people_only() -> None:
     async def scenario() -> None:
-        async with hosted(MemoryStore(), settings=Settings(run_s=10.0)) as host:
+        async with hosted(MemoryStore(), settings=Settings(run_timeout_s=10.0)) as host:
             session = host.session("s")
             receipt = await session.send("x", agent="present")
             for _ in range(2):

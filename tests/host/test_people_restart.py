@@ -176,7 +176,7 @@ def test_a_call_inside_another_one_that_asks_for_something_else_after_a_restart_
 
     async def main() -> None:
         async with asyncio.timeout(30):
-            store, settings = f"sqlite:///{tmp_path / 's.db'}", Settings(drain_s=0.1)
+            store, settings = f"sqlite:///{tmp_path / 's.db'}", Settings(drain_timeout_s=0.1)
             async with Host(payer, store=store, settings=settings) as one:
                 receipt = await one.session("s").send("x")
                 while not await one.session("s").questions():

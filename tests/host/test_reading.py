@@ -46,7 +46,7 @@ def virtual(scenario: Any, **settings: Any) -> None:
     """Run the scenario on a host in virtual time."""
 
     async def main() -> None:
-        given = Settings(**{"drain_s": 1, "grace_s": 1, **settings})
+        given = Settings(**{"drain_timeout_s": 1, "grace_s": 1, **settings})
         async with Host(talker, agents=[sleeper], store=MemoryStore(), settings=given, clock=VirtualClock()) as host:
             await scenario(host)
 

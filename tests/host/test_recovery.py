@@ -217,7 +217,9 @@ def test_a_drain_parks_replayable_runs_and_the_next_start_goes_on_with_them() ->
     async def scenario() -> None:
         CALLED.clear()
         store = MemoryStore()
-        async with Host(slow, store=store, clock=VirtualClock(), settings=Settings(drain_s=1, grace_s=1)) as host:
+        async with Host(
+            slow, store=store, clock=VirtualClock(), settings=Settings(drain_timeout_s=1, grace_s=1)
+        ) as host:
             receipt = await host.session("s").send("go")
             await asyncio.sleep(1)
             report = await host.drain()

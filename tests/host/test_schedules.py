@@ -40,7 +40,7 @@ from holdfast.testing import VirtualClock, explore, run_virtual
 from tests.host.test_sessions_explored import check_log, settle_all
 from tests.host.unreliable import Fate, Unreliable, failing_at_random
 
-QUICK = Settings(grace_s=1.0, kill_after_s=1.0, drain_s=0.0, principal_schedules=50)
+QUICK = Settings(grace_s=1.0, abandon_after_s=1.0, drain_timeout_s=0.0, principal_schedules=50)
 
 
 @agent
@@ -189,7 +189,7 @@ def test_a_tick_during_a_run_follows_the_overlap_policy(overlap: Any, starts: in
 
 def test_a_full_mailbox_refuses_ticks_and_the_schedule_goes_on() -> None:
     async def main() -> None:
-        settings = Settings(grace_s=1.0, kill_after_s=1.0, drain_s=0.0, mailbox_limit=2)
+        settings = Settings(grace_s=1.0, abandon_after_s=1.0, drain_timeout_s=0.0, mailbox_limit=2)
         async with hosted(settings=settings) as host:
             schedule = await host.schedule("s", "tick", agent="slow", every_s=1.0)
             await asyncio.sleep(20.5)
@@ -666,7 +666,7 @@ def expected(miss: Miss, zone: str, start: float, end: float) -> int:
 
 async def live_through(days: float, began_at: float, seed: int) -> None:
     """Lines in four zones; the host restarts, the store loses answers, the clock is set, and stays wrong."""
-    settings = Settings(drain_s=0.0, evict_after_s=40_000.0, event_retention_s=1e9)
+    settings = Settings(drain_timeout_s=0.0, evict_after_s=40_000.0, event_retention_s=1e9)
     chance, loop = random.Random(seed), asyncio.get_running_loop()
     clock = Jumping()
     clock.wrong_by_s = began_at - clock.now()

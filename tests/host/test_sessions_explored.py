@@ -18,7 +18,7 @@ from holdfast.storage import MemoryStore
 from holdfast.testing import VirtualClock, explore
 
 POLICIES: tuple[Policy, ...] = ("queue", "collect", "interrupt", "reject")
-QUICK = Settings(grace_s=1.0, kill_after_s=1.0, quiet_s=0.01, max_wait_s=0.05, drain_s=60.0)
+QUICK = Settings(grace_s=1.0, abandon_after_s=1.0, quiet_s=0.01, max_wait_s=0.05, drain_timeout_s=60.0)
 
 
 @agent

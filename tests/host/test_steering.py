@@ -279,7 +279,7 @@ def test_a_steered_message_is_given_again_at_its_step_after_a_crash(kind: str, t
         def store() -> Store:
             return memory if kind == "memory" else SqliteStore(str(tmp_path / "s.db"))
 
-        settings = Settings(drain_s=0.01, grace_s=0.5, kill_after_s=0.1, run_s=60)
+        settings = Settings(drain_timeout_s=0.01, grace_s=0.5, abandon_after_s=0.1, run_timeout_s=60)
         async with Host(replayed, store=store(), settings=settings, **clock()) as host:
             session = host.session("s")
             first = await session.send("a")

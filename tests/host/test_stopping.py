@@ -18,7 +18,7 @@ from holdfast.runtime.procfs import all_pids, command
 from holdfast.storage import MemoryStore
 from holdfast.storage.port import Committed, RunCommit
 
-QUICK = Settings(grace_s=2, kill_after_s=2, drain_s=0.2)
+QUICK = Settings(grace_s=2, abandon_after_s=2, drain_timeout_s=0.2)
 STUBBORN = """\
 import os, signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -233,7 +233,7 @@ def test_the_grace_given_to_an_interrupt_holds_though_it_is_longer_than_the_host
         assert (receipt.outcome, receipt.forced) == ("gone", ())
         assert sorted(cleaned_up) == ["child", "parent"]
 
-    on_host(scenario, parent, settings=Settings(grace_s=0.05, kill_after_s=0.1, drain_s=0.2))
+    on_host(scenario, parent, settings=Settings(grace_s=0.05, abandon_after_s=0.1, drain_timeout_s=0.2))
 
 
 def test_an_agent_may_interrupt_its_own_session() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from holdfast import Host, Run, Settings
 from holdfast.protocol.messages import TreeNode
 
-QUICK = Settings(grace_s=0.05, kill_after_s=0.05)
+QUICK = Settings(grace_s=0.05, abandon_after_s=0.05)
 
 
 def within(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -88,7 +88,7 @@ def test_a_thread_that_a_part_of_a_run_gave_up_is_shown_while_the_run_goes_on() 
         part = run.scope.child("part").open()
         _ = part.spawn(stuck, on="thread", name="stuck")
         await until(begun.is_set)
-        await part.stop("enough", grace_s=0.0, kill_after_s=0.0)
+        await part.stop("enough", grace_s=0.0, abandon_after_s=0.0)
         seen.extend(abandoned(host.tree()))
         return "late"
 

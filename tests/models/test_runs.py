@@ -16,7 +16,7 @@ from holdfast.protocol.model import ModelRequest, ToolMessage, UserMessage
 from holdfast.testing.model_server import Exchange, ModelServer, Reply
 
 NAMES = ("openai:gpt-test", "openai-responses:gpt-test", "anthropic:claude-test")
-SETTINGS = Settings(grace_s=0.5, kill_after_s=0.5, drain_s=0.5)
+SETTINGS = Settings(grace_s=0.5, abandon_after_s=0.5, drain_timeout_s=0.5)
 
 
 @pytest.fixture(params=NAMES, ids=["openai", "responses", "anthropic"])
@@ -156,7 +156,7 @@ def test_a_model_that_stalls_meets_the_deadline_of_the_step(name: str, monkeypat
         assert await session.ask("again") == "Hello."
 
     stall = Reply(text="some words", fault="stall")
-    with_run(scenario, [stall, Reply(text="Hello.")], name, monkeypatch, limits=AgentLimits(step_s=0.3))
+    with_run(scenario, [stall, Reply(text="Hello.")], name, monkeypatch, limits=AgentLimits(step_timeout_s=0.3))
 
 
 def test_a_message_that_is_steered_comes_after_the_results_of_the_step(

@@ -264,7 +264,7 @@ MUTANTS = (
         of="P9",
         breaks="bodies whose request was answered before they were whole hold their connections for ever",
         file="server/connections.py",
-        old="            (self._bodies, settings.body_s),",
+        old="            (self._bodies, settings.body_timeout_s),",
         new='            (self._bodies, float("inf")),',
         tests=HOLDING,
     ),

@@ -152,7 +152,9 @@ def test_branches_of_items_have_calls_of_their_own_and_none_is_made_again_in_a_l
 
     async def scenario() -> None:
         store = MemoryStore()
-        async with Host(parent, store=store, clock=VirtualClock(), settings=Settings(drain_s=1, grace_s=1)) as host:
+        async with Host(
+            parent, store=store, clock=VirtualClock(), settings=Settings(drain_timeout_s=1, grace_s=1)
+        ) as host:
             receipt = await host.session("s").send("go")
             await asyncio.sleep(1)
             assert (await host.drain()).suspended == (receipt.run_id,)

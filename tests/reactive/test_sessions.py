@@ -38,7 +38,9 @@ async def echo(run: Run) -> str:
 def hosting(scenario: Callable[[Host, ReactiveBridge], Coroutine[Any, Any, None]], **settings: Any) -> None:
     async def main() -> None:
         async with asyncio.timeout(30):
-            async with Host(echo, store="memory://", settings=Settings(grace_s=1, drain_s=0.1, **settings)) as host:
+            async with Host(
+                echo, store="memory://", settings=Settings(grace_s=1, drain_timeout_s=0.1, **settings)
+            ) as host:
                 bridge = ReactiveBridge(concurrency=20).open()
                 await scenario(host, bridge)
                 await bridge.aclose()

@@ -202,7 +202,7 @@ async def agents_that_ask_each_other() -> None:
             waits.append(run.session_key)
         await run.emit("gave up")
 
-    async with Host(agent, store="memory://", settings=Settings(run_s=60), clock=VirtualClock()) as host:
+    async with Host(agent, store="memory://", settings=Settings(run_timeout_s=60), clock=VirtualClock()) as host:
         async with asyncio.timeout(600), asyncio.TaskGroup() as group:
             asking = [group.create_task(host.session(key).ask("?", timeout_s=60)) for key in ("anna", "bert")]
             third = group.create_task(host.session("carol").ask("?", timeout_s=1))

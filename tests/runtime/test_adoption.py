@@ -251,7 +251,7 @@ def test_an_executor_call_that_blocks_is_abandoned_and_named(installed: Callable
         scope.spawn(tool())
         while not begun.is_set():
             await asyncio.sleep(0.001)
-        receipt = await scope.stop(grace_s=0, kill_after_s=0.02)
+        receipt = await scope.stop(grace_s=0, abandon_after_s=0.02)
         assert receipt.outcome == "quarantined"
         assert [(left.kind, left.name) for left in receipt.abandoned] == [("thread", block.__qualname__)]
         release.set()
@@ -282,7 +282,7 @@ def test_an_executor_call_that_no_thread_has_begun_is_cancelled_by_a_stop() -> N
                     await asyncio.sleep(0.001)
 
             await scope.spawn(library())
-            receipt = await scope.stop("enough", grace_s=0, kill_after_s=0.02)
+            receipt = await scope.stop("enough", grace_s=0, abandon_after_s=0.02)
             assert receipt.stopped.threads == 1
             assert [left.name for left in receipt.abandoned] == [block.__qualname__]
             await asyncio.wait((futures[1],), timeout=10)
@@ -402,7 +402,7 @@ def test_a_call_on_an_executor_of_foreign_code_is_a_member_until_it_has_ended(
                 await asyncio.sleep(0.001)
             assert {member.name for member in scope.members()} == {block.__qualname__}
             assert scope.statistics().unowned == 0
-            receipt = await scope.stop("enough", grace_s=0, kill_after_s=0.02)
+            receipt = await scope.stop("enough", grace_s=0, abandon_after_s=0.02)
             assert receipt.outcome == "quarantined"
             assert [left.name for left in receipt.abandoned] == [block.__qualname__]
             assert any(" in block" in line for line in receipt.abandoned[0].stack)
@@ -441,7 +441,7 @@ def test_a_worker_thread_of_anyio_that_idles_is_nobodys_and_its_calls_are_member
         while not begun.is_set():
             await asyncio.sleep(0.001)
         assert block.__qualname__ in {member.name for member in scope.members()}
-        receipt = await scope.stop("enough", grace_s=0, kill_after_s=0.02)
+        receipt = await scope.stop("enough", grace_s=0, abandon_after_s=0.02)
         assert [left.name for left in receipt.abandoned] == [block.__qualname__]
         release.set()
 

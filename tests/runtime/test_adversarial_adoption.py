@@ -73,7 +73,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 async def stopped(start: Callable[[], object], begun: Callable[[], object]) -> StopReceipt:
     """What became of a scope in which this was started, and that was stopped when it had begun."""
-    scope = Scope("tool", grace_s=0.05, kill_after_s=5.0)
+    scope = Scope("tool", grace_s=0.05, abandon_after_s=5.0)
     with pytest.raises(Interrupted):
         async with scope:
             start()
@@ -175,7 +175,7 @@ def test_a_pool_that_replaces_its_processes_does_not_outlive_the_scope() -> None
                     failed.append(f"{[pool._pool for pool in pools]}, {scope.members()}, {children}")
                 assert not failed, failed[0]
 
-            scope = Scope("tool", grace_s=0.05, kill_after_s=1.0)
+            scope = Scope("tool", grace_s=0.05, abandon_after_s=1.0)
             with pytest.raises(Interrupted):
                 async with scope:
                     in_thread(use_pool)
@@ -209,7 +209,7 @@ def test_a_closed_scope_starts_no_program_however_late(programs: list[subprocess
 
     async def main() -> None:
         with install(asyncio.get_running_loop()):
-            scope = Scope("tool", grace_s=0.0, kill_after_s=0.05)
+            scope = Scope("tool", grace_s=0.0, abandon_after_s=0.05)
             with pytest.raises(Interrupted):
                 async with scope:
                     in_thread(run)
@@ -229,7 +229,7 @@ def test_a_stop_by_force_names_the_threads_that_nobody_owns() -> None:
 
     async def main() -> None:
         with install(asyncio.get_running_loop()):
-            scope = Scope("tool", grace_s=0.0, kill_after_s=0.05)
+            scope = Scope("tool", grace_s=0.0, abandon_after_s=0.05)
             with pytest.raises(Interrupted):
                 async with scope:
                     threading.Thread(target=release.wait, args=(30,), name="bare").start()
@@ -263,7 +263,7 @@ def test_a_program_that_is_just_being_started_elsewhere_makes_no_outcome_unknown
     async def main() -> None:
         with install(asyncio.get_running_loop()):
             starting = threading.Thread(target=start_slowly)
-            async with Scope("tool", grace_s=0.05, kill_after_s=5.0) as scope:
+            async with Scope("tool", grace_s=0.05, abandon_after_s=5.0) as scope:
                 programs.append(subprocess.Popen(["sleep", "600"]))
                 with detached():
                     starting.start()
@@ -299,7 +299,7 @@ def test_a_program_that_enters_just_when_the_grace_ends_is_killed(programs: list
     async def main() -> None:
         loop = asyncio.get_running_loop()
         with install(loop):
-            scope = Scope("tool", detached=True, grace_s=0.1, kill_after_s=5.0).open()
+            scope = Scope("tool", detached=True, grace_s=0.1, abandon_after_s=5.0).open()
             scope.core.adopted = Adopted()
 
             def run() -> None:
@@ -336,7 +336,7 @@ def test_a_call_in_an_executor_that_is_given_up_is_left_over_until_it_ends() -> 
 
             scope.spawn(start())
             await until(begun.is_set)
-            receipt = await scope.stop("enough", grace_s=0.0, kill_after_s=0.05)
+            receipt = await scope.stop("enough", grace_s=0.0, abandon_after_s=0.05)
             assert [left.name for left in scope.leftovers()] == [left.name for left in receipt.abandoned]
             assert [left.kind for left in scope.leftovers()] == ["thread"]
             go_on.set()
@@ -365,7 +365,7 @@ def test_a_call_that_ends_just_when_it_is_given_up_leaves_no_thread_over(monkeyp
         scope = Scope("tool", detached=True, threads=ThreadPool(name="of-the-test")).open()
         scope.spawn(run, on="thread")
         await until(begun.is_set)
-        await scope.stop("enough", grace_s=0.0, kill_after_s=0.05)
+        await scope.stop("enough", grace_s=0.0, abandon_after_s=0.05)
         assert scope.leftovers() == ()
 
     asyncio.run(asyncio.wait_for(main(), 60))

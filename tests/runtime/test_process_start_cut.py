@@ -27,16 +27,16 @@ def marked(mark: str) -> list[int]:
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs /proc")
-@pytest.mark.parametrize("kill_after_s", [5.0, 0.0])
+@pytest.mark.parametrize("abandon_after_s", [5.0, 0.0])
 @pytest.mark.parametrize("hops", range(8))
-def test_a_program_whose_start_is_cut_by_a_stop_does_not_live_on(hops: int, kill_after_s: float) -> None:
-    mark = f"{os.getpid()}-{hops}-{kill_after_s:g}"
+def test_a_program_whose_start_is_cut_by_a_stop_does_not_live_on(hops: int, abandon_after_s: float) -> None:
+    mark = f"{os.getpid()}-{hops}-{abandon_after_s:g}"
 
     async def main() -> None:
         restorer = install(asyncio.get_running_loop())
         process_host().start()
         try:
-            scope = Scope("cut", detached=True, grace_s=0.0, kill_after_s=kill_after_s).open()
+            scope = Scope("cut", detached=True, grace_s=0.0, abandon_after_s=abandon_after_s).open()
 
             async def start() -> None:
                 async with Scope("inner"):

@@ -274,7 +274,7 @@ def test_a_stop_ends_in_time_whatever_members_do_and_names_what_is_left(on_loop:
             while scope.members()[1].thread is None:
                 await asyncio.sleep(0)
             async with asyncio.timeout(10):
-                receipt = await scope.stop("enough", grace_s=0.01, kill_after_s=0.05)
+                receipt = await scope.stop("enough", grace_s=0.01, abandon_after_s=0.05)
             assert receipt.outcome == "quarantined"
             assert scope.quarantined
             assert {left.name for left in receipt.abandoned} == {"stubborn", "blocked"}
@@ -303,7 +303,7 @@ def test_a_swallower_is_pressed_with_back_off_and_not_in_a_spin() -> None:
     async def main() -> None:
         hits: list[float] = []
         loop = asyncio.get_running_loop()
-        scope = Scope("run", parent=None, grace_s=1.0, kill_after_s=2.0).open()
+        scope = Scope("run", parent=None, grace_s=1.0, abandon_after_s=2.0).open()
         over: list[bool] = []
 
         async def stubborn() -> None:
@@ -363,7 +363,7 @@ async def cleaned_up_in(clean_up_s: float, ends: list[str], name: str) -> None:
 def test_the_grace_given_to_a_stop_holds_though_it_is_longer_than_the_scopes_own(stop: Stop) -> None:
     async def main() -> None:
         ends: list[str] = []
-        scope = Scope("run", parent=None, grace_s=0.05, kill_after_s=0.05).open()
+        scope = Scope("run", parent=None, grace_s=0.05, abandon_after_s=0.05).open()
         call = scope.child("call").open()
         part = call.child("part").open()
         for owner in (scope, call, part):
@@ -404,7 +404,7 @@ def test_the_grace_given_to_a_stop_holds_in_a_scope_that_a_task_has_entered() ->
         opened: list[Scope] = []
 
         async def work() -> None:
-            async with Scope("run", parent=None, grace_s=1, kill_after_s=1) as scope:
+            async with Scope("run", parent=None, grace_s=1, abandon_after_s=1) as scope:
                 opened.append(scope)
                 async with scope.child("call") as call:
                     call.spawn(cleaned_up_in(5, ends, "member"))
@@ -423,7 +423,7 @@ def test_the_grace_given_to_a_stop_holds_in_a_scope_that_a_task_has_entered() ->
 
 def test_a_second_stop_never_lengthens_the_first() -> None:
     async def main(first_s: float | None, *later_s: float | None) -> float:
-        scope = Scope("run", parent=None, grace_s=2, kill_after_s=1).open()
+        scope = Scope("run", parent=None, grace_s=2, abandon_after_s=1).open()
         scope.child("call").open().spawn(cleaned_up_in(100, [], "stubborn"))
         await asyncio.sleep(0)
         stops = [asyncio.ensure_future(scope.stop("first", grace_s=first_s))]
@@ -440,7 +440,7 @@ def test_a_second_stop_never_lengthens_the_first() -> None:
     assert run_virtual(main(4, None)) == pytest.approx(4, abs=0.2)
 
 
-@pytest.mark.parametrize("times", [{"grace_s": math.nan}, {"grace_s": math.inf}, {"kill_after_s": -1.0}])
+@pytest.mark.parametrize("times", [{"grace_s": math.nan}, {"grace_s": math.inf}, {"abandon_after_s": -1.0}])
 def test_a_stop_with_an_invalid_time_is_refused_and_stops_nothing(times: dict[str, Any]) -> None:
     async def main() -> None:
         scope = Scope("run", parent=None).open()
@@ -629,7 +629,7 @@ def test_a_scope_never_opened_stops_at_once_and_refuses_members() -> None:
         {"grace_s": math.inf},
         {"grace_s": -1.0},
         {"grace_s": "5"},
-        {"kill_after_s": math.nan},
+        {"abandon_after_s": math.nan},
         {"deadline_s": math.nan},
         {"deadline_s": "5"},
     ],
@@ -680,7 +680,7 @@ def test_a_shorter_stop_shortens_that_of_the_scopes_inside_too() -> None:
         await asyncio.sleep(0)
         patient = asyncio.ensure_future(scope.stop("enough", grace_s=60))
         await asyncio.sleep(1)
-        receipt = await scope.stop("now", grace_s=0, kill_after_s=5)
+        receipt = await scope.stop("now", grace_s=0, abandon_after_s=5)
         assert (receipt.outcome, receipt.abandoned) == ("gone", ())
         assert receipt.elapsed_s < 2
         assert await patient == receipt
@@ -697,7 +697,7 @@ def test_survivors_of_a_child_are_named_by_its_parent_too() -> None:
         call.spawn(release.wait, on="thread", name="blocked")
         while call.members()[0].thread is None:
             await asyncio.sleep(0)
-        await call.stop(grace_s=0, kill_after_s=0.01)
+        await call.stop(grace_s=0, abandon_after_s=0.01)
         await scope.join()
         assert scope.receipt is not None
         assert scope.receipt.outcome == "quarantined"
@@ -868,7 +868,7 @@ def test_a_generator_that_is_closed_half_way_stops_its_scope() -> None:
 
 def test_a_generator_that_is_never_resumed_is_named_and_leaves_no_timer() -> None:
     async def main() -> None:
-        scope = Scope("generator", grace_s=0.1, kill_after_s=0.1)
+        scope = Scope("generator", grace_s=0.1, abandon_after_s=0.1)
         items = _items(scope)
         assert await anext(items) == 1
         receipt = await scope.stop("enough")
@@ -1152,7 +1152,7 @@ def test_a_receipt_names_what_hangs_and_not_who_waits_for_it(on_loop: Callable[[
                 await scope.spawn(release.wait, 60, on="thread", name="stuck")
 
     async def main() -> None:
-        scope = Scope("run", parent=None, grace_s=0.01, kill_after_s=0.02).open()
+        scope = Scope("run", parent=None, grace_s=0.01, abandon_after_s=0.02).open()
         waiting = scope.spawn(in_scopes(3, scope), name="task 4")
         while not [one for inner in every(scope) for one in inner.members() if (one.name, one.state) == STUCK]:
             await asyncio.sleep(0.001)
@@ -1182,7 +1182,7 @@ def test_tasks_that_hang_in_scopes_inside_of_one_another_are_each_named_in_bound
     async def main() -> None:
         loop = asyncio.get_running_loop()
         began = loop.time()
-        scope = Scope("run", parent=None, grace_s=1, kill_after_s=1).open()
+        scope = Scope("run", parent=None, grace_s=1, abandon_after_s=1).open()
         scope.spawn(stubborn(3, scope, began + 100), name="task 4")
         await asyncio.sleep(0.5)
         receipt = await scope.stop()
@@ -1199,7 +1199,7 @@ def test_a_stop_whose_time_is_over_before_its_look_looks_by_itself(monkeypatch: 
     monkeypatch.setattr(stopping, "strangers", lambda since: 1)
 
     async def main() -> None:
-        scope = Scope("run", parent=None, grace_s=0.01, kill_after_s=0.02).open()
+        scope = Scope("run", parent=None, grace_s=0.01, abandon_after_s=0.02).open()
         receipt = await scope.stop("enough")
         assert (receipt.outcome, receipt.unattributed) == ("unknown", (STRANGER,))
 

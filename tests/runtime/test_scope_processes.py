@@ -189,7 +189,7 @@ def test_a_stop_waits_for_a_start_that_was_cut_though_who_started_it_has_left(mo
     async def main() -> None:
         zygote = hold_zygote(monkeypatch)
         try:
-            scope = Scope("call", parent=None, kill_after_s=20).open()
+            scope = Scope("call", parent=None, abandon_after_s=20).open()
             starter = scope.spawn(scope.process(["sleep", "1000"]))
             await until(lambda: any(member.state == "starting" for member in scope.members()))
             stop = asyncio.ensure_future(scope.stop("enough", grace_s=0))
@@ -210,7 +210,7 @@ def test_a_start_that_is_not_over_at_the_end_of_a_stop_is_named(monkeypatch: pyt
     async def main() -> None:
         zygote = hold_zygote(monkeypatch)
         try:
-            scope = Scope("call", parent=None, kill_after_s=0.3).open()
+            scope = Scope("call", parent=None, abandon_after_s=0.3).open()
             starter = scope.spawn(scope.process(["sleep", "1000"], name="sleeper"))
             await until(lambda: any(member.state == "starting" for member in scope.members()))
             receipt = await scope.stop("enough", grace_s=0)
@@ -238,7 +238,7 @@ def test_a_tree_that_outlives_the_bound_of_its_kill_has_all_the_time_of_the_stop
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def main() -> None:
-        scope = Scope("call", parent=None, kill_after_s=20).open()
+        scope = Scope("call", parent=None, abandon_after_s=20).open()
         process = await scope.process(["sleep", "1000"])
         end = hard_to_kill(monkeypatch)
         stop = asyncio.ensure_future(scope.stop("enough", grace_s=0))
@@ -255,7 +255,7 @@ def test_a_tree_that_outlives_the_bound_of_its_kill_has_all_the_time_of_the_stop
 
 def test_a_tree_that_outlives_the_stop_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        scope = Scope("call", parent=None, kill_after_s=0.05).open()
+        scope = Scope("call", parent=None, abandon_after_s=0.05).open()
         process = await scope.process(["sleep", "1000"])
         end = hard_to_kill(monkeypatch)
         receipt = await scope.stop("enough", grace_s=0)
@@ -271,7 +271,7 @@ def test_a_receipt_names_what_a_killed_reaper_left_though_the_program_had_ended_
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     async def main() -> None:
-        scope = Scope("call", parent=None, kill_after_s=20).open()
+        scope = Scope("call", parent=None, abandon_after_s=20).open()
         process = await scope.process(["sh", "-c", f"setsid sleep 1000 & echo $! > {tmp_path}/pid"])
         await process.wait()
         stray = int((tmp_path / "pid").read_text())
@@ -295,7 +295,7 @@ def test_a_stray_that_outlives_the_stop_is_named_though_its_program_had_ended_an
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     async def main() -> None:
-        scope = Scope("call", parent=None, kill_after_s=0.05).open()
+        scope = Scope("call", parent=None, abandon_after_s=0.05).open()
         process = await scope.process(["sh", "-c", f"setsid sleep 1000 & echo $! > {tmp_path}/pid"])
         await process.wait()
         stray = int((tmp_path / "pid").read_text())
@@ -311,7 +311,7 @@ def test_a_stray_that_outlives_the_stop_is_named_though_its_program_had_ended_an
 
 def test_a_receipt_that_proves_nothing_says_of_what() -> None:
     async def main() -> None:
-        scope = Scope("call", parent=None, kill_after_s=20).open()
+        scope = Scope("call", parent=None, abandon_after_s=20).open()
         process = await scope.process(["sleep", "1000"])
         tree = process.tree
         assert isinstance(tree, ReaperTree)
@@ -490,7 +490,7 @@ def test_a_stop_waits_for_what_the_kill_of_foreign_code_says_though_its_program_
 
         monkeypatch.setattr(adoption_processes, "kill_trees", kill_trees)
         with install(asyncio.get_running_loop()):
-            scope = Scope("call", parent=None, kill_after_s=20).open()
+            scope = Scope("call", parent=None, abandon_after_s=20).open()
             kept: list[asyncio.subprocess.Process] = []
 
             async def tool() -> None:
@@ -513,19 +513,19 @@ def test_a_stop_waits_for_what_the_kill_of_foreign_code_says_though_its_program_
     run(main)
 
 
-@pytest.mark.parametrize("kill_after_s", [0.05, 20])
+@pytest.mark.parametrize("abandon_after_s", [0.05, 20])
 def test_a_program_of_foreign_code_is_named_when_its_kill_knows_nothing(
-    monkeypatch: pytest.MonkeyPatch, kill_after_s: float
+    monkeypatch: pytest.MonkeyPatch, abandon_after_s: float
 ) -> None:
     async def main() -> None:
         async def kill_trees(roots: Sequence[ForeignProcess], *, owner: Owner, bound_s: float) -> TreeResult:
-            if kill_after_s < 1:
+            if abandon_after_s < 1:
                 await asyncio.Event().wait()
             return TreeResult(proven=False)
 
         monkeypatch.setattr(adoption_processes, "kill_trees", kill_trees)
         with install(asyncio.get_running_loop()):
-            scope = Scope("call", parent=None, kill_after_s=kill_after_s).open()
+            scope = Scope("call", parent=None, abandon_after_s=abandon_after_s).open()
             kept: list[asyncio.subprocess.Process] = []
 
             async def tool() -> None:
@@ -537,7 +537,7 @@ def test_a_program_of_foreign_code_is_named_when_its_kill_knows_nothing(
             await scope.spawn(tool())
             receipt = await scope.stop("enough", grace_s=0)
             assert (receipt.outcome, receipt.survivors) == ("unknown", (kept[0].pid,))
-            assert receipt.unattributed == (() if kill_after_s > 1 else (UNHEARD,))
+            assert receipt.unattributed == (() if abandon_after_s > 1 else (UNHEARD,))
             kept[0].kill()
             await kept[0].wait()
 
@@ -564,7 +564,7 @@ def test_a_stop_takes_no_dead_program_for_a_survivor_because_nobody_told_of_its_
 ) -> None:
     async def main() -> None:
         with install(asyncio.get_running_loop()):
-            scope = Scope("call", parent=None, kill_after_s=20).open()
+            scope = Scope("call", parent=None, abandon_after_s=20).open()
             kept: list[subprocess.Popen[bytes]] = []
 
             async def tool() -> None:
@@ -610,7 +610,7 @@ def test_a_loop_that_is_held_up_during_a_stop_leaves_no_program_unproven(
                     pids.append(foreign.pid)
 
             await scope.spawn(tool())
-            stop = asyncio.ensure_future(scope.stop("enough", grace_s=0.1, kill_after_s=2))
+            stop = asyncio.ensure_future(scope.stop("enough", grace_s=0.1, abandon_after_s=2))
             await asyncio.sleep(0)
             loop.call_soon(time.sleep, 2.2)  # longer than the whole stop may take
             receipt = await stop

@@ -194,7 +194,7 @@ async def deadline_and_stop() -> None:
 
 async def swallower() -> None:
     """A member that swallows its cancellation is asked again after the grace, and named as forced."""
-    scope = Scope("run", parent=None, grace_s=0.5, kill_after_s=1.0).open()
+    scope = Scope("run", parent=None, grace_s=0.5, abandon_after_s=1.0).open()
     swallowed = [0]
 
     async def stubborn() -> None:

@@ -33,8 +33,8 @@ def test_a_stop_that_is_tightened_when_its_time_is_over_ends() -> None:
         scope = Scope("stopped", detached=True).open()
         scope.spawn(stubborn(), name="stubborn")
         await asyncio.sleep(0)
-        first = asyncio.ensure_future(scope.stop("first", grace_s=0.0, kill_after_s=0.0))
-        second = asyncio.ensure_future(scope.stop("second", grace_s=0.0, kill_after_s=0.0))
+        first = asyncio.ensure_future(scope.stop("first", grace_s=0.0, abandon_after_s=0.0))
+        second = asyncio.ensure_future(scope.stop("second", grace_s=0.0, abandon_after_s=0.0))
         async with asyncio.timeout(10):
             receipts = await asyncio.gather(first, second)
         assert {receipt.cause.reason for receipt in receipts} == {"first"}
@@ -50,7 +50,7 @@ def test_nothing_lives_on_of_a_program_whose_start_was_cut(grace_s: float, tmp_p
     async def main() -> None:
         loop = asyncio.get_running_loop()
         with install(loop):
-            scope = Scope("cut", detached=True, grace_s=grace_s, kill_after_s=5.0).open()
+            scope = Scope("cut", detached=True, grace_s=grace_s, abandon_after_s=5.0).open()
 
             def cut() -> None:
                 """The loop is held up until the program has strays; before anybody was told its pid."""
@@ -116,7 +116,7 @@ def test_the_loop_keeps_nothing_of_a_program_whose_start_was_cut(
         with install(loop):
             before = transports()
             for _ in range(4):
-                scope = Scope("cut", detached=True, grace_s=grace_s, kill_after_s=5.0).open()
+                scope = Scope("cut", detached=True, grace_s=grace_s, abandon_after_s=5.0).open()
 
                 async def start(scope: Scope) -> None:
                     loop.call_soon(scope.interrupt.trigger, "enough")

@@ -86,7 +86,14 @@ async def live(
 ) -> AsyncIterator[Live]:
     """A server with `agents` (by default those of this module) and settings that suit tests."""
     chosen = Settings(
-        **{"port": 0, "drain_s": 0.2, "grace_s": 0.2, "kill_after_s": 0.2, "public_agents": ("*",), **settings}
+        **{
+            "port": 0,
+            "drain_timeout_s": 0.2,
+            "grace_s": 0.2,
+            "abandon_after_s": 0.2,
+            "public_agents": ("*",),
+            **settings,
+        }
     )
     host = Host(agents=agents or AGENTS, store=store, settings=chosen)
     loop = asyncio.get_running_loop()

@@ -183,7 +183,7 @@ def test_a_body_that_does_not_come_is_given_up() -> None:
         assert (status.split()[1], error["code"]) == (b"422", "invalid_request")
         writer.close()
 
-    served(scenario, body_s=0.1)
+    served(scenario, body_timeout_s=0.1)
 
 
 def test_an_unknown_thing_of_a_known_session_is_named() -> None:

@@ -186,18 +186,21 @@ def test_heads_that_are_not_whole_have_a_bound_in_bytes_together(monkeypatch: py
     run(scenario)
 
 
-@pytest.mark.parametrize("setting", ["head_timeout_s", "idle_connection_timeout_s", "body_s"])
+@pytest.mark.parametrize("setting", ["head_timeout_s", "idle_connection_timeout_s", "body_timeout_s"])
 def test_each_way_to_do_nothing_has_a_deadline(setting: str) -> None:
     async def scenario(held: Connections) -> None:
         head, idle, body = opened(held, 1) + opened(held, 2, principal="alice")
         held.answered(body, whole=False, head_began=False)
-        late = {"head_timeout_s": head, "idle_connection_timeout_s": idle, "body_s": body}[setting]
+        late = {"head_timeout_s": head, "idle_connection_timeout_s": idle, "body_timeout_s": body}[setting]
         while not any(one.done for one in (head, idle, body)):
             await asyncio.sleep(0.01)
         assert [one.done for one in (head, idle, body) if one is not late] == [[], []]
         assert late.done == ["timeout"]
 
-    run(scenario, **{"head_timeout_s": 600.0, "idle_connection_timeout_s": 600.0, "body_s": 600.0, setting: 0.05})
+    run(
+        scenario,
+        **{"head_timeout_s": 600.0, "idle_connection_timeout_s": 600.0, "body_timeout_s": 600.0, setting: 0.05},
+    )
 
 
 def test_half_a_head_is_answered_and_closed_after_its_time() -> None:

@@ -121,7 +121,7 @@ def test_the_metrics_can_be_read_by_prometheus() -> None:
         assert len(families["holdfast_promise_kept"].samples) == len(PROMISES)
         answers = {sample.labels["status"]: sample.value for sample in families["holdfast_http_answers"].samples}
         assert (answers["200"], answers["404"]) == (1, 1)
-        counts = {sample.labels["name"]: sample.value for sample in families["holdfast_events"].samples}
+        counts = {sample.labels["name"]: sample.value for sample in families["holdfast_host_events"].samples}
         assert counts["runs_completed"] == 1
 
     served(scenario)
@@ -132,7 +132,7 @@ def test_a_label_is_escaped() -> None:
     host.incidents.counts['odd "name"\n\\'] = 1
     text = metrics.render(host.statistics(), streams=0, answers={})
     families = {family.name: family for family in text_string_to_metric_families(text)}
-    assert 'odd "name"\n\\' in [sample.labels["name"] for sample in families["holdfast_events"].samples]
+    assert 'odd "name"\n\\' in [sample.labels["name"] for sample in families["holdfast_host_events"].samples]
 
 
 def test_the_page_refuses_in_the_documented_shape_and_asks_a_browser_for_the_key() -> None:

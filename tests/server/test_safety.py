@@ -257,7 +257,7 @@ def test_a_principal_may_have_only_so_many_streams() -> None:
 
 def test_an_address_that_others_can_reach_demands_a_key_before_it_starts() -> None:
     async def main(store: MemoryStore, *, host: str) -> None:
-        settings = Settings(host=host, port=0, drain_s=0.1)
+        settings = Settings(host=host, port=0, drain_timeout_s=0.1)
         asked: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         asked.set_result("at once")
         await serve_until(

@@ -13,10 +13,12 @@ from holdfast.settings import Settings, describe, load_settings
 
 
 def test_later_sources_win(tmp_path: Path) -> None:
-    (tmp_path / "holdfast.toml").write_text('port = 1\ngrace_s = 1\ndrain_s = 1.5\nallowed_hosts = ["a", "b"]\n')
-    environ = {"HOLDFAST_GRACE_S": "2", "HOLDFAST_DRAIN_S": " 2.5 ", "OTHER": "x", "HOLDFAST_KEY": "hf_x"}
-    found = load_settings({"drain_s": 3, "store": None, "host": "::1"}, environ=environ, folder=tmp_path)
-    assert (found.port, found.grace_s, found.drain_s, found.host) == (1, 2.0, 3.0, "::1")
+    (tmp_path / "holdfast.toml").write_text(
+        'port = 1\ngrace_s = 1\ndrain_timeout_s = 1.5\nallowed_hosts = ["a", "b"]\n'
+    )
+    environ = {"HOLDFAST_GRACE_S": "2", "HOLDFAST_DRAIN_TIMEOUT_S": " 2.5 ", "OTHER": "x", "HOLDFAST_KEY": "hf_x"}
+    found = load_settings({"drain_timeout_s": 3, "store": None, "host": "::1"}, environ=environ, folder=tmp_path)
+    assert (found.port, found.grace_s, found.drain_timeout_s, found.host) == (1, 2.0, 3.0, "::1")
     assert (found.allowed_hosts, found.store) == (("a", "b"), f"sqlite:///{tmp_path}/.holdfast/holdfast.db")
     assert isinstance(found.grace_s, float)
 
@@ -49,13 +51,13 @@ def test_lists_in_the_environment_are_separated_by_commas(tmp_path: Path) -> Non
         ({"prot": 1}, {}, "", ["prot", "the command line", "port"]),
         ({}, {"HOLDFAST_GRACE_S": "-1"}, "", ["grace_s", "'-1'", "HOLDFAST_GRACE_S"]),
         ({}, {"HOLDFAST_GRACE_S": "nan"}, "", ["grace_s", "HOLDFAST_GRACE_S"]),
-        ({}, {"HOLDFAST_DRAIN_S": "inf"}, "", ["drain_s", "HOLDFAST_DRAIN_S"]),
+        ({}, {"HOLDFAST_DRAIN_TIMEOUT_S": "inf"}, "", ["drain_timeout_s", "HOLDFAST_DRAIN_TIMEOUT_S"]),
         ({}, {"HOLDFAST_PROT": "1"}, "", ["prot", "HOLDFAST_PROT", "'port'"]),
         ({}, {"HOLDFAST_LOG_LEVEL": "loud"}, "", ["log_level", "loud"]),
         ({}, {}, 'port = "8420"', ["port", "'8420'", "holdfast.toml"]),
         ({}, {}, "prot = 1", ["prot", "holdfast.toml", "'port'"]),
         ({}, {}, "port = ", ["holdfast.toml", "not valid TOML"]),
-        ({}, {}, "drain_s = inf", ["drain_s", "finite"]),
+        ({}, {}, "drain_timeout_s = inf", ["drain_timeout_s", "finite"]),
         ({}, {"HOLDFAST_CONFIG": "/no/such/file.toml"}, "", ["/no/such/file.toml", "no such file"]),
     ],
 )

@@ -45,7 +45,7 @@ def test_a_run_that_finishes_in_time_is_finished_and_its_wait_answered() -> None
         return "just in time"
 
     async def main() -> None:
-        async with asyncio.timeout(20), live(*AGENTS, soon, drain_s=10.0) as server:
+        async with asyncio.timeout(20), live(*AGENTS, soon, drain_timeout_s=10.0) as server:
             waiting = asyncio.create_task(server.post("alice", query="?wait=10", agent="soon"))
             while not server.host.statistics().running:
                 await asyncio.sleep(0.01)

@@ -209,7 +209,7 @@ def stopped_at_random(folder: Path, *, rounds: int, seed: int) -> None:
         assert await session.ask("what can you do?") == HELP
 
     agent = assistant(demo_model(pace_s=0.002), workspace=folder, approve="none")
-    with_session(agent, scenario, grace_s=0.1, kill_after_s=3.0)
+    with_session(agent, scenario, grace_s=0.1, abandon_after_s=3.0)
 
 
 def test_a_stop_at_any_moment_leaves_no_program(folder: Path) -> None:

@@ -100,7 +100,7 @@ async def opened(reached: dict[str, Any], **options: Any) -> AsyncIterator[tuple
                 bound = functools.partial(tool.work, **given)
                 return repr(await run.call(bound, name=tool.name, timeout_s=tool.timeout_s, on="loop"))
 
-            async with Host(caller, store="memory://", settings=Settings(drain_s=0)) as host:
+            async with Host(caller, store="memory://", settings=Settings(drain_timeout_s=0)) as host:
                 yield server, host
 
 
@@ -467,7 +467,9 @@ def test_a_host_starts_without_a_server_that_is_silent_and_not_without_its_progr
     async def main() -> None:
         model = ScriptedModel("hello")
         server = McpServer("m", command=command, connect_s=0.3)
-        host = Host(Agent(name="a", model=model, tools=[server]), store="memory://", settings=Settings(drain_s=0))
+        host = Host(
+            Agent(name="a", model=model, tools=[server]), store="memory://", settings=Settings(drain_timeout_s=0)
+        )
         if "/nowhere" in command[0]:
             with pytest.raises(ConfigurationError, match="failed to start"):
                 async with host:

@@ -42,7 +42,7 @@ def on_agent(
 ) -> None:
     async def main() -> None:
         agent = Agent(name="a", model=ScriptedModel(script), tools=list(toolsets))
-        settings = Settings(grace_s=grace_s, drain_s=0.5, principal_stored_bytes=1_000_000_000)
+        settings = Settings(grace_s=grace_s, drain_timeout_s=0.5, principal_stored_bytes=1_000_000_000)
         async with asyncio.timeout(bound_s):
             async with Host(agent, store=store, settings=settings) as host:
                 await scenario(host)

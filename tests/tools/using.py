@@ -54,7 +54,7 @@ def on_host(
 
     async def main() -> None:
         async with asyncio.timeout(BOUND_S):
-            async with Host(work, store=store, settings=Settings(grace_s=grace_s, kill_after_s=2.0)) as host:
+            async with Host(work, store=store, settings=Settings(grace_s=grace_s, abandon_after_s=2.0)) as host:
                 await scenario(host)
 
     asyncio.run(main())

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(not procfs.supported(), reason="process trees ar
 SEED = 3
 AT_ONCE = 4
 GRACES_S = (0.0, 0.02, 0.05)
-KILL_AFTER_S: dict[Fate, float] = {"gone": 10.0, "quarantined": 0.2}
+ABANDON_AFTER_S: dict[Fate, float] = {"gone": 10.0, "quarantined": 0.2}
 """What can be ended is ended sooner, on a busy machine too; what cannot takes all this time."""
 
 
@@ -54,8 +54,8 @@ def script(request: ModelRequest) -> Any:
 async def hosted(fate: Fate, store: str = "memory://") -> AsyncIterator[Host]:
     settings = Settings(
         grace_s=0.05,
-        kill_after_s=KILL_AFTER_S[fate],
-        drain_s=0.5,
+        abandon_after_s=ABANDON_AFTER_S[fate],
+        drain_timeout_s=0.5,
         principal_abandoned=1000,
         principal_stored_bytes=1_000_000_000,
     )

@@ -123,14 +123,14 @@ async def _summarize(context: RunContext, messages: Sequence[ModelMessage], step
     if past is None:
         label = "summarizing the conversation"
         context.write(StepStarted(run_id=context.run_id, step=step, label=label, at=context.now()))
-        step_s = _step_s(context)
+        step_timeout_s = _step_timeout_s(context)
         try:
-            async with context.scope.child("summary", deadline_s=step_s):
+            async with context.scope.child("summary", deadline_s=step_timeout_s):
                 model, limits = _model_of(context.agent), context.agent.limits
                 limit = context_limit(model, limits)
                 past = await summary_of(model, messages, limit=limit, run_id=context.run_id, step=step)
         except Interrupted as interrupted:
-            _end_with(context, interrupted, f"{label} did not end within {step_s:g} s")
+            _end_with(context, interrupted, f"{label} did not end within {step_timeout_s:g} s")
             raise
         context.write(msgspec.structs.replace(past, at=context.now()))
         await context.recorder.written()
@@ -145,9 +145,9 @@ def _end_with(context: RunContext, interrupted: Interrupted, text: str) -> None:
         context.interrupt.check()
 
 
-def _step_s(context: RunContext) -> float:
-    own = context.agent.limits.step_s
-    return context.limits.step_s if own is None else own
+def _step_timeout_s(context: RunContext) -> float:
+    own = context.agent.limits.step_timeout_s
+    return context.limits.step_timeout_s if own is None else own
 
 
 class _OpenCall:
@@ -182,7 +182,7 @@ class _Driver:
         self._loop = loop
         self._tools = tools
         self._new_call = new_call
-        self._step_s = _step_s(context)
+        self._step_timeout_s = _step_timeout_s(context)
         self._open: dict[str, _OpenCall] = {}
         self._inbox: list[_OpenCall | Answer] = []
         self._waiter: asyncio.Future[None] | None = None
@@ -216,12 +216,12 @@ class _Driver:
 
     async def _in_step(self, request: Request, past: StepFinished | None) -> None:
         context, step = self._context, request.step
-        scope = context.scope.child(f"step {step}", deadline_s=self._step_s)
+        scope = context.scope.child(f"step {step}", deadline_s=self._step_timeout_s)
         try:
             async with scope:
                 await self._step(scope, request, past)
         except Interrupted as interrupted:
-            _end_with(context, interrupted, f"step {step} did not end within {self._step_s:g} s")
+            _end_with(context, interrupted, f"step {step} did not end within {self._step_timeout_s:g} s")
             raise
         finally:
             for opened in self._open.values():
@@ -356,7 +356,7 @@ class _Driver:
         opened.scope = own = scope.child(tool.name, deadline_s=opened.deadline_s if bounded else None)
         opened.view = self._new_call(opened.call_id)
         own.open()
-        if tool.timeout_s is not None and tool.timeout_s > self._step_s:
+        if tool.timeout_s is not None and tool.timeout_s > self._step_timeout_s:
             opened.hold = scope.hold_deadline()
             opened.hold.__enter__()
         context.activity.add()

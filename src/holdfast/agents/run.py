@@ -191,7 +191,7 @@ class Run:
                 as ``name``, use `functools.partial`.)
             name: default: the function's name.
             idempotent: it may be called again after a crash that left no result.
-            timeout_s: deadline; default: the host's ``tool_s``. The call is stopped then.
+            timeout_s: deadline; default: the host's ``tool_timeout_s``. The call is stopped then.
             on: where it runs; default: ``loop`` for async functions, else ``thread``.
 
         Raises:

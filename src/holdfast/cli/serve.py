@@ -122,7 +122,7 @@ def serve(
     store: Store = None,
     grace: Grace = None,
     drain: Annotated[
-        float | None, typer.Option("--drain", help="Time for runs to finish at shutdown, in seconds.")
+        float | None, typer.Option("--drain-timeout", help="Time for runs to finish at shutdown, in seconds.")
     ] = None,
     log_level: Annotated[
         str | None, typer.Option("--log-level", help="Log level: debug, info, warning or error.")
@@ -142,7 +142,7 @@ def serve(
         "port": port,
         "store": store,
         "grace_s": grace,
-        "drain_s": drain,
+        "drain_timeout_s": drain,
         "log_level": log_level,
     }
     return run_server(agents or [], flags, as_json=json, chosen=chosen)

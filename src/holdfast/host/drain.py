@@ -65,7 +65,7 @@ class Drain:
             for scope in list(actor.background):
                 stop = scope.stop(cause=context.shutdown_cause())
                 stops.append(context.start_task(stop, "stop background"))
-        await self._until_unused(context.settings.grace_s + context.settings.kill_after_s + STORE_S)
+        await self._until_unused(context.settings.grace_s + context.settings.abandon_after_s + STORE_S)
         unwritten = tuple(f"run {run_id}: the store did not accept its end" for run_id in live)
         for run in list(live.values()):
             run.give_up()

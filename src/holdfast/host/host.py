@@ -162,7 +162,7 @@ class Host:
         self._adoption = install(loop)
         workers = process_host().cells
         workers.variables = tuple(dict.fromkeys((*workers.variables, *settings.worker_variables)))
-        scope = Scope("host", detached=True, grace_s=settings.grace_s, kill_after_s=settings.kill_after_s).open()
+        scope = Scope("host", detached=True, grace_s=settings.grace_s, abandon_after_s=settings.abandon_after_s).open()
         context.bind(loop=loop, variables=variables, scope=scope)
         try:
             if not getattr(loop, "virtual", False):
@@ -194,10 +194,10 @@ class Host:
         Runs that wait for people are unloaded, or interrupted, at once.
 
         Parameters:
-            deadline_s: default: the setting ``drain_s``.
+            deadline_s: default: the setting ``drain_timeout_s``.
         """
         if self._draining is None:
-            seconds = self.settings.drain_s if deadline_s is None else deadline_s
+            seconds = self.settings.drain_timeout_s if deadline_s is None else deadline_s
             self._draining = self.context.start_task(self.parts.drain.run(seconds), "drain")
         return await asyncio.shield(self._draining)
 

@@ -129,7 +129,7 @@ class RunExecution:
         self.scope = Scope(
             claim.lease.run_id,
             parent=context.scope,
-            deadline_s=context.settings.run_s,
+            deadline_s=context.settings.run_timeout_s,
             threads=parts.threads.of(claim.principal),
             owner=claim.principal,
             sharer=claim.lease.run_id,
@@ -214,20 +214,20 @@ class RunExecution:
         self.scope.close_when_done(self._closed)
 
     def stop(
-        self, cause: Cause, *, grace_s: float | None = None, kill_after_s: float | None = None
+        self, cause: Cause, *, grace_s: float | None = None, abandon_after_s: float | None = None
     ) -> asyncio.Future[StopReceipt]:
         """Interrupt the run; the future resolves to the receipt once the slot is free."""
         future = self.follow()
-        self.request_stop(cause, grace_s=grace_s, kill_after_s=kill_after_s)
+        self.request_stop(cause, grace_s=grace_s, abandon_after_s=abandon_after_s)
         self._answer_if_exhausted()
         return future
 
-    def request_stop(self, cause: Cause, *, grace_s: float | None = None, kill_after_s: float | None = None) -> None:
+    def request_stop(self, cause: Cause, *, grace_s: float | None = None, abandon_after_s: float | None = None) -> None:
         """Request a stop without waiting. A run that is committing or never started ends as it is."""
         if self.unloading and self._cut_by is None:
             self._cut_by = cause
         if not self._committing:
-            self.scope.request_stop(cause, grace_s=grace_s, kill_after_s=kill_after_s)
+            self.scope.request_stop(cause, grace_s=grace_s, abandon_after_s=abandon_after_s)
 
     def follow(self) -> asyncio.Future[StopReceipt]:
         """Return a future of the stop receipt, whatever stops the run; it resolves once the slot is free."""

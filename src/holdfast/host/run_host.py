@@ -245,7 +245,7 @@ class RunHostAdapter:
         scope.interrupt.check()
         now = context.now()
         question = msgspec.structs.replace(
-            question, asked_at=question.asked_at or now, due_at=question.due_at or now + context.settings.suspend_s
+            question, asked_at=question.asked_at or now, due_at=question.due_at or now + context.settings.question_ttl_s
         )
         self._asked.add(question.question_id)
         try:

@@ -41,4 +41,6 @@ class RunParts:
         self.threads = threads
         self.accounting = accounting
         self.observer = observer
-        self.limits = RunLimits(call_timeout_s=context.settings.tool_s, step_s=context.settings.step_s)
+        self.limits = RunLimits(
+            call_timeout_s=context.settings.tool_timeout_s, step_timeout_s=context.settings.step_timeout_s
+        )

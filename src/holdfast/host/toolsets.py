@@ -77,7 +77,7 @@ class _Lifespan:
             f"toolset {self.name}",
             detached=True,
             grace_s=settings.grace_s,
-            kill_after_s=settings.kill_after_s,
+            abandon_after_s=settings.abandon_after_s,
         )
 
     async def enter(self) -> None:

@@ -187,17 +187,17 @@ async def compact(
             f"agent {agent.name!r} has no model to summarize its transcript with",
             hint="give the agent a model, or keep its history short with undo() and fork()",
         )
-    step_s = context.settings.step_s
+    step_timeout_s = context.settings.step_timeout_s
     async with charged(context, principal, row) as (entries, _):
         cut = _cut(entries, keep)
         if cut == 0 or (cut == 1 and entries[0].role == "summary"):
             return
         try:
-            async with Scope("compact", parent=context.scope, deadline_s=step_s) as scope:
+            async with Scope("compact", parent=context.scope, deadline_s=step_timeout_s) as scope:
                 text = await scope.spawn(agent.summarise(entries[:cut]), name="compact")
         except Interrupted as stopped:
             if stopped.cause.kind == "deadline":
-                raise ModelFailed(f"the model returned no summary within {step_s:g} s") from None
+                raise ModelFailed(f"the model returned no summary within {step_timeout_s:g} s") from None
             raise Draining("this host is shutting down; the transcript is unchanged") from None
         summary = Entry(role="summary", content=text, agent_state=last_agent_state(entries[:cut]))
         kept = [summary, *entries[cut:]]

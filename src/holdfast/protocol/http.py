@@ -132,7 +132,7 @@ class StopBody(RequestBody, frozen=True, kw_only=True):
 
 
 class DrainBody(RequestBody, frozen=True, kw_only=True):
-    """Time for active runs to finish, in seconds (default: the setting ``drain_s``)."""
+    """Time for active runs to finish, in seconds (default: the setting ``drain_timeout_s``)."""
 
     deadline_s: Duration | None = None
 

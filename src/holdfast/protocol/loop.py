@@ -85,8 +85,8 @@ class AgentLimits(Value, frozen=True, kw_only=True):
         tokens: input and output tokens of one run.
         cost_usd: maximum cost of one run, if the model layer knows the price.
         calls_at_once: calls of one step that run at the same time; the others wait.
-        step_s: deadline of a step, request and calls; None takes the host's. It pauses during a tool with a longer
-            deadline of its own, and while a person is asked.
+        step_timeout_s: deadline of a step, request and calls; None takes the host's. It pauses during a tool with a
+            longer deadline of its own, and while a person is asked.
         retries: retries of a request that failed before any output.
         result_bytes: size of a result that the model sees; a longer one loses its middle.
         context_tokens: the history is summarized before a request with more tokens than this (estimated); None: three
@@ -105,7 +105,7 @@ class AgentLimits(Value, frozen=True, kw_only=True):
     tokens: int | None = None
     cost_usd: float | None = None
     calls_at_once: int = 16
-    step_s: float | None = None
+    step_timeout_s: float | None = None
     retries: int = 2
     result_bytes: int = 50_000
     context_tokens: int | None = None
@@ -117,8 +117,10 @@ class AgentLimits(Value, frozen=True, kw_only=True):
             value = getattr(self, name)
             if value is not None and not value >= least:
                 raise ConfigurationError(f"invalid AgentLimits({name}={value!r}); it must be {least} or more")
-        if self.step_s is not None and not self.step_s > 0:
-            raise ConfigurationError(f"invalid AgentLimits(step_s={self.step_s!r}); it must be more than 0")
+        if self.step_timeout_s is not None and not self.step_timeout_s > 0:
+            raise ConfigurationError(
+                f"invalid AgentLimits(step_timeout_s={self.step_timeout_s!r}); it must be more than 0"
+            )
 
     def exceeded(self, used: Usage, *, asked: int = 0) -> str | None:
         """Describe the exhausted budget, also counting the `asked` calls; return None if within budget."""

@@ -103,7 +103,7 @@ class SessionAPI(Protocol):
 
         A caller that is cancelled (`asyncio.timeout`, `Task.cancel`) or whose `timeout_s` expires gives up its wait,
         not the work: the message is durable, others may wait for it, and a client's connection may break at any time.
-        To end the work, interrupt the session; to bound it, set the host's ``run_s`` or the agent's limits.
+        To end the work, interrupt the session; to bound it, set the host's ``run_timeout_s`` or the agent's limits.
 
         Raises:
             RunFailed, RunInterrupted, MessageWithdrawn: the message settled without an answer.

@@ -27,11 +27,11 @@ class RunningStop(Protocol):
         """Remaining grace period, in seconds."""
         ...
 
-    def begin(self, grace_s: float, kill_after_s: float) -> None:
+    def begin(self, grace_s: float, abandon_after_s: float) -> None:
         """Set the deadlines and ask every member."""
         ...
 
-    def shorten(self, grace_s: float, kill_after_s: float) -> None:
+    def shorten(self, grace_s: float, abandon_after_s: float) -> None:
         """Shorten the grace and the stop to end no later than this, counted from now."""
         ...
 

@@ -61,7 +61,8 @@ class Scope:
         deadline_s: interrupt the scope this many seconds after it was opened.
         grace_s: grace period for members to clean up after an interrupt, in seconds; default: the parent's, or 5.
             A stop of this scope can give it more or less; a stop of its parent can only give it less.
-        kill_after_s: time after the grace period until members are abandoned, in seconds; default: the parent's, or 2.
+        abandon_after_s: time after the grace period until members are abandoned, in seconds; default: the parent's, or
+            2.
         detached: make the scope independent of the scope and interrupt that the code runs in.
         threads: pool for ``on="thread"``; default: the parent's, or the one shared by the process.
         processes: starts programs; default: the parent's, or the one of this process.
@@ -93,14 +94,14 @@ class Scope:
         parent: Scope | _Current | None = CURRENT,
         deadline_s: float | None = None,
         grace_s: float | None = None,
-        kill_after_s: float | None = None,
+        abandon_after_s: float | None = None,
         detached: bool = False,
         threads: ThreadPool | None = None,
         processes: ProcessHost | None = None,
         owner: str | None = None,
         sharer: str | None = None,
     ) -> None:
-        check_times(deadline_s, grace_s, kill_after_s)
+        check_times(deadline_s, grace_s, abandon_after_s)
         nearest: Interrupt | None = None
         if detached:
             parent = None
@@ -118,7 +119,7 @@ class Scope:
             parent=None if parent is None else parent.core,
             interrupt=interrupt,
             grace_s=grace_s,
-            kill_after_s=kill_after_s,
+            abandon_after_s=abandon_after_s,
             threads=threads,
             owner=owner,
             sharer=sharer,
@@ -155,7 +156,7 @@ class Scope:
         return self.core.times.own[0]
 
     @property
-    def kill_after_s(self) -> float:
+    def abandon_after_s(self) -> float:
         """Time after the grace period until members are abandoned, unless a stop is given another, in seconds."""
         return self.core.times.own[1]
 
@@ -346,22 +347,23 @@ class Scope:
         *,
         kind: CauseKind = "stop",
         grace_s: float | None = None,
-        kill_after_s: float | None = None,
+        abandon_after_s: float | None = None,
         cause: Cause | None = None,
     ) -> StopReceipt:
         """Interrupt the scope, wait for the grace period, force what is left, and return a receipt of the outcome.
 
         You can call it any number of times, from any loop; all callers get the same receipt. The first stop sets the
         times, shorter or longer than the scope's own; later ones can only shorten them. Scopes inside get the same
-        times, but not more than they were created with. The stop ends after ``grace_s + kill_after_s`` whatever the
-        members do. If the loop was blocked at the end of the grace period, ``kill_after_s`` counts from when it runs
+        times, but not more than they were created with. The stop ends after ``grace_s + abandon_after_s`` whatever the
+        members do. If the loop was blocked at the end of the grace period, ``abandon_after_s`` counts from when it runs
         again. If the caller is cancelled, the stop continues.
 
         Parameters:
             reason: free text for people.
             kind: kind of the cause.
             grace_s: grace period for cleanup, in seconds; default: the scope's.
-            kill_after_s: time after the grace period until survivors are abandoned, in seconds; default: the scope's.
+            abandon_after_s: time after the grace period until survivors are abandoned, in seconds; default: the
+                scope's.
             cause: cause to use instead of reason and kind.
 
         Raises:
@@ -369,11 +371,11 @@ class Scope:
             Interrupted: when called from inside the scope, which cannot wait for itself; ``scope.receipt`` has the
                 receipt later.
         """
-        check_times(None, grace_s, kill_after_s)
+        check_times(None, grace_s, abandon_after_s)
         core = self.core
         if core.is_over:
             return core.late_receipt(reason, kind, cause)
-        times = core.request_times(grace_s, kill_after_s)
+        times = core.request_times(grace_s, abandon_after_s)
         self.interrupt.trigger(reason, kind=kind, cause=cause)
         core.listen()
         core.stop_in(times)
@@ -405,15 +407,15 @@ class Scope:
         finally:
             deadline.resume()
 
-    def request_stop(self, cause: Cause, *, grace_s: float | None = None, kill_after_s: float | None = None) -> None:
+    def request_stop(self, cause: Cause, *, grace_s: float | None = None, abandon_after_s: float | None = None) -> None:
         """Start a stop without waiting for it. Callable from any thread and from inside; see `close_when_done`.
 
         Parameters:
             cause: why it stops.
-            grace_s, kill_after_s: as in `stop`.
+            grace_s, abandon_after_s: as in `stop`.
         """
-        check_times(None, grace_s, kill_after_s)
-        times = self.core.request_times(grace_s, kill_after_s)
+        check_times(None, grace_s, abandon_after_s)
+        times = self.core.request_times(grace_s, abandon_after_s)
         self.interrupt.trigger(cause=cause)
         self.core.stop_in(times)
 

@@ -66,7 +66,7 @@ class ScopeState:
     """Members of a scope and how it ends: what `Scope`, its handles and its stop share.
 
     Parameters:
-        name, grace_s, kill_after_s, threads, owner, sharer: as in `Scope`.
+        name, grace_s, abandon_after_s, threads, owner, sharer: as in `Scope`.
         parent: state of the scope that owns this one.
         interrupt: asks the members to end.
         new_stop: creates the stop of this scope.
@@ -118,7 +118,7 @@ class ScopeState:
         parent: ScopeState | None,
         interrupt: Interrupt,
         grace_s: float | None,
-        kill_after_s: float | None,
+        abandon_after_s: float | None,
         threads: ThreadPool | None,
         owner: str | None,
         sharer: str | None,
@@ -127,7 +127,7 @@ class ScopeState:
         self.name = name
         self.parent = parent
         self.interrupt = interrupt
-        self.times: StopTimes = StopTimes(grace_s, kill_after_s, None if parent is None else parent.times)
+        self.times: StopTimes = StopTimes(grace_s, abandon_after_s, None if parent is None else parent.times)
         self.owner: str = owner if owner is not None else parent.owner if parent is not None else ""
         self.sharer: str = sharer if sharer is not None else parent.sharer if parent is not None else ""
         self.receipt: StopReceipt | None = None
@@ -411,9 +411,9 @@ class ScopeState:
             self.loop = asyncio.get_running_loop()
             self._registration = self.interrupt.on_trigger(self._on_interrupt, loop=self.loop)
 
-    def request_times(self, grace_s: float | None, kill_after_s: float | None) -> Times | None:
+    def request_times(self, grace_s: float | None, abandon_after_s: float | None) -> Times | None:
         """Return the times that a stop is given, None if it is given none. Before the trigger, from any thread."""
-        times = self.times.complete(grace_s, kill_after_s)
+        times = self.times.complete(grace_s, abandon_after_s)
         if times is not None and not self.interrupt.triggered:
             self.times.give(times)
         return times
@@ -437,11 +437,11 @@ class ScopeState:
         parent = self.parent
         return self.times.first(None if parent is None or not parent.interrupt.triggered else parent._stop_times())
 
-    def stop_with_parent(self, grace_s: float, kill_after_s: float) -> None:
+    def stop_with_parent(self, grace_s: float, abandon_after_s: float) -> None:
         """Stop in the time that is left to the parent. On the loop only."""
-        self.stop_here(*self.times.limited((grace_s, kill_after_s)))
+        self.stop_here(*self.times.limited((grace_s, abandon_after_s)))
 
-    def stop_here(self, grace_s: float, kill_after_s: float) -> None:
+    def stop_here(self, grace_s: float, abandon_after_s: float) -> None:
         """Begin a stop, or shorten the running one. On the loop only."""
         if self.phase == "closed":
             return
@@ -450,9 +450,9 @@ class ScopeState:
             with self.gate:
                 self.phase = "stopping"
             self.stopping = stopping = self._new_stop(self)
-            stopping.begin(grace_s, kill_after_s)
+            stopping.begin(grace_s, abandon_after_s)
         # Members may end while they are asked, and the scope with them; the rest then does nothing.
-        stopping.shorten(grace_s, kill_after_s)
+        stopping.shorten(grace_s, abandon_after_s)
         stopping.finish_if_empty()
 
     def give_up(self, tasks_too: bool = False) -> None:

@@ -19,26 +19,26 @@ class StopTimes:
     """Times of the stops of one scope.
 
     Parameters:
-        grace_s, kill_after_s: as in `Scope`; default: the parent's.
+        grace_s, abandon_after_s: as in `Scope`; default: the parent's.
         parent: times of the enclosing scope.
     """
 
     __slots__ = ("_given", "_limits", "own")
 
-    def __init__(self, grace_s: float | None, kill_after_s: float | None, parent: StopTimes | None) -> None:
+    def __init__(self, grace_s: float | None, abandon_after_s: float | None, parent: StopTimes | None) -> None:
         self.own: Times = _DEFAULT if parent is None else parent.own
         """Times of a stop that is given none."""
         self._limits: Times = _UNLIMITED
         self._given: Times | None = None
-        if grace_s is not None or kill_after_s is not None:
-            self.own = _completed(grace_s, kill_after_s, self.own)
-            self._limits = _completed(grace_s, kill_after_s, _UNLIMITED)
+        if grace_s is not None or abandon_after_s is not None:
+            self.own = _completed(grace_s, abandon_after_s, self.own)
+            self._limits = _completed(grace_s, abandon_after_s, _UNLIMITED)
 
-    def complete(self, grace_s: float | None, kill_after_s: float | None) -> Times | None:
+    def complete(self, grace_s: float | None, abandon_after_s: float | None) -> Times | None:
         """Return the times that a stop is given, completed by the scope's own; None if it is given none."""
-        if grace_s is None and kill_after_s is None:
+        if grace_s is None and abandon_after_s is None:
             return None
-        return _completed(grace_s, kill_after_s, self.own)
+        return _completed(grace_s, abandon_after_s, self.own)
 
     def give(self, times: Times) -> None:
         """Give the first stop its times. Call it before the trigger, because what that wakes may begin the stop."""
@@ -59,14 +59,14 @@ class StopTimes:
         return min(parent[0], self._limits[0]), min(parent[1], self._limits[1])
 
 
-def _completed(grace_s: float | None, kill_after_s: float | None, by: Times) -> Times:
-    return by[0] if grace_s is None else grace_s, by[1] if kill_after_s is None else kill_after_s
+def _completed(grace_s: float | None, abandon_after_s: float | None, by: Times) -> Times:
+    return by[0] if grace_s is None else grace_s, by[1] if abandon_after_s is None else abandon_after_s
 
 
-def check_times(deadline_s: object, grace_s: object, kill_after_s: object) -> None:
+def check_times(deadline_s: object, grace_s: object, abandon_after_s: object) -> None:
     """Raise `InvalidRequest` for an invalid time. A deadline may already be over, or infinite."""
     if deadline_s is not None and (not isinstance(deadline_s, (int, float)) or math.isnan(deadline_s)):
         raise InvalidRequest(f"deadline_s is {deadline_s!r}; use a number of seconds, or None for no deadline")
-    for name, value in (("grace_s", grace_s), ("kill_after_s", kill_after_s)):
+    for name, value in (("grace_s", grace_s), ("abandon_after_s", abandon_after_s)):
         if value is not None and not (isinstance(value, (int, float)) and 0 <= value < math.inf):
             raise InvalidRequest(f"{name} is {value!r}; use a number of seconds, 0 or more")

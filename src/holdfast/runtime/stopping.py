@@ -97,24 +97,24 @@ class Stopping:
         self.asked_at_ticks = boot_ticks()
         """Start of the stop, in clock ticks since boot, the unit of process start times."""
 
-    def shorten(self, grace_s: float, kill_after_s: float) -> None:
+    def shorten(self, grace_s: float, abandon_after_s: float) -> None:
         """Shorten the grace and the stop to end no later than this, counted from now."""
         if self.phase in ("last", "ended"):
             return
         now = self._loop.time()
         self._force_at = min(self._force_at, now + max(0.0, grace_s))
         self._rest_at = min(self._rest_at, now + max(0.0, grace_s) / 2)
-        self._end_at = min(self._end_at, now + max(0.0, grace_s) + max(0.0, kill_after_s))
+        self._end_at = min(self._end_at, now + max(0.0, grace_s) + max(0.0, abandon_after_s))
         self._shorten_children()
         if self.phase == "grace" and self._force_at <= now:
             self._force()
         self._arm()
 
-    def begin(self, grace_s: float, kill_after_s: float) -> None:
+    def begin(self, grace_s: float, abandon_after_s: float) -> None:
         """Set the deadlines and ask every member."""
         now = self._loop.time()
         self._force_at = now + max(0.0, grace_s)
-        self._end_at = self._force_at + max(0.0, kill_after_s)
+        self._end_at = self._force_at + max(0.0, abandon_after_s)
         self.ask()
 
     def ask(self) -> None:
@@ -291,9 +291,9 @@ class Stopping:
     def _shorten_children(self) -> None:
         now = self._loop.time()
         grace_s = max(0.0, self._force_at - now)
-        kill_after_s = max(0.0, self._end_at - now - grace_s)
+        abandon_after_s = max(0.0, self._end_at - now - grace_s)
         for child in self.scope.children():
-            child.on_loop(child.stop_with_parent, grace_s, kill_after_s)
+            child.on_loop(child.stop_with_parent, grace_s, abandon_after_s)
 
     def _force(self) -> None:
         with self.scope.gate:  # what foreign code starts is either entered before and killed here, or refused

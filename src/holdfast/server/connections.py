@@ -101,7 +101,7 @@ class Connections:
         self._deadlines = (
             (self._heads, settings.head_timeout_s),
             (self._idle, settings.idle_connection_timeout_s),
-            (self._bodies, settings.body_s),
+            (self._bodies, settings.body_timeout_s),
         )
         self._timer: asyncio.TimerHandle | None = None
         self._told: dict[str, float] = {}

@@ -175,7 +175,7 @@ async def serve(
             note("forced: the process ends now; what was accepted is safe and is taken up at the next start")
             os._exit(FORCED_EXIT)
         asked.set_result(name)
-        faulthandler.dump_traceback_later(host.settings.drain_s + _WATCHDOG_S, exit=True)
+        faulthandler.dump_traceback_later(host.settings.drain_timeout_s + _WATCHDOG_S, exit=True)
 
     def on_ready(running: Running) -> None:
         gc.collect()
@@ -228,8 +228,8 @@ async def serve_until(
                     Running(url=_url(listener), host=host, app=app, keys_required=keys.required, token_file=token_file)
                 )
                 why = await asked
-                note(f"{why}: draining, at most {settings.drain_s:g} s; once more ends the process at once")
-                report = await host.drain(deadline_s=settings.drain_s)
+                note(f"{why}: draining, at most {settings.drain_timeout_s:g} s; once more ends the process at once")
+                report = await host.drain(deadline_s=settings.drain_timeout_s)
                 host.close_streams()
                 await _last_frames(app)
                 server.should_exit = True

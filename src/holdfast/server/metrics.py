@@ -30,8 +30,8 @@ def render(
         ("holdfast_draining", "gauge", "1 while the host refuses new work", [("", int(statistics.draining))]),
         ("holdfast_sessions_live", "gauge", "sessions in memory", [("", statistics.sessions_live)]),
         ("holdfast_runs", "gauge", "runs that hold a slot", [("", statistics.running)]),
-        ("holdfast_sessions_in_line", "gauge", "sessions that wait for a slot", [("", statistics.awaiting_slot)]),
-        ("holdfast_readers", "gauge", "subscribers of event logs", [("", statistics.event_subscribers)]),
+        ("holdfast_sessions_awaiting_slot", "gauge", "sessions that wait for a slot", [("", statistics.awaiting_slot)]),
+        ("holdfast_event_subscribers", "gauge", "subscribers of event logs", [("", statistics.event_subscribers)]),
         ("holdfast_http_streams", "gauge", "open event streams over HTTP", [("", streams)]),
         ("holdfast_start_time_seconds", "gauge", "start time of the host", [("", statistics.started_at)]),
         (
@@ -63,7 +63,7 @@ def render(
             [(f'{{budget="{name}"}}', usage.refused) for name, usage in budgets.items()],
         ),
         (
-            "holdfast_events_total",
+            "holdfast_host_events_total",
             "counter",
             "host events by name",
             [(f'{{name="{_escape(name)}"}}', count) for name, count in sorted(statistics.counts.items())],

@@ -193,10 +193,12 @@ class Request(Delivery):
         await self.begin(200, [*JSON_HEADERS, *self.extra])
 
     async def _read(self, limit_bytes: int | None) -> bytes | bytearray:
-        """Read the body, and charge it if it is large. The timeout is ``body_s`` for each megabyte of the limit."""
+        """Read the body, and charge it if it is large. The timeout is ``body_timeout_s`` for each megabyte of the
+        limit.
+        """
         usual = self.settings.body_limit_bytes
         limit = usual if limit_bytes is None else limit_bytes
-        within_s = self.settings.body_s * max(1, limit // 1_000_000)
+        within_s = self.settings.body_timeout_s * max(1, limit // 1_000_000)
         too_large = f"the body is larger than {limit} bytes"
         hint = "send less, or raise the limit on the server"
         length = self.headers.get(b"content-length", b"0")

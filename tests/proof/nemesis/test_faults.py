@@ -44,7 +44,7 @@ def test_every_fault_in_turn_breaks_no_promise_and_each_was_injected() -> None:
         title="All of them, one after another.",
         kinds=tuple(kind for fault in FAULTS.values() for kind in fault.kinds),
         inject=_one_after_another,
-        settings={"suspend_s": 3600.0, "stream_stall_s": STALL_S},
+        settings={"question_ttl_s": 3600.0, "stream_stall_s": STALL_S},
         kills=True,
         disk=True,
     )

@@ -65,7 +65,7 @@ from holdfast.cli import main
 main()
 """
 _CLOCK = "clock"
-_SETTINGS: dict[str, object] = {"drain_s": 1.0}
+_SETTINGS: dict[str, object] = {"drain_timeout_s": 1.0}
 """Not the default, as runs that never end would hold up the end of each test."""
 _AGENTS = ("tests.system.attacks.agents:echo", "tests.system.attacks.agents:endless")
 

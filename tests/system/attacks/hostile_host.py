@@ -119,7 +119,7 @@ async def main(what: str, word: str) -> None:
     lines = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
-    async with holdfast.Host(agent, store="memory://", settings=holdfast.Settings(drain_s=0.2)) as host:
+    async with holdfast.Host(agent, store="memory://", settings=holdfast.Settings(drain_timeout_s=0.2)) as host:
         session = host.session("one")
         await session.send(text)
         await asyncio.to_thread(await_condition, lambda: begun(word), "it runs")

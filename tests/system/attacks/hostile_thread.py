@@ -24,7 +24,7 @@ from holdfast.runtime import procfs
 from tests.runtime.processes_zoo import await_condition, living
 
 _AT_MOST = 200
-_HASTY = holdfast.Settings(kill_after_s=0.3)
+_HASTY = holdfast.Settings(abandon_after_s=0.3)
 _word = sys.argv[3]
 _kept: list[object] = []
 _counts = {"started": 0, "refused": 0, "after": 0}

@@ -107,7 +107,7 @@ def test_floods_of_drips_within_every_bound_slow_nobody(tmp_path):
 
 def test_a_body_that_drips_is_given_up_and_so_is_a_reader_that_takes_little_at_a_time(tmp_path):
     async def main() -> None:
-        settings = {"head_timeout_s": 0.5, "body_s": 1.0, "stream_stall_s": 1.0}
+        settings = {"head_timeout_s": 0.5, "body_timeout_s": 1.0, "stream_stall_s": 1.0}
         async with attacked_server(tmp_path, settings=settings) as server:
             await fill(server, messages=8, size=900_000)
             for name in ("a head, byte by byte", "a body, byte by byte", "a body that lacks a byte"):

@@ -195,7 +195,7 @@ class ReactiveBridge:
         elif not scope.closed:
             scope.request_stop(cause)
             if asyncio._get_running_loop() is None and not scope.is_around_caller():
-                timeout_s = scope.grace_s + scope.kill_after_s + _MARGIN_S
+                timeout_s = scope.grace_s + scope.abandon_after_s + _MARGIN_S
                 try:
                     self._closed.result(timeout_s)
                 except TimeoutError:

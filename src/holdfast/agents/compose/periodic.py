@@ -55,8 +55,8 @@ def periodic(
     """Return an agent that runs another one at each tick of a clock, in one run.
 
     Each tick is a child of the run, in the log and in the task tree. The answer is that of the last completed tick. It
-    ends after `max_runs` ticks, by an interrupt, or by the deadline of the run (the setting ``run_s``). For work over
-    days or across restarts, put a schedule on a session (`Session.schedule`).
+    ends after `max_runs` ticks, by an interrupt, or by the deadline of the run (the setting ``run_timeout_s``). For
+    work over days or across restarts, put a schedule on a session (`Session.schedule`).
 
     Parameters:
         agent: an agent, a function of a run, the name of one of the host's agents, or a result of `branch`. A tick that

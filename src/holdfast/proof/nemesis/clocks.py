@@ -10,9 +10,9 @@ from holdfast.clock import system_clock
 from holdfast.errors import HoldfastError
 from holdfast.proof.nemesis.episode import Episode
 
-__all__ = ["SUSPEND_S", "clock_jumps"]
+__all__ = ["QUESTION_TTL_S", "clock_jumps"]
 
-SUSPEND_S = 3600.0
+QUESTION_TTL_S = 3600.0
 """How long questions stay open in this episode."""
 
 _JUMPS_S = (3 * 3600.0, -3 * 3600.0, 26 * 3600.0, -26 * 3600.0, 0.0)
@@ -111,12 +111,12 @@ async def _question_is_open(episode: Episode) -> None:
     ]
     for session in asked:
         tally.check(await _open_questions(session, 1), "a question does not come to be open")
-    await episode.pull(clock_s=-2 * SUSPEND_S)
+    await episode.pull(clock_s=-2 * QUESTION_TTL_S)
     if tally.check(await _open_questions(asked[0], 1), "a question is gone after the clock was set back"):
         await asked[0].answer((await asked[0].questions())[0].question_id, "yes")
     state = await _state_within(episode, asked[0].key, receipts[0].message_id)
     tally.check(state == "completed", f"a message whose question was answered is {state}")
-    await _restart(episode, 2 * SUSPEND_S)
+    await _restart(episode, 2 * QUESTION_TTL_S)
     tally.check(await _open_questions(asked[1], 0), "a question has not expired though its time is over")
     state = await _state_within(episode, asked[1].key, receipts[1].message_id)
     tally.check(state == "completed", f"a message whose question expired is {state}")

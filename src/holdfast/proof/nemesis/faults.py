@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from holdfast.errors import ConfigurationError
-from holdfast.proof.nemesis.clocks import SUSPEND_S, clock_jumps
+from holdfast.proof.nemesis.clocks import QUESTION_TTL_S, clock_jumps
 from holdfast.proof.nemesis.connections import connections
 from holdfast.proof.nemesis.disks import disk_full, disk_read_only, disk_slow
 from holdfast.proof.nemesis.episode import Episode
@@ -74,7 +74,7 @@ FAULTS: Mapping[str, Fault] = {
             title="The wall clock is set forward and back by hours, under load and between two starts.",
             kinds=("clock", "set between two starts"),
             inject=clock_jumps,
-            settings={"suspend_s": SUSPEND_S},
+            settings={"question_ttl_s": QUESTION_TTL_S},
             kills=True,
         ),
         Fault(

@@ -15,8 +15,8 @@ HOSTILE = "mallory"
 
 SETTINGS = Settings(
     grace_s=0.4,
-    kill_after_s=0.3,
-    drain_s=2.0,
+    abandon_after_s=0.3,
+    drain_timeout_s=2.0,
     max_runs=48,
     principal_runs=32,
     principal_threads=32,

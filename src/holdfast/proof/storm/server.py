@@ -107,7 +107,7 @@ class OwnServer:
         self.stamps = folder / "stamps"
         self.errors = folder / "stderr"
         self._errors_from = 0
-        self.drain_s = settings.drain_s
+        self.drain_timeout_s = settings.drain_timeout_s
         self._folder = folder
         self._recorder = recorder
         self._limits = limits
@@ -238,11 +238,11 @@ class OwnServer:
     async def end(self) -> None:
         """Ask it to drain and end, by SIGTERM, and note its report."""
         assert self._process is not None
-        self._recorder.note(DrainRequested, incarnation=self.incarnation, deadline_s=self.drain_s)
+        self._recorder.note(DrainRequested, incarnation=self.incarnation, deadline_s=self.drain_timeout_s)
         self._process.terminate()
         began = system_clock.monotonic()
         try:
-            async with asyncio.timeout(self.drain_s + self._limits.drain_slack_s + 10.0):
+            async with asyncio.timeout(self.drain_timeout_s + self._limits.drain_slack_s + 10.0):
                 code = await self._gone()
         except TimeoutError:
             return await self.kill()

@@ -99,7 +99,7 @@ async def a_host_that_closes_in_a_run_leaves_a_session_that_goes_on(subject: Age
 
     agent = subject.agent(step)
     store = MemoryStore()
-    async with hosted(agent, store=store, drain_s=0.0) as bench:
+    async with hosted(agent, store=store, drain_timeout_s=0.0) as bench:
         sent = await bench.session().send("first")
         await until(lambda: bool(inside), "the step should begin")
     wait = False

@@ -64,7 +64,7 @@ class AgentSubject:
 @contextlib.asynccontextmanager
 async def hosted(agent: AgentLike, *, store: Store | None = None, **settings: Any) -> AsyncIterator[Bench]:
     """Yield a host with that agent, on an in-memory store by default; close it at once when a check fails."""
-    chosen = Settings(**{"grace_s": 2.0, "kill_after_s": 1.0, "drain_s": 0.0, **settings})
+    chosen = Settings(**{"grace_s": 2.0, "abandon_after_s": 1.0, "drain_timeout_s": 0.0, **settings})
     async with Host(agent, store=store or MemoryStore(), settings=chosen) as host:
         yield Bench(host)
 

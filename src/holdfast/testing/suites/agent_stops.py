@@ -147,7 +147,7 @@ async def a_plain_step_that_does_not_listen_is_named_and_counts_no_more(subject:
             return "too late"
         return said(text)
 
-    async with hosted(subject.agent(step), grace_s=0.1, kill_after_s=0.1) as bench:
+    async with hosted(subject.agent(step), grace_s=0.1, abandon_after_s=0.1) as bench:
         try:
             await bench.session().send("stuck")
             await until(lambda: "waits" in events, "the step should begin")
@@ -280,7 +280,7 @@ async def a_run_that_is_over_its_time_is_interrupted(subject: AgentSubject) -> N
             await asyncio.sleep(1000.0)
         return said(text)
 
-    async with hosted(subject.agent(step), run_s=0.3) as bench:
+    async with hosted(subject.agent(step), run_timeout_s=0.3) as bench:
         sent = await bench.session().send("wait")
         settled = await within(bench.session().wait(sent.message_id), "the run should be stopped at its deadline")
         assert settled.state == "interrupted", f"the message is {settled.state}"
