@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 from benchmarks.rows import Row, print_rows
 from holdfast import Host, Run
 from holdfast.runtime import Interrupt
-from holdfast.testing import Report, VirtualClock, explore
+from holdfast.testing import ExplorationReport, VirtualClock, explore
 
 __all__ = ["rows"]
 
@@ -70,7 +70,7 @@ def _speed(
     chooser: Chosen,
     schedules: int,
     tasks: Tasks = "ordinary",
-) -> tuple[float, Report]:
+) -> tuple[float, ExplorationReport]:
     """Schedules in a second of CPU time, the best of some rounds."""
     best = 0.0
     for _ in range(ROUNDS):

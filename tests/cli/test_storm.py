@@ -37,7 +37,7 @@ from holdfast.proof.history import (
 )
 from holdfast.proof.storm.bounds import HOSTILE
 from holdfast.proof.storm.hostile import ACTS
-from holdfast.proof.storm.recorder import Recorder
+from holdfast.proof.storm.recorder import StormRecorder
 from holdfast.proof.storm.runner import conduct_kills, conduct_remote
 from holdfast.proof.storm.server import OwnServer, free_port
 from holdfast.proof.storm.stamps import MARKER
@@ -106,7 +106,7 @@ def test_a_small_storm_over_an_embedded_host_keeps_every_promise(
 def test_a_storm_that_fails_keeps_its_stores_and_its_history_and_says_where(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def conduct(recorder: Recorder, *, folder: Path, seed: int, **_: object) -> None:
+    async def conduct(recorder: StormRecorder, *, folder: Path, seed: int, **_: object) -> None:
         (folder / "storm.db").write_text("a store")
         recorder.note(Opened, seed=seed, mode="kill", sees=("clients",), limits=Limits())
 
@@ -122,7 +122,7 @@ def test_a_storm_that_fails_keeps_its_stores_and_its_history_and_says_where(
 def test_a_storm_that_breaks_off_keeps_what_its_server_stored(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def conduct(recorder: Recorder, *, folder: Path, **_: object) -> None:
+    async def conduct(recorder: StormRecorder, *, folder: Path, **_: object) -> None:
         (folder / "stderr").write_text("it fell")
         raise ServerUnreachable("the storm's server does not answer: it fell")
 
@@ -136,7 +136,7 @@ def test_a_storm_that_breaks_off_keeps_what_its_server_stored(
 
 def test_kills_at_failpoints_and_at_random_lose_nothing() -> None:
     points = ("sqlite.commit_run.before_commit", "sqlite.restart.before_write")
-    recorder = Recorder()
+    recorder = StormRecorder()
     with nothing_left():
         run(conduct_kills(recorder, sessions=6, seconds=1.0, kill_every_s=0.5, seed=3, points=points, progress=quietly))
     report = judge(recorder.records)
@@ -147,7 +147,7 @@ def test_kills_at_failpoints_and_at_random_lose_nothing() -> None:
 
 
 def test_a_hostile_principal_is_felt_and_every_promise_is_kept_for_the_others() -> None:
-    recorder = Recorder()
+    recorder = StormRecorder()
     with nothing_left():
         run(
             conduct_kills(
@@ -167,11 +167,11 @@ def test_a_hostile_principal_is_felt_and_every_promise_is_kept_for_the_others() 
 def test_a_storm_over_a_url_demands_only_what_can_be_seen_and_leaves_no_session(tmp_path: Path) -> None:
     settings = Settings(port=free_port(), store=f"sqlite:///{tmp_path / 'own.db'}")
 
-    recorder = Recorder()
+    recorder = StormRecorder()
 
     async def work() -> None:
         demo = ("holdfast.agents.demo:agent",)
-        server = OwnServer(tmp_path, Recorder(), Limits(), ids.node_id(), settings, agents=demo)
+        server = OwnServer(tmp_path, StormRecorder(), Limits(), ids.node_id(), settings, agents=demo)
         assert await server.start()
         try:
             await conduct_remote(

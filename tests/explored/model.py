@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import pytest
 
-from holdfast.testing import Report, ScheduleFailure, explore
+from holdfast.testing import ExplorationReport, ScheduleFailure, explore
 
 __all__ = ["TASKS", "Covered", "Fault", "Model", "Tasks", "fault"]
 
@@ -148,5 +148,5 @@ class Model:
                         return before + failure.schedules
         raise AssertionError(f"{self}: {fault.name}: not found in {before} schedules")
 
-    def _explored(self, schedules: int, chooser: Any, tasks: Tasks) -> Report:
+    def _explored(self, schedules: int, chooser: Any, tasks: Tasks) -> ExplorationReport:
         return explore(self.scenario, schedules=schedules, chooser=chooser, seed=1, tasks=tasks, shrink=False)

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.errors import Interrupted, QueueClosed, QueueEmpty, QueueFull
 from holdfast.runtime import BoundedQueue, Broadcast, FairQueue, Scope, fair, wait_queue
-from holdfast.runtime.broadcast import Gap, Reader
+from holdfast.runtime.broadcast import BroadcastGap, Reader
 from holdfast.testing import start_thread
 from tests.explored.model import Model, fault
 
@@ -161,7 +161,11 @@ async def readers_of_a_broadcast() -> None:
         at = 10
         with reader:
             while (taken := await reader.read(2)) is not None:
-                numbers = range(taken.after + 1, taken.until + 1) if isinstance(taken, Gap) else [n for n, _ in taken]
+                numbers = (
+                    range(taken.after + 1, taken.until + 1)
+                    if isinstance(taken, BroadcastGap)
+                    else [n for n, _ in taken]
+                )
                 assert list(numbers) == list(range(at, at + len(numbers))), "a hole or a repeat"
                 at += len(numbers)
                 seen[name] += numbers
@@ -261,7 +265,7 @@ def readers_are_not_told_of_a_gap(patch: pytest.MonkeyPatch) -> None:
 
     def gapless(self: Reader[int], max_items: int) -> object:
         taken = take(self, max_items)
-        return take(self, max_items) if isinstance(taken, Gap) else taken
+        return take(self, max_items) if isinstance(taken, BroadcastGap) else taken
 
     patch.setattr(Reader, "_take", gapless)
 

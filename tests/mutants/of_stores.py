@@ -144,11 +144,11 @@ MUTANTS = (
         file="storage/transactions/runs.py",
         old="""
     rolled_back = row.rolled_back
-    log = Log(row)
+    log = EventLog(row)
 """,
         new="""
     rolled_back = row.rolled_back and commit.status != "completed"
-    log = Log(row)
+    log = EventLog(row)
 """,
         tests=CONFORMANCE,
     ),

@@ -25,7 +25,18 @@ from holdfast.protocol.events import (
     ToolFinished,
     ToolStarted,
 )
-from holdfast.protocol.loop import AgentLimits, Ask, Effect, Exceeded, Finish, Loop, Refuse, Request, StartCall, Steer
+from holdfast.protocol.loop import (
+    AgentLimits,
+    Ask,
+    Effect,
+    Exceeded,
+    Finish,
+    Loop,
+    Refuse,
+    SendModelRequest,
+    StartCall,
+    Steer,
+)
 from holdfast.protocol.messages import Answer, Message, Usage
 from holdfast.protocol.model import (
     CallPart,
@@ -78,7 +89,7 @@ def make_loop(tools: dict[str, Tool] | None = None, **limits: Any) -> Loop:
 def say(loop: Loop, *parts: Any, usage: Usage | None = None) -> list[Effect]:
     """Have the model answer with these parts in this step."""
     request = loop.steered(())
-    assert isinstance(request, Request)
+    assert isinstance(request, SendModelRequest)
     for part in parts:
         loop.part(TextPart(text=part) if isinstance(part, str) else part)
     loop.part(EndPart(usage=usage or Usage()))

@@ -24,7 +24,18 @@ from hypothesis.stateful import (
 
 from holdfast.errors import IllegalTransition, ModelFailed
 from holdfast.protocol.events import StepFinished
-from holdfast.protocol.loop import AgentLimits, Ask, Effect, Exceeded, Finish, Loop, Refuse, Request, StartCall, Steer
+from holdfast.protocol.loop import (
+    AgentLimits,
+    Ask,
+    Effect,
+    Exceeded,
+    Finish,
+    Loop,
+    Refuse,
+    SendModelRequest,
+    StartCall,
+    Steer,
+)
 from holdfast.protocol.messages import Answer, Decision, Message, MessageState, RunState, Usage
 from holdfast.protocol.model import CallPart, EndPart, ModelMessage, TextPart, ToolMessage, UserMessage
 from holdfast.protocol.states import (
@@ -259,7 +270,7 @@ class AgentLoop(RuleBasedStateMachine):
         self.failures = 0
         self.asked(request)
 
-    def asked(self, request: Request | Exceeded) -> None:
+    def asked(self, request: SendModelRequest | Exceeded) -> None:
         """The loop asks the model, or a budget is used up."""
         if isinstance(request, Exceeded):
             assert self.loop.step > LIMITS.steps

@@ -24,7 +24,7 @@ from reactivex.scheduler import EventLoopScheduler, ImmediateScheduler, ThreadPo
 from reactivex.scheduler.eventloop import AsyncIOThreadSafeScheduler
 
 from holdfast.agents.adapters import reactive_intake, reactive_outlet
-from holdfast.agents.adapters.reactive import Counts, Outcome, ReactiveBridge
+from holdfast.agents.adapters.reactive import IntakeCounts, Outcome, ReactiveBridge
 from holdfast.agents.adapters.reactive_intake import Intake
 from holdfast.agents.adapters.reactive_outlet import Outlet
 from holdfast.errors import Interrupted, RunInterrupted, ScopeClosed
@@ -55,7 +55,7 @@ class Meeting:
     def __init__(self) -> None:
         self.intake = Intake(limit=1, overflow="drop", block_s=1, wake=lambda: None, name="test")
         self.taken: list[Any] = []
-        self.snapshots: list[Counts] = []
+        self.snapshots: list[IntakeCounts] = []
 
     def push(self) -> None:
         self.intake.put("item")
@@ -506,7 +506,7 @@ def block(payload: Payload) -> Payload:
     return payload
 
 
-async def flood(items: int, seed: int) -> Counts:
+async def flood(items: int, seed: int) -> IntakeCounts:
     """One bridge, streams on two schedulers, 8 threads that push, and disposals and an end at random moments."""
     dice = random.Random(seed)
     loop = asyncio.get_running_loop()
@@ -596,7 +596,7 @@ def test_items_of_8_threads_are_accounted_for_and_nothing_is_kept() -> None:
 
 @pytest.mark.nightly
 def test_50_000_items_of_8_threads_are_accounted_for_and_nothing_is_kept() -> None:
-    total, seed = Counts(), 0
+    total, seed = IntakeCounts(), 0
     while total.received < 50_000:
         total += asyncio.run(flood(5_000, seed))
         seed += 1

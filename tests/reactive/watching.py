@@ -9,7 +9,7 @@ from typing import Any
 
 from reactivex.abc import ObserverBase
 
-from holdfast.agents.adapters.reactive import Counts, ReactiveBridge
+from holdfast.agents.adapters.reactive import IntakeCounts, ReactiveBridge
 
 __all__ = ["Busy", "Watcher", "accounted", "gone", "soon"]
 
@@ -82,7 +82,7 @@ class Busy:
             self.ended += 1
 
 
-def accounted(counts: Counts, *, over: bool = True) -> None:
+def accounted(counts: IntakeCounts, *, over: bool = True) -> None:
     """Every item is in one place; once all is over it was settled."""
     settled = counts.done + counts.failed + counts.interrupted + counts.dropped
     assert counts.received == settled + counts.waiting + counts.in_flight, counts

@@ -23,7 +23,7 @@ from holdfast.runtime import adoption_processes, procfs, zygote_link
 from holdfast.runtime.adoption import install
 from holdfast.runtime.process_handle import ForeignHandle, boot_ticks
 from holdfast.runtime.scope import Scope, detached
-from holdfast.runtime.threads import Call, ThreadPool
+from holdfast.runtime.threads import ThreadCall, ThreadPool
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="process trees need Linux")
 
@@ -347,15 +347,15 @@ def test_a_call_in_an_executor_that_is_given_up_is_left_over_until_it_ends() -> 
 
 def test_a_call_that_ends_just_when_it_is_given_up_leaves_no_thread_over(monkeypatch: pytest.MonkeyPatch) -> None:
     begun, go_on = threading.Event(), threading.Event()
-    plain = Call.abandon
+    plain = ThreadCall.abandon
 
-    def abandon(call: Call) -> bool:
+    def abandon(call: ThreadCall) -> bool:
         go_on.set()
         while call.thread is not None:
             time.sleep(0.001)
         return plain(call)
 
-    monkeypatch.setattr(Call, "abandon", abandon)
+    monkeypatch.setattr(ThreadCall, "abandon", abandon)
 
     def run() -> None:
         begun.set()

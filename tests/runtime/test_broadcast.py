@@ -11,7 +11,7 @@ from typing import Literal
 import pytest
 
 from holdfast.errors import Interrupted
-from holdfast.runtime.broadcast import Broadcast, Gap, Reader
+from holdfast.runtime.broadcast import Broadcast, BroadcastGap, Reader
 from holdfast.runtime.interrupt import Interrupt, use
 from holdfast.testing import ScheduleFailure, explore, run_virtual
 
@@ -63,16 +63,16 @@ class NoGap(Broadcast[str]):
 class _GaplessReader(Reader[str]):
     __slots__ = ()
 
-    def _take(self, max_items: int) -> list[tuple[int, str]] | Gap | None:
+    def _take(self, max_items: int) -> list[tuple[int, str]] | BroadcastGap | None:
         taken = super()._take(max_items)
-        return super()._take(max_items) if isinstance(taken, Gap) else taken
+        return super()._take(max_items) if isinstance(taken, BroadcastGap) else taken
 
 
-async def collect(reader: Reader[str], batch: int) -> list[tuple[int, str] | Gap]:
-    seen: list[tuple[int, str] | Gap] = []
+async def collect(reader: Reader[str], batch: int) -> list[tuple[int, str] | BroadcastGap]:
+    seen: list[tuple[int, str] | BroadcastGap] = []
     with reader:
         while (taken := await reader.read(batch)) is not None:
-            if isinstance(taken, Gap):
+            if isinstance(taken, BroadcastGap):
                 seen.append(taken)
             else:
                 assert taken
@@ -80,11 +80,11 @@ async def collect(reader: Reader[str], batch: int) -> list[tuple[int, str] | Gap
     return seen
 
 
-def complete(seen: list[tuple[int, str] | Gap], first: int, end: int) -> None:
+def complete(seen: list[tuple[int, str] | BroadcastGap], first: int, end: int) -> None:
     """Each number once, in order, itself or inside a gap."""
     at = first
     for entry in seen:
-        if isinstance(entry, Gap):
+        if isinstance(entry, BroadcastGap):
             assert entry.after == at - 1 < entry.until
             at = entry.until + 1
         else:
@@ -107,7 +107,7 @@ async def readers_and_a_publisher(make: Make, *, limit: int = 100) -> None:
     await publish()
     for task in tasks:
         complete(await task, 10, 16)
-    assert limit < 100 or not any(isinstance(entry, Gap) for task in tasks for entry in task.result())
+    assert limit < 100 or not any(isinstance(entry, BroadcastGap) for task in tasks for entry in task.result())
     statistics = broadcast.statistics()
     assert (statistics.readers, statistics.waiting, statistics.behind, statistics.kept) == (0, 0, 0, 0)
 
@@ -166,7 +166,7 @@ async def _publish(broadcast: Broadcast[str], items: list[str]) -> None:
     broadcast.publish(items)
 
 
-def _items(taken: list[tuple[int, str]] | Gap | None) -> list[tuple[int, str]]:
+def _items(taken: list[tuple[int, str]] | BroadcastGap | None) -> list[tuple[int, str]]:
     assert isinstance(taken, list)
     return taken
 
@@ -203,7 +203,7 @@ def test_a_slow_reader_gets_one_gap_and_then_the_newest() -> None:
                 broadcast.publish([f"item {number}"])
                 assert broadcast.statistics().kept <= 6
             gap = await slow.read()
-            assert isinstance(gap, Gap)
+            assert isinstance(gap, BroadcastGap)
             assert gap.after == 9
             assert slow.cursor == gap.until
             rest = _items(await slow.read())
@@ -222,7 +222,7 @@ def test_numbers_left_out_are_a_gap_and_repeated_ones_are_skipped() -> None:
             assert broadcast.publish(["item 10"], first_seq=10) == 13
             assert _items(await reader.read()) == [(10, "item 10"), (11, "item 11"), (12, "item 12")]
             assert broadcast.publish(["item 15"], first_seq=15) == 16
-            assert await reader.read() == Gap(12, 14)
+            assert await reader.read() == BroadcastGap(12, 14)
             assert _items(await reader.read()) == [(15, "item 15")]
 
     run_virtual(test())
@@ -235,7 +235,7 @@ def test_a_reader_may_begin_behind_ahead_or_at_the_tail() -> None:
             broadcast.publish(["item 10", "item 11"])
             with broadcast.reader(after=9) as behind, broadcast.reader() as tail, broadcast.reader(after=4) as old:
                 assert _items(await behind.read()) == [(10, "item 10"), (11, "item 11")]
-                assert await old.read() == Gap(4, 9)
+                assert await old.read() == BroadcastGap(4, 9)
                 assert _items(await old.read(1)) == [(10, "item 10")]
                 waiting = asyncio.create_task(ahead.read())
                 await asyncio.sleep(0.1)
@@ -245,7 +245,7 @@ def test_a_reader_may_begin_behind_ahead_or_at_the_tail() -> None:
             assert len(_items(await held.read())) == 3
             assert broadcast.statistics().kept == 0
         with broadcast.reader(after=9) as late:
-            assert await late.read() == Gap(9, 12)
+            assert await late.read() == BroadcastGap(9, 12)
             assert broadcast.statistics().behind == 0
 
     run_virtual(test())

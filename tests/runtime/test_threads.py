@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from holdfast.errors import LimitExceeded, Unavailable
-from holdfast.runtime.threads import Call, ThreadPool
+from holdfast.runtime.threads import ThreadCall, ThreadPool
 
 WAIT_S = 10
 
 
-def submit(pool: ThreadPool, fn: Callable[..., Any], *values: Any, **options: Any) -> tuple[Call, Future[Any]]:
+def submit(pool: ThreadPool, fn: Callable[..., Any], *values: Any, **options: Any) -> tuple[ThreadCall, Future[Any]]:
     """Submit a call whose end can be awaited."""
     future: Future[Any] = Future()
 

@@ -15,7 +15,7 @@ from holdfast.host.budgets import Rate
 from holdfast.local_token import is_loopback
 from holdfast.logs import RedactingFormatter, redact
 from holdfast.server import bind, serve_until
-from holdfast.server.auth import Gate, digest_of, make_key
+from holdfast.server.auth import OriginGate, digest_of, make_key
 from holdfast.server.caller import Role
 from holdfast.storage import MemoryStore
 from tests.server.live import AGENTS, JSON, Live, live, served
@@ -280,7 +280,7 @@ def test_an_address_that_others_can_reach_demands_a_key_before_it_starts() -> No
 
 
 def test_an_open_address_answers_to_any_number_but_not_to_any_name() -> None:
-    gate = Gate(Settings(host="0.0.0.0", allowed_hosts=("my.name",)))
+    gate = OriginGate(Settings(host="0.0.0.0", allowed_hosts=("my.name",)))
     for host in (b"10.1.2.3:8420", b"[fe80::1]:8420", b"my.name"):
         assert gate.check({b"host": host}) is None
     for host in (b"evil.example", b""):

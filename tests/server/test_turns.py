@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast.host.budgets import Budgets
-from holdfast.server.delivery import CUT, Delivery
+from holdfast.server.delivery import CUT, ResponseDelivery
 from holdfast.settings import Settings
 from tests.server.live import Live, served
 
@@ -38,7 +38,7 @@ def test_a_small_answer_of_the_page_that_nobody_takes_is_ended() -> None:
             await asyncio.Event().wait()  # as behind answers that are unread
 
         scope = {CUT: lambda: cut.append("cut")}
-        delivery = Delivery(scope, send, principal="alice", budgets=Budgets(settings), settings=settings)
+        delivery = ResponseDelivery(scope, send, principal="alice", budgets=Budgets(settings), settings=settings)
         async with asyncio.timeout(10):
             with pytest.raises(TimeoutError):
                 await delivery.send({"type": "http.response.body", "body": b"small"})

@@ -22,7 +22,7 @@ from holdfast.runtime.procfs import all_pids, read_text
 from holdfast.tools import web_addresses
 from holdfast.tools.browser import Browser, find_chromium
 from holdfast.tools.web_addresses import AddressRules
-from holdfast.tools.web_gate import Gate
+from holdfast.tools.web_gate import WebGate
 from tests.tools.test_web import Request, serving
 from tests.tools.using import Bench, on_host
 
@@ -313,7 +313,7 @@ def test_the_gate_serves_one_host_per_connection_and_ends_them_all() -> None:
 
         async with asyncio.timeout(20), Scope("gate") as scope, serving(answer) as (here, asked):
 
-            async def ask(gate: Gate, head: str) -> bytes:
+            async def ask(gate: WebGate, head: str) -> bytes:
                 reader, writer = await asyncio.open_connection(*gate.url.removeprefix("http://").split(":"))
                 writer.write(head.encode() + b"\r\n\r\n")
                 with contextlib.suppress(ConnectionError):
@@ -321,7 +321,7 @@ def test_the_gate_serves_one_host_per_connection_and_ends_them_all() -> None:
                 writer.close()
                 return told[-1]
 
-            async with Gate(AddressRules(["127.0.0.1"], None)) as gate:
+            async with WebGate(AddressRules(["127.0.0.1"], None)) as gate:
                 plain = f"GET http://{here}/a?b HTTP/1.1\r\nhost: x\r\nproxy-connection: keep-alive"
                 assert (await ask(gate, plain)).endswith(b"GET /a?b HTTP/1.1")
                 for refused in (

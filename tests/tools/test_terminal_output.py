@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.tools.output import Capture, Log, Recording, readable
+from holdfast.tools.output import Capture, OutputLog, Recording, readable
 
 
 def on_loops(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -89,7 +89,7 @@ pieces = st.lists(st.binary(max_size=40), max_size=20)
 
 @given(pieces, st.integers(0, 50), st.integers(0, 200), st.integers(0, 60))
 def test_a_log_has_the_newest_bytes_at_their_places(data: list[bytes], limit: int, offset: int, count: int) -> None:
-    log = Log(limit)
+    log = OutputLog(limit)
     for piece in data:
         log.feed(piece)
     whole = b"".join(data)

@@ -37,7 +37,7 @@ from holdfast.agents.toolbox import toolbox
 from holdfast.errors import HoldfastError, Interrupted, ModelFailed, ToolFailed, format_error
 from holdfast.logs import redact
 from holdfast.protocol.events import ReasoningDelta, StepFinished, StepStarted, ToolFinished, plain
-from holdfast.protocol.loop import Ask, Effect, Exceeded, Finish, Loop, Refuse, Request, StartCall, Steer
+from holdfast.protocol.loop import Ask, Effect, Exceeded, Finish, Loop, Refuse, SendModelRequest, StartCall, Steer
 from holdfast.protocol.messages import Answer, Entry, Question
 from holdfast.protocol.model import (
     EndPart,
@@ -214,7 +214,7 @@ class _Driver:
         old, rest = split_for_summary(loop.messages)
         loop.replace(apply_summary(await _summarize(context, old, -loop.step), old, rest, limit=limit))
 
-    async def _in_step(self, request: Request, past: StepFinished | None) -> None:
+    async def _in_step(self, request: SendModelRequest, past: StepFinished | None) -> None:
         context, step = self._context, request.step
         scope = context.scope.child(f"step {step}", deadline_s=self._step_timeout_s)
         try:
@@ -230,7 +230,7 @@ class _Driver:
             context.activity.remove(self._asking)  # of tasks that were stopped before they began
             self._asking = 0
 
-    async def _step(self, scope: Scope, request: Request, past: StepFinished | None) -> None:
+    async def _step(self, scope: Scope, request: SendModelRequest, past: StepFinished | None) -> None:
         context = self._context
         context.step = request.step
         if past is None:
@@ -253,7 +253,7 @@ class _Driver:
 
     # ── the model ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _ask_model(self, scope: Scope, asked: Request) -> StepFinished:
+    async def _ask_model(self, scope: Scope, asked: SendModelRequest) -> StepFinished:
         """Return the model's whole answer; retry a request that fails before its first output, a few times."""
         context, label = self._context, ""
         while True:
@@ -316,7 +316,7 @@ class _Driver:
                         self._exceed(effect)
                     case Finish() | Steer():
                         over = True
-                    case Request():
+                    case SendModelRequest():
                         raise AssertionError("a request comes after steering only")
                     case _:
                         assert_never(effect)

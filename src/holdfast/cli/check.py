@@ -14,7 +14,7 @@ from holdfast.cli.output import note, say, say_error, say_json, say_table
 from holdfast.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from holdfast.proof.check.verdicts import Judgement
+    from holdfast.proof.check.verdicts import AdapterVerdict
 
 __all__ = ["check"]
 
@@ -47,7 +47,7 @@ def check(
     from holdfast.proof.check.report import page
 
     wanted = [one for name in names or ["holdfast"] for one in (FRAMEWORKS if name == "all" else (name,))]
-    judgements: list[Judgement] = []
+    judgements: list[AdapterVerdict] = []
     failed = False
     try:
         if unknown := [one for one in promises or () if one not in PROBES]:
@@ -83,7 +83,7 @@ def check(
     return Exit.USAGE if failed or any(one.has("could not run") for one in judgements) else Exit.OK
 
 
-def _say(judgement: Judgement) -> None:
+def _say(judgement: AdapterVerdict) -> None:
     say(f"{judgement.name}: {', '.join(judgement.versions) or 'did not start'}\n")
     say_table(
         ("promise", "verdict", "evidence"),

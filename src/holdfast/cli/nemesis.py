@@ -16,7 +16,7 @@ from holdfast.errors import ConfigurationError, HoldfastError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from holdfast.proof.nemesis import Ask, Outcome
+    from holdfast.proof.nemesis import EpisodePlan, FaultOutcome
 
 __all__ = ["nemesis"]
 
@@ -26,7 +26,7 @@ _FOUND = 5
 
 def nemesis(
     names: str,
-    ask: Ask,
+    ask: EpisodePlan,
     *,
     as_json: bool,
     write: bool,
@@ -87,12 +87,12 @@ def _made(folder: Path) -> Path:
         ) from None
 
 
-def _command(names: str, ask: Ask) -> str:
+def _command(names: str, ask: EpisodePlan) -> str:
     """Return the command line that repeats this run."""
-    from holdfast.proof.nemesis import Ask
+    from holdfast.proof.nemesis import EpisodePlan
 
     words = ["holdfast", "storm", "--nemesis", names, "--seed", str(ask.seed)]
-    if ask.connections != Ask().connections:
+    if ask.connections != EpisodePlan().connections:
         words += ["--connections", str(ask.connections)]
     for agent in ask.agents:
         words += ["--agent", agent]
@@ -101,7 +101,7 @@ def _command(names: str, ask: Ask) -> str:
     return shlex.join(words)
 
 
-def _figures(outcome: Outcome) -> dict[str, object]:
+def _figures(outcome: FaultOutcome) -> dict[str, object]:
     return {
         "fault": outcome.fault,
         "passed": outcome.passed,
@@ -116,7 +116,7 @@ def _figures(outcome: Outcome) -> dict[str, object]:
     }
 
 
-def _say(outcomes: Sequence[Outcome], passed: bool) -> None:
+def _say(outcomes: Sequence[FaultOutcome], passed: bool) -> None:
     say_table(
         ("fault", "injected", "observations", "other checks", "found"),
         (

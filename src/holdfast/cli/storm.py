@@ -23,7 +23,7 @@ from holdfast.errors import ConfigurationError, HoldfastError
 if TYPE_CHECKING:
     from holdfast.proof.checker.judgement import Report
     from holdfast.proof.history import Record
-    from holdfast.proof.storm.recorder import Recorder
+    from holdfast.proof.storm.recorder import StormRecorder
 
 __all__ = ["Storm", "run_storm", "storm"]
 
@@ -147,7 +147,7 @@ def run_storm(asked: Storm) -> Exit:
     try:
         _check(asked)
         if asked.nemesis is not None:
-            return _torment(asked, asked.nemesis, seed)
+            return _run_nemesis(asked, asked.nemesis, seed)
         report = _judged(_read(asked.check)) if asked.check is not None else _stormed(asked, seed)
     except HoldfastError as error:
         say_error(error, as_json=asked.as_json)
@@ -165,12 +165,12 @@ def run_storm(asked: Storm) -> Exit:
 def _stormed(asked: Storm, seed: int) -> Report:
     """Run the storm and judge it. Unless all was well, keep its stores and history in a folder, and print its path."""
     from holdfast.proof.history import write_history
-    from holdfast.proof.storm.recorder import Recorder
+    from holdfast.proof.storm.recorder import StormRecorder
 
     if asked.history is not None:
         _touch(Path(asked.history))
     note(f"storm: seed {seed}")
-    recorder = Recorder()
+    recorder = StormRecorder()
     folder = Path(tempfile.mkdtemp(prefix="holdfast-storm-"))
     keep = False
     try:
@@ -230,11 +230,11 @@ def _check(asked: Storm) -> None:
         )
 
 
-def _torment(asked: Storm, names: str, seed: int) -> Exit:
+def _run_nemesis(asked: Storm, names: str, seed: int) -> Exit:
     from holdfast.cli.nemesis import nemesis
-    from holdfast.proof.nemesis import Ask
+    from holdfast.proof.nemesis import EpisodePlan
 
-    ask = Ask(
+    ask = EpisodePlan(
         sessions=min(asked.sessions, _NEMESIS_SESSIONS),
         connections=asked.connections,
         seed=seed,
@@ -260,7 +260,7 @@ def _read(path: str) -> list[Record]:
     return records
 
 
-def _conduct(asked: Storm, seed: int, recorder: Recorder, folder: Path) -> Coroutine[None, None, None]:
+def _conduct(asked: Storm, seed: int, recorder: StormRecorder, folder: Path) -> Coroutine[None, None, None]:
     from holdfast.proof.storm import runner
 
     progress = _Progress()

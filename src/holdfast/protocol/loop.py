@@ -54,7 +54,7 @@ __all__ = [
     "Loop",
     "LoopTool",
     "Refuse",
-    "Request",
+    "SendModelRequest",
     "StartCall",
     "Steer",
 ]
@@ -158,7 +158,7 @@ class Steer(Value, frozen=True, kw_only=True):
     step: int
 
 
-class Request(Value, frozen=True, kw_only=True):
+class SendModelRequest(Value, frozen=True, kw_only=True):
     """Ask the model; feed its parts to `Loop.part`, store the result of `Loop.answered`, then call `Loop.stored`."""
 
     step: int
@@ -201,7 +201,7 @@ class Exceeded(Value, frozen=True, kw_only=True):
     text: str
 
 
-Effect = Steer | Request | StartCall | Ask | Refuse | Finish | Exceeded
+Effect = Steer | SendModelRequest | StartCall | Ask | Refuse | Finish | Exceeded
 
 
 class Loop:
@@ -280,7 +280,7 @@ class Loop:
         self._leave("steering", "replace")
         self._messages = list(messages)
 
-    def steered(self, messages: Sequence[Message]) -> Request | Exceeded:
+    def steered(self, messages: Sequence[Message]) -> SendModelRequest | Exceeded:
         """Add the messages steered to the run before this step, and return the step's request."""
         self._leave("steering", "steered")
         for message in messages:
@@ -292,10 +292,10 @@ class Loop:
         self._failures = 0
         return self._request()
 
-    def _request(self) -> Request:
+    def _request(self) -> SendModelRequest:
         self._begun = False
         self._parts = []
-        return Request(
+        return SendModelRequest(
             step=self.step,
             request=ModelRequest(
                 messages=tuple(self._messages),
@@ -311,7 +311,7 @@ class Loop:
         self._begun = True
         self._parts.append(part)
 
-    def failed(self, retry_after_s: float | None) -> tuple[float, Request] | None:
+    def failed(self, retry_after_s: float | None) -> tuple[float, SendModelRequest] | None:
         """Handle a failed request. Return the delay in seconds and the retry, or None to give up.
 
         Parameters:

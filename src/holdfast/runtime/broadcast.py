@@ -18,13 +18,13 @@ from typing import Generic, TypeVar
 from holdfast.runtime.interrupt import check_interrupt
 from holdfast.runtime.wait_queue import Waiter, release, wait_for_release
 
-__all__ = ["Broadcast", "BroadcastStatistics", "Gap", "Reader"]
+__all__ = ["Broadcast", "BroadcastGap", "BroadcastStatistics", "Reader"]
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
+class BroadcastGap:
     """The reader missed the items ``after`` < number ≤ ``until``; its cursor is now at ``until``."""
 
     after: int
@@ -117,7 +117,7 @@ class Broadcast(Generic[T]):
         Parameters:
             items: may be empty.
             first_seq: number of the first item; default: the next one. Already published numbers are skipped, so a
-                repeated publication has no effect. Omitted numbers become a `Gap` for every reader.
+                repeated publication has no effect. Omitted numbers become a `BroadcastGap` for every reader.
 
         Raises:
             RuntimeError: the broadcast is closed.
@@ -232,8 +232,8 @@ class Reader(Generic[T]):
         """Number of the last item that it took."""
         return self._cursor
 
-    async def read(self, max_items: int = 256) -> list[tuple[int, T]] | Gap | None:
-        """Return the next items with their numbers, waiting for one; a `Gap` for lost items; None at the end.
+    async def read(self, max_items: int = 256) -> list[tuple[int, T]] | BroadcastGap | None:
+        """Return the next items with their numbers, waiting for one; a `BroadcastGap` for lost items; None at the end.
 
         Parameters:
             max_items: maximum number of items; at least 1.
@@ -266,7 +266,7 @@ class Reader(Generic[T]):
         if self._waiter is not None:
             release(self._waiter)
 
-    def _take(self, max_items: int) -> list[tuple[int, T]] | Gap | None:
+    def _take(self, max_items: int) -> list[tuple[int, T]] | BroadcastGap | None:
         broadcast = self._broadcast
         first = self._cursor + 1
         end = broadcast._next_seq
@@ -278,7 +278,7 @@ class Reader(Generic[T]):
         items = broadcast._items or []
         start = end - len(items)
         if first < start:
-            gap = Gap(self._cursor, start - 1)
+            gap = BroadcastGap(self._cursor, start - 1)
             self._cursor = start - 1
             if start == end:
                 self._has_seen_everything()

@@ -12,7 +12,7 @@ from holdfast.runtime.handle import Handle, Member, MemberKind, ScopeOwner
 from holdfast.runtime.interrupt import Interrupt
 
 if TYPE_CHECKING:
-    from holdfast.runtime.threads import Call
+    from holdfast.runtime.threads import ThreadCall
 
 __all__ = ["ThreadHandle"]
 
@@ -28,7 +28,7 @@ class ThreadHandle(Handle[T]):
 
     def __init__(self, owner: ScopeOwner, name: str, *, adopted: bool = False, scope: object = None) -> None:
         super().__init__(owner, name, adopted, scope)
-        self.call: Call | None = None
+        self.call: ThreadCall | None = None
 
     def start(self, fn: Callable[..., T], values: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Submit the call to the pool. Callable from any thread, after the member was entered."""

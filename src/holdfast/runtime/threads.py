@@ -26,7 +26,7 @@ from typing import Any
 from holdfast.errors import LimitExceeded, Unavailable
 
 __all__ = [
-    "Call",
+    "ThreadCall",
     "ThreadPool",
     "ThreadPoolStatistics",
     "any_abandoned",
@@ -59,7 +59,7 @@ class ThreadPoolStatistics:
     by_owner: dict[str, int] = field(default_factory=dict)
 
 
-class Call:
+class ThreadCall:
     """One function call submitted to a pool. Its attributes are readable from any thread."""
 
     __slots__ = (
@@ -129,7 +129,7 @@ class _Parked:
 
     def __init__(self, thread: threading.Thread) -> None:
         self.thread = thread
-        self.call: Call | None = None
+        self.call: ThreadCall | None = None
         self.wake = threading.Lock()
         self.wake.acquire()
 
@@ -156,7 +156,7 @@ class ThreadPool:
         self.queue_limit = queue_limit
         self.name = name
         self._lock = threading.Lock()
-        self._queues: dict[str, deque[Call]] = {}  # by sharer, next turn first; none is empty
+        self._queues: dict[str, deque[ThreadCall]] = {}  # by sharer, next turn first; none is empty
         self._queued = 0
         self._parked: list[_Parked] = []
         self._threads = 0
@@ -177,7 +177,7 @@ class ThreadPool:
         owner: str = "",
         sharer: str = "",
         kwargs: dict[str, Any] | None = None,
-    ) -> Call:
+    ) -> ThreadCall:
         """Run ``fn(*values)`` on a thread, in ``context`` (default: a copy of the caller's).
 
         ``on_done(result, error)`` is called on that thread, once, unless the call was withdrawn; it must not raise.
@@ -187,7 +187,7 @@ class ThreadPool:
             LimitExceeded: too many calls wait, or too many threads are abandoned.
             Unavailable: the pool is closed.
         """
-        call = Call(
+        call = ThreadCall(
             self,
             fn,
             values,
@@ -213,7 +213,7 @@ class ThreadPool:
             self._place(call)
         return call
 
-    def _place(self, call: Call) -> None:
+    def _place(self, call: ThreadCall) -> None:
         """Give the call to an idle thread, to a new one, or to the queue. The caller holds the lock."""
         if self._parked:
             parked = self._parked.pop()
@@ -229,7 +229,7 @@ class ThreadPool:
             self._drop(call)
             raise
 
-    def _drop(self, call: Call) -> bool:
+    def _drop(self, call: ThreadCall) -> bool:
         """Remove a call from its queue; False if it is in none. The caller holds the lock."""
         queue = self._queues.get(call.sharer)
         if queue is None or call not in queue:
@@ -240,7 +240,7 @@ class ThreadPool:
         self._queued -= 1
         return True
 
-    def _take(self) -> Call:
+    def _take(self) -> ThreadCall:
         """Return the next call and move its sharer to the end of the order. The caller holds the lock."""
         sharer = next(iter(self._queues))
         queue = self._queues.pop(sharer)
@@ -250,7 +250,7 @@ class ThreadPool:
         self._queued -= 1
         return call
 
-    def _begin(self, call: Call, thread: threading.Thread) -> None:
+    def _begin(self, call: ThreadCall, thread: threading.Thread) -> None:
         call.thread = thread
         self._running += 1
 
@@ -296,7 +296,7 @@ class ThreadPool:
             del result, error, call
             call = self._next(parked) if kept else None
 
-    def _next(self, parked: _Parked) -> Call | None:
+    def _next(self, parked: _Parked) -> ThreadCall | None:
         """Return the next call for this thread, or None if the thread is to end."""
         with self._lock:
             if self._queued:
@@ -317,11 +317,11 @@ class ThreadPool:
         handed, parked.call = parked.call, None
         return handed
 
-    def _take_back(self, call: Call) -> bool:
+    def _take_back(self, call: ThreadCall) -> bool:
         with self._lock:
             return self._drop(call)
 
-    def _abandon(self, call: Call) -> bool:
+    def _abandon(self, call: ThreadCall) -> bool:
         with self._lock:
             if call.abandoned or call.thread is None:
                 return False
@@ -364,14 +364,14 @@ class ThreadPool:
 
 _start_plain = threading.Thread.start
 
-_begun: dict[int, Call] = {}
+_begun: dict[int, ThreadCall] = {}
 """Running call of each thread of any pool, by native thread id."""
 
 on_leave: Callable[[], object] | None = None
 """Called on a pool's thread after it ran a call, because C code in the call may have started programs."""
 
 
-def call_of_thread(native_id: int) -> Call | None:
+def call_of_thread(native_id: int) -> ThreadCall | None:
     """Return the call that a pool's thread runs now, by native thread id."""
     return _begun.get(native_id)
 

@@ -30,11 +30,11 @@ from holdfast.errors import (
 from holdfast.host import Host
 from holdfast.host.budgets import UNKNOWN
 from holdfast.logs import log_failure
-from holdfast.server.auth import Gate, KeyRing, refuse_repeated
+from holdfast.server.auth import KeyRing, OriginGate, refuse_repeated
 from holdfast.server.caller import Caller
 from holdfast.server.context import CREDENTIAL_USE, DELIVERY, ServerContext
 from holdfast.server.credentials import CredentialUse
-from holdfast.server.delivery import Delivery, Receive, Scope, Send, cut_connection
+from holdfast.server.delivery import Receive, ResponseDelivery, Scope, Send, cut_connection
 from holdfast.server.errors import error_response, status_of
 from holdfast.server.openapi import document
 from holdfast.server.request import Request
@@ -63,7 +63,7 @@ class App:
         self.host = host
         self.keys = keys
         self.context = ServerContext(host, keys, openapi=encode(document(ROUTES)))
-        self._gate = Gate(host.settings)
+        self._gate = OriginGate(host.settings)
         self._routes = RouteTree(API_ROUTES)
         self._pages = self._make_pages()
 
@@ -225,7 +225,9 @@ class App:
         )
 
     async def _respond_with_page(self, scope: Scope, receive: Receive, send: Send) -> None:
-        delivery = Delivery(scope, send, principal=UNKNOWN, budgets=self.host.budgets, settings=self.host.settings)
+        delivery = ResponseDelivery(
+            scope, send, principal=UNKNOWN, budgets=self.host.budgets, settings=self.host.settings
+        )
         scope[DELIVERY] = delivery
         try:
             await self._pages(scope, receive, delivery.send)

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from holdfast.storage.port import KeyRecord
 
-__all__ = ["LOCAL", "Gate", "KeyRing", "KeyStore", "make_key", "refuse_repeated"]
+__all__ = ["LOCAL", "KeyRing", "KeyStore", "OriginGate", "make_key", "refuse_repeated"]
 
 LOCAL = Caller("local", "admin")
 """Anyone on loopback while the server has no keys."""
@@ -373,7 +373,7 @@ def _secret(authorization: bytes | None) -> bytes:
     raise Unauthenticated("the Authorization scheme is neither Bearer nor Basic")
 
 
-class Gate:
+class OriginGate:
     """Allow-lists for ``Host`` and ``Origin``: no page of another site, DNS rebinding included, may drive an agent.
 
     Parameters:

@@ -16,7 +16,7 @@ from holdfast.server.auth import KeyRing
 from holdfast.server.caller import Caller
 from holdfast.server.connections import CONNECTION
 from holdfast.server.credentials import CredentialUse
-from holdfast.server.delivery import Delivery, Scope
+from holdfast.server.delivery import ResponseDelivery, Scope
 from holdfast.server.request import Request
 from holdfast.server.settlement_waits import SettlementWaits
 from holdfast.server.stop_tickets import Stops
@@ -80,7 +80,7 @@ class ServerContext:
         connection = scope.get(CONNECTION)
         if connection is not None:
             connection.own(caller.principal)
-        delivery: Delivery | None = scope.get(DELIVERY)
+        delivery: ResponseDelivery | None = scope.get(DELIVERY)
         if delivery is not None:
             delivery.principal = caller.principal
         use: CredentialUse = self.keys.in_use.hold(caller.credential, caller.expires_at)

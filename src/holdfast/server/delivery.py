@@ -12,7 +12,7 @@ from typing import Any
 from holdfast.host.budgets import FREE_BYTES, Budgets, Charge
 from holdfast.settings import Settings
 
-__all__ = ["CUT", "WAIT_S", "Delivery", "Receive", "Scope", "Send", "cut_connection"]
+__all__ = ["CUT", "WAIT_S", "Receive", "ResponseDelivery", "Scope", "Send", "cut_connection"]
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -33,7 +33,7 @@ _LEAST_RATE = 10_000
 """Minimum long-run rate in bytes per second for reading a large response; a slower client uses up its stall time."""
 
 
-class Delivery:
+class ResponseDelivery:
     """The charges of one request and the delivery of its response. Use it only in the task that handles the request.
 
     Parameters:

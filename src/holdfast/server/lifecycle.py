@@ -26,7 +26,7 @@ from holdfast.host import DrainReport, Host
 from holdfast.local_token import keep_token, remove_token
 from holdfast.server.acceptor import Acceptor
 from holdfast.server.asgi import App
-from holdfast.server.auth import Gate, KeyRing
+from holdfast.server.auth import KeyRing, OriginGate
 from holdfast.server.connections import Connection, Connections
 from holdfast.server.tokens import TokenVerifier
 from holdfast.server.write_coalescing import BoundedReader
@@ -245,7 +245,7 @@ async def _guarded(host: Host, signed: TokenVerifier | None) -> AsyncIterator[tu
     """Load the keys of a host, and keep the file with the local token while it is needed."""
     keys = KeyRing(host.store, host.clock, signed=signed)
     await keys.load()
-    Gate.require_keys(host.settings, any_valid=keys.any_valid)
+    OriginGate.require_keys(host.settings, any_valid=keys.any_valid)
     info = await host.store.info()
     store = f"sqlite:///{info.path}" if info.engine == "sqlite" else ""
     if keys.ever or not any(agent.executes for agent in host.agents.values()):

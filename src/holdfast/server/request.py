@@ -18,7 +18,7 @@ from holdfast.host.budgets import FREE_BYTES, Budgets
 from holdfast.server.caller import Caller
 from holdfast.server.connections import CONNECTION
 from holdfast.server.credentials import CredentialUse
-from holdfast.server.delivery import TAKEN_PER_S, Delivery, Receive, Scope, Send
+from holdfast.server.delivery import TAKEN_PER_S, Receive, ResponseDelivery, Scope, Send
 from holdfast.server.response import JSON_HEADERS, Headers, Response, send_response
 from holdfast.settings import Settings
 
@@ -33,7 +33,7 @@ _MOST_COMMAS = 1_000_000
 _JSON_FIELDS = b"".join([b"%s: %s\r\n" % field for field in JSON_HEADERS]) + b"content-length: %d\r\n"
 
 
-class Wire(Protocol):
+class ConnectionWriter(Protocol):
     """Operations of a connection that never wait."""
 
     on_lost: Callable[[], object] | None
@@ -52,7 +52,7 @@ class Wire(Protocol):
         ...
 
 
-class Request(Delivery):
+class Request(ResponseDelivery):
     """A request. Use it only in the task that handles it. ``started``: whether the handler has begun the response.
 
     Parameters:
@@ -96,7 +96,7 @@ class Request(Delivery):
     ) -> None:
         super().__init__(scope, send, principal=caller.principal, budgets=budgets, settings=settings)
         self.use = use
-        self.connection: Wire | None = scope.get(CONNECTION)
+        self.connection: ConnectionWriter | None = scope.get(CONNECTION)
         self.agents = agents
         self.receive = receive
         self.headers = headers

@@ -11,7 +11,7 @@ from holdfast.lazy import lazy_names
 
 if TYPE_CHECKING:
     from holdfast.testing.clock import ManualClock, VirtualClock
-    from holdfast.testing.explorer.explore import Report, explore, run_virtual
+    from holdfast.testing.explorer.explore import ExplorationReport, explore, run_virtual
     from holdfast.testing.explorer.failures import NotExplorable, ScheduleFailure
     from holdfast.testing.explorer.patching import start_thread
     from holdfast.testing.explorer.replay import Replay
@@ -30,6 +30,7 @@ __all__ = [
     "STORE_CHECKS",
     "AgentSubject",
     "Copy",
+    "ExplorationReport",
     "ManualClock",
     "ModelServer",
     "ModelSubject",
@@ -38,7 +39,6 @@ __all__ = [
     "Provider",
     "Replay",
     "Reply",
-    "Report",
     "ScheduleFailure",
     "VirtualClock",
     "explore",

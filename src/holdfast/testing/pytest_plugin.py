@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from holdfast.testing.explorer.explore import Report
+    from holdfast.testing.explorer.explore import ExplorationReport
     from holdfast.testing.explorer.replay import Replay
 
 __all__: list[str] = []
@@ -163,7 +163,7 @@ def _keep(config: pytest.Config, recorded: Replay) -> str:
     return f"to see it again: pytest '{recorded.test}' --explore-replay '{shown}'"
 
 
-def _figures(report: Report) -> dict[str, Any]:
+def _figures(report: ExplorationReport) -> dict[str, Any]:
     return {
         "schedules": report.schedules,
         "distinct": report.distinct,

@@ -3,7 +3,7 @@
 Invariants
 - A session has at most one browser. It runs as background work of the session's activation: an interrupt leaves
   it alone. A session stop ends it with all its processes, and so does the idle timeout.
-- Its only route to the network is its own `Gate`, so private addresses are refused however a page requests them.
+- Its only route to the network is its own `WebGate`, so private addresses are refused however a page requests them.
 - Actions of one browser run one at a time, each with a deadline. An interrupted action stops the page from
   loading further.
 """
@@ -28,7 +28,7 @@ from holdfast.errors import MissingExtra, ToolFailed
 from holdfast.runtime import check_interrupt, current_scope
 from holdfast.tools.environment import clean_environment
 from holdfast.tools.web_addresses import AddressRules
-from holdfast.tools.web_gate import Gate
+from holdfast.tools.web_gate import WebGate
 from holdfast.tools.web_text import html_text
 from holdfast.tools.workspace import Workspace
 
@@ -289,7 +289,7 @@ class _Window:
     def __init__(self, settings: Browser) -> None:
         self._settings = settings
         self._loop = asyncio.get_running_loop()
-        self._gate = Gate(settings.rules)
+        self._gate = WebGate(settings.rules)
         self._context: BrowserContext | None = None
         self._news: asyncio.Future[None] = self._loop.create_future()
         self._stopping: asyncio.Future[None] | None = None

@@ -18,7 +18,7 @@ __all__ = [
     "DEPTH_LIMIT",
     "LIST_FOLDER",
     "UNFIT",
-    "Entry",
+    "DirectoryEntry",
     "Place",
     "Version",
     "is_binary",
@@ -66,7 +66,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class DirectoryEntry:
     """One entry found by a walk; valid until the walk advances.
 
     Parameters:
@@ -105,7 +105,7 @@ class Entry:
         return f"{self.path}  {self.status.st_size:,} bytes" if self.is_file else f"{self.path}  ({kind(mode)})"
 
 
-def walk_folder(folder: int, above: str, depth: int, unsearched: Collection[str]) -> Iterator[Entry]:
+def walk_folder(folder: int, above: str, depth: int, unsearched: Collection[str]) -> Iterator[DirectoryEntry]:
     """Yield the entries in and below a folder; owns and closes the descriptor. See `Workspace.walk`."""
     try:
         with os.scandir(folder) as listed:
@@ -118,7 +118,7 @@ def walk_folder(folder: int, above: str, depth: int, unsearched: Collection[str]
             except OSError:
                 continue
             path = above + printable(name)
-            yield Entry(folder=folder, name=name, path=path, status=status)
+            yield DirectoryEntry(folder=folder, name=name, path=path, status=status)
             if stat.S_ISDIR(status.st_mode) and depth > 1 and name not in unsearched:
                 try:
                     below = os.open(name, LIST_FOLDER, dir_fd=folder)

@@ -25,7 +25,7 @@ from holdfast.agents.tool import Tool, Toolset, ToolsetContext
 from holdfast.errors import ConfigurationError, MissingExtra, RunClosed, ToolFailed
 from holdfast.runtime import Scope
 from holdfast.tools.mcp_http import open_http
-from holdfast.tools.mcp_link import Link, LinkDown, Opener
+from holdfast.tools.mcp_link import LinkDown, McpLink, Opener
 from holdfast.tools.mcp_stdio import open_stdio
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class McpServer(Toolset):
         self._connect_s = connect_s
         self._approval = approval
         self._tools: tuple[Tool, ...] = ()
-        self._link: Link | None = None
+        self._link: McpLink | None = None
         self._tells_caller = command is not None if tell_caller is None else tell_caller
         self._per_principal = per_principal
         self._principals = principals
@@ -165,7 +165,7 @@ class McpServer(Toolset):
         except ImportError:
             raise MissingExtra("MCP servers", extra="mcp") from None
         scope = Scope(f"mcp {self.name}", detached=True, grace_s=_CLOSE_S).open()
-        link = Link(self.name, self._opener(scope), connect_s=self._connect_s, on_tools=self._listed)
+        link = McpLink(self.name, self._opener(scope), connect_s=self._connect_s, on_tools=self._listed)
         try:
             link.start(scope)
             await link.settled()
@@ -237,7 +237,7 @@ class McpServer(Toolset):
                 raise ToolFailed(f"MCP server {self.name!r} is busy with {len(self._own)} users; try again later")
             assert self._scope is not None, "it is connected"
             scope = self._scope.child(f"mcp {self.name} of {principal}", grace_s=_CLOSE_S).open()
-            link = Link(self.name, self._opener(scope), connect_s=self._connect_s, on_tools=lambda _: None)
+            link = McpLink(self.name, self._opener(scope), connect_s=self._connect_s, on_tools=lambda _: None)
             link.start(scope)
             own = _Own(scope, link)
             self._own[principal] = own
@@ -275,7 +275,7 @@ class _Own:
     """The program of one principal, and its number of calls in progress."""
 
     scope: Scope
-    link: Link
+    link: McpLink
     calls: int = 0
 
 

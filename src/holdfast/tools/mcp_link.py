@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mcp.shared.dispatcher import ProgressFnT as Progress
     from mcp_types import CallToolResult, RequestParamsMeta, Tool
 
-__all__ = ["Link", "LinkDown", "Opener"]
+__all__ = ["LinkDown", "McpLink", "Opener"]
 
 _log = logging.getLogger("holdfast.tools.mcp")
 _FIRST_DELAY_S = 0.2
@@ -46,7 +46,7 @@ class LinkDown(Exception):
     """The server is not connected; the text gives the reason."""
 
 
-class Link:
+class McpLink:
     """The connection, bound to one loop; `start` it in a scope that outlives all runs.
 
     Parameters:

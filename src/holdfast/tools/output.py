@@ -21,7 +21,7 @@ from holdfast.errors import Interrupted, RunClosed
 if TYPE_CHECKING:
     from holdfast.agents.run import Call
 
-__all__ = ["Capture", "LiveOutput", "Log", "Recording", "readable", "unfinished"]
+__all__ = ["Capture", "LiveOutput", "OutputLog", "Recording", "readable", "unfinished"]
 
 _CHUNK_BYTES = 65536
 _FREE_BYTES = 1_000_000
@@ -66,7 +66,7 @@ def unfinished(data: bytes) -> int:
     return 0
 
 
-class Log:
+class OutputLog:
     """The newest bytes of a stream, addressed by their offset in the whole stream.
 
     Parameters:
@@ -116,7 +116,7 @@ class Recording:
     def __init__(self, limit_bytes: int) -> None:
         self._head_bytes = limit_bytes // 2
         self._head = bytearray()
-        self._tail = Log(limit_bytes - self._head_bytes)
+        self._tail = OutputLog(limit_bytes - self._head_bytes)
         self.total = 0
         """Number of bytes fed in total."""
 

@@ -28,7 +28,7 @@ from holdfast.runtime import Scope, current_scope
 from holdfast.runtime.oneshot import Oneshot
 from holdfast.tools.environment import clean_environment
 from holdfast.tools.leftovers import Note, Notes, make_note
-from holdfast.tools.output import Log, readable, unfinished
+from holdfast.tools.output import OutputLog, readable, unfinished
 from holdfast.tools.programs import Program, ending, shown, typed
 from holdfast.tools.workspace import Workspace
 
@@ -53,7 +53,7 @@ class BackgroundProcess:
         self.process_id = f"p{ids.secret('')[:6]}"
         self.owner = owner
         self.command = command
-        self.log = Log(log_bytes)
+        self.log = OutputLog(log_bytes)
         self.seen = 0
         """Offset up to which `news` has shown the log."""
         self.started: Oneshot[Program | Exception] = Oneshot()

@@ -37,7 +37,7 @@ class ToolFailed(Exception):
     """A tool call failed; the text gives the reason."""
 
 
-class Link:
+class ScriptLink:
     """The script's side of the socket."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -99,7 +99,7 @@ class Link:
 
 def main() -> None:
     """Run the script that the host sends."""
-    link = Link(socket.socket(fileno=os.dup(0)))
+    link = ScriptLink(socket.socket(fileno=os.dup(0)))
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
@@ -127,7 +127,7 @@ def main() -> None:
         link.send({"kind": "value", "text": text[: order["value_limit"]], "cut": len(text) > order["value_limit"]})
 
 
-def _tools(link: Link, offered: list[dict[str, Any]]) -> types.ModuleType:
+def _tools(link: ScriptLink, offered: list[dict[str, Any]]) -> types.ModuleType:
     module = types.ModuleType("holdfast_tools", "The tools of the agent that wrote this script.")
     names = []
     for tool in offered:
@@ -140,7 +140,7 @@ def _tools(link: Link, offered: list[dict[str, Any]]) -> types.ModuleType:
     return module
 
 
-def _function(link: Link, tool: str, parameters: list[str]) -> Callable[..., Any]:
+def _function(link: ScriptLink, tool: str, parameters: list[str]) -> Callable[..., Any]:
     def function(*args: Any, **kwargs: Any) -> Any:
         if len(args) > len(parameters):
             raise TypeError(f"{tool}() takes {len(parameters)} arguments: {', '.join(parameters)}")

@@ -20,7 +20,7 @@ from holdfast.errors import ScopeClosed, ToolFailed
 from holdfast.runtime import Scope, current_scope
 from holdfast.tools.web_addresses import AddressRules
 
-__all__ = ["Gate"]
+__all__ = ["WebGate"]
 
 _HEAD_BYTES = 65_536
 _HEAD_S = 30.0
@@ -30,7 +30,7 @@ _CONNECTIONS = 256
 _REFUSALS = 100
 
 
-class Gate:
+class WebGate:
     """A proxy that listens on ``gate.url`` while entered (``async with Gate(rules) as gate:``), in the current scope.
 
     Parameters:
@@ -45,7 +45,7 @@ class Gate:
         self._refused: OrderedDict[str, str] = OrderedDict()
         self.url = ""
 
-    async def __aenter__(self) -> Gate:
+    async def __aenter__(self) -> WebGate:
         self._scope = current_scope()
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=_HEAD_BYTES)
         self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"

@@ -35,7 +35,7 @@ from holdfast.tools.entries import (
     DEPTH_LIMIT,
     LIST_FOLDER,
     UNFIT,
-    Entry,
+    DirectoryEntry,
     Place,
     Version,
     kind,
@@ -286,7 +286,7 @@ class Workspace:
 
     def walk(
         self, path: str, *, depth: int | None = None, unsearched: Collection[str] = ()
-    ) -> Generator[Entry, None, None]:
+    ) -> Generator[DirectoryEntry, None, None]:
         """Yield the entries in and below a folder, sorted by name, without following links; or the one file `path`.
 
         Unreadable entries, and entries that disappear during the walk, are left out.
@@ -303,7 +303,7 @@ class Workspace:
             if status is None:
                 raise ToolFailed(f"no such file or folder: {place.path}")
             if stat.S_ISREG(status.st_mode):
-                yield Entry(folder=place.folder, name=place.name, path=place.path, status=status)
+                yield DirectoryEntry(folder=place.folder, name=place.name, path=place.path, status=status)
             elif stat.S_ISDIR(status.st_mode):
                 folder = os.open(place.name, LIST_FOLDER, dir_fd=place.folder)
                 above = "" if place.path == "." else f"{place.path}/"

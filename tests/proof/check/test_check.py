@@ -15,8 +15,8 @@ from holdfast.proof.check.environments import FRAMEWORKS, target_of
 from holdfast.proof.check.judge import judge
 from holdfast.proof.check.probes import PROBES
 from holdfast.proof.check.report import page
-from holdfast.proof.check.subject import Target
-from holdfast.proof.check.verdicts import Finding, Judgement
+from holdfast.proof.check.subject import SubjectTarget
+from holdfast.proof.check.verdicts import AdapterVerdict, Finding
 from tests.proof.check.adapters import FAULTS
 
 HERE = Path(__file__).parent
@@ -26,16 +26,16 @@ KNOWN = {"sync tool ended"}
 """What Holdfast does not keep: a thread whose tool never looks up goes on through the grace, and after it."""
 
 
-def look(target: Target, promise: str, *, times: int = 1) -> Finding:
-    async def bounded() -> Judgement:
+def look(target: SubjectTarget, promise: str, *, times: int = 1) -> Finding:
+    async def bounded() -> AdapterVerdict:
         async with asyncio.timeout(100):
             return await judge(target, promises=[promise], times=times)
 
     return asyncio.run(bounded()).findings[0]
 
 
-def reference(name: str) -> Target:
-    return Target(name=name, adapter=f"{HERE / 'adapters.py'}:{name}", python=sys.executable)
+def reference(name: str) -> SubjectTarget:
+    return SubjectTarget(name=name, adapter=f"{HERE / 'adapters.py'}:{name}", python=sys.executable)
 
 
 def some(*, long: set[str]) -> list[object]:
@@ -155,7 +155,7 @@ def test_the_page_shows_every_verdict_and_all_evidence() -> None:
         Finding(promise="p", text="It holds.", verdict="kept", evidence=("seen",)),
         Finding(promise="q", text="It holds, too.", verdict="broken", evidence=("a|b", "1 < 2")),
     ]
-    text = page([Judgement(name="langgraph", versions=("langgraph 1",), findings=tuple(found))])
+    text = page([AdapterVerdict(name="langgraph", versions=("langgraph 1",), findings=tuple(found))])
     assert "| It holds, too. | **broken** |" in text
     assert "a\\|b<br>1 \\< 2" in text
     assert "LangGraph" in text and "langgraph 1" in text

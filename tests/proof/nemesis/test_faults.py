@@ -6,22 +6,22 @@ import asyncio
 
 import pytest
 
-from holdfast.proof.nemesis import FAULTS, Ask, Outcome, run_against
+from holdfast.proof.nemesis import FAULTS, EpisodePlan, FaultOutcome, run_against
 from holdfast.proof.nemesis.episode import Episode
 from holdfast.proof.nemesis.faults import Fault
 from holdfast.proof.nemesis.readers import STALL_S
 from holdfast.proof.nemesis.runner import run_kills
 from tests.proof.nemesis.storms import run_storm
 
-SHORT = Ask(sessions=4, span_s=0.3, connections=600, seed=11)
+SHORT = EpisodePlan(sessions=4, span_s=0.3, connections=600, seed=11)
 
 
 def quietly(text: str) -> None:
     """Progress that nobody wants to see."""
 
 
-def run(fault: Fault, ask: Ask) -> Outcome:
-    async def work() -> Outcome:
+def run(fault: Fault, ask: EpisodePlan) -> FaultOutcome:
+    async def work() -> FaultOutcome:
         async with asyncio.timeout(100):
             outcome, _ = await run_against(fault, ask, quietly)
             return outcome
@@ -29,7 +29,7 @@ def run(fault: Fault, ask: Ask) -> Outcome:
     return run_storm(work())
 
 
-def judged(outcome: Outcome) -> tuple[object, ...]:
+def judged(outcome: FaultOutcome) -> tuple[object, ...]:
     return outcome.found, outcome.never, outcome.passed
 
 
@@ -56,7 +56,7 @@ def test_every_fault_in_turn_breaks_no_promise_and_each_was_injected() -> None:
 
 @pytest.mark.nightly
 def test_ten_thousand_connections_leave_nothing_and_disturb_nobody() -> None:
-    asked = Ask(sessions=8, span_s=0.8, connections=10_000, seed=12)
+    asked = EpisodePlan(sessions=8, span_s=0.8, connections=10_000, seed=12)
     assert judged(run(FAULTS["connections"], asked)) == ((), (), True)
 
 

@@ -21,7 +21,7 @@ from holdfast.cli.exit_codes import Exit
 from holdfast.cli.storm import Storm
 from holdfast.clock import system_clock
 from holdfast.errors import ConfigurationError, HoldfastError, NotSupported, StoreFull, StoreReadOnly
-from holdfast.proof.nemesis import FAULTS, Ask, Outcome, chosen
+from holdfast.proof.nemesis import FAULTS, EpisodePlan, FaultOutcome, chosen
 from holdfast.proof.nemesis.disk import LimitedDisk, SmallDisk, open_disk
 from holdfast.proof.nemesis.episode import Tally
 from holdfast.proof.nemesis.report import page
@@ -29,7 +29,7 @@ from holdfast.proof.nemesis.startup_failure import StartupFailure, read_startup_
 from holdfast.proof.raw_connection import RawConnection
 from holdfast.proof.storm.ack_audit import AckAudit
 from holdfast.proof.storm.bounds import LIMITS, SETTINGS
-from holdfast.proof.storm.recorder import Recorder
+from holdfast.proof.storm.recorder import StormRecorder
 from holdfast.proof.storm.server import OwnServer
 from holdfast.storage import SqliteStore
 from holdfast.storage.port import Send
@@ -195,7 +195,7 @@ def test_a_server_that_does_not_start_is_told_in_words(
 def test_what_a_server_said_is_not_taken_for_the_words_of_the_next(tmp_path: Path) -> None:
     async def work() -> None:
         program = "import os, sys; sys.exit(os.environ['SAYS'])"
-        server = OwnServer(tmp_path, Recorder(), LIMITS, "a storm", SETTINGS, program=program)
+        server = OwnServer(tmp_path, StormRecorder(), LIMITS, "a storm", SETTINGS, program=program)
         for said in ("store_full", "something else"):
             assert not await server.start(environment={"SAYS": said})
             assert await server.refused() == 1
@@ -350,8 +350,8 @@ def test_who_attends_the_failpoints_sees_each_and_what_they_raise_is_the_stores_
 # ── the command and its page ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def an_outcome(**changes: Any) -> Outcome:
-    fine = Outcome(
+def an_outcome(**changes: Any) -> FaultOutcome:
+    fine = FaultOutcome(
         fault="clock",
         title="The clock | is set.",
         injected={"clock": 3},
@@ -396,7 +396,7 @@ def test_the_command_fails_when_a_promise_was_broken(
 ) -> None:
     outcomes = [an_outcome()]
 
-    async def run_faults(names: object, ask: Ask, progress: object) -> list[tuple[Outcome, object]]:
+    async def run_faults(names: object, ask: EpisodePlan, progress: object) -> list[tuple[FaultOutcome, object]]:
         if ask.connections == 7:
             raise HoldfastError("the server does not start")
         return [(outcome, None) for outcome in outcomes]
@@ -412,7 +412,7 @@ def test_the_command_fails_when_a_promise_was_broken(
 
 
 def test_the_page_has_the_command_that_does_the_same_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    async def run_faults(names: object, ask: Ask, progress: object) -> list[tuple[Outcome, object]]:
+    async def run_faults(names: object, ask: EpisodePlan, progress: object) -> list[tuple[FaultOutcome, object]]:
         return [(an_outcome(), None)]
 
     monkeypatch.setattr("holdfast.proof.nemesis.run_faults", run_faults)

@@ -8,12 +8,12 @@ from typing import NamedTuple
 import pytest
 
 from holdfast import failpoints
-from holdfast.proof.nemesis import FAULTS, Ask, Outcome, disks, episode, readers, run_against
+from holdfast.proof.nemesis import FAULTS, EpisodePlan, FaultOutcome, disks, episode, readers, run_against
 from holdfast.proof.nemesis.runner import run_kills
 from holdfast.proof.storm import killing, server, snapshot
 from tests.proof.nemesis.storms import run_storm
 
-SHORT = Ask(sessions=4, span_s=0.3, connections=600, seed=13)
+SHORT = EpisodePlan(sessions=4, span_s=0.3, connections=600, seed=13)
 
 
 class Worse(NamedTuple):
@@ -67,10 +67,10 @@ def publish(self, events):
 LiveSession.publish = publish
 """
 WAITS_FOR_READERS = """
-from holdfast.server.delivery import Delivery
+from holdfast.server.delivery import ResponseDelivery
 async def put(self, message):
     await self._send(message)
-Delivery.put = put
+ResponseDelivery.put = put
 """
 KEEPS_SOCKETS = """
 import os
@@ -150,7 +150,7 @@ def test_a_worse_product_is_found(worse: Worse, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(disks, "_REFUSED_WITHIN_S", 2.0)
     monkeypatch.setattr(snapshot, "_STANDSTILL_S", 1.0)
 
-    async def work() -> Outcome:
+    async def work() -> FaultOutcome:
         async with asyncio.timeout(100):
             return (await run_against(FAULTS[worse.fault], SHORT, quietly))[0]
 
@@ -166,7 +166,7 @@ def test_a_reader_that_dies_instead_of_misbehaving_is_found(monkeypatch: pytest.
 
     monkeypatch.setattr(readers, "_half_closes", refused)
 
-    async def work() -> Outcome:
+    async def work() -> FaultOutcome:
         async with asyncio.timeout(100):
             return (await run_against(FAULTS["readers"], SHORT, quietly))[0]
 

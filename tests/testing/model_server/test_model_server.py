@@ -15,7 +15,7 @@ import pytest
 from holdfast.agents.scripted import ScriptedModel
 from holdfast.protocol.model import CallPart, ModelRequest, ToolMessage, UserMessage
 from holdfast.testing.model_server import ModelServer, Reply, Script
-from holdfast.testing.model_server.wires import ChatWire, MessagesWire, ResponsesWire, Wire
+from holdfast.testing.model_server.wires import ChatWire, MessagesWire, ResponsesWire, WireFormat
 
 CHAT = {
     "model": "m",
@@ -52,7 +52,7 @@ MESSAGES = {
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "3"}]},
     ],
 }
-GOOD: dict[type[Wire], dict[str, Any]] = {ChatWire: CHAT, ResponsesWire: RESPONSES, MessagesWire: MESSAGES}
+GOOD: dict[type[WireFormat], dict[str, Any]] = {ChatWire: CHAT, ResponsesWire: RESPONSES, MessagesWire: MESSAGES}
 PATHS = {"/v1/chat/completions": CHAT, "/v1/responses": RESPONSES, "/v1/messages": MESSAGES}
 
 
@@ -71,7 +71,7 @@ def put(body: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", GOOD, ids=lambda kind: kind.__name__)
-def test_a_good_request_is_read_alike_in_all_protocols(kind: type[Wire]) -> None:
+def test_a_good_request_is_read_alike_in_all_protocols(kind: type[WireFormat]) -> None:
     wire = kind(GOOD[kind], 1)
     assert wire.objection() is None
     request = wire.request()
@@ -117,7 +117,7 @@ def test_a_good_request_is_read_alike_in_all_protocols(kind: type[Wire]) -> None
         (MessagesWire, "messages.2.content.0.tool_use_id", "b"),
     ],
 )
-def test_what_a_provider_refuses_is_refused(kind: type[Wire], path: str, value: Any) -> None:
+def test_what_a_provider_refuses_is_refused(kind: type[WireFormat], path: str, value: Any) -> None:
     objection = kind(put(GOOD[kind], path, value), 1).objection()
     assert objection is not None
 

@@ -11,12 +11,12 @@ from langgraph.pregel import Pregel
 
 from holdfast.errors import ConfigurationError
 
-__all__ = ["Opened", "check_field", "open_graph"]
+__all__ = ["OpenedGraph", "check_field", "open_graph"]
 
 _MESSAGES = "messages"
 
 
-class Opened(NamedTuple):
+class OpenedGraph(NamedTuple):
     """A graph that can be hosted.
 
     Parameters:
@@ -35,7 +35,7 @@ class Opened(NamedTuple):
     outputs: frozenset[str] | None
 
 
-def open_graph(graph: object, *, mapped: bool, config: Mapping[str, Any] | None) -> Opened:
+def open_graph(graph: object, *, mapped: bool, config: Mapping[str, Any] | None) -> OpenedGraph:
     """Return the graph to host.
 
     Parameters:
@@ -73,7 +73,7 @@ def open_graph(graph: object, *, mapped: bool, config: Mapping[str, Any] | None)
             hint=f'pass graph_agent(input="<its text field>") or a function of the run; {_named(inputs)}',
         )
     name = graph.get_name()
-    return Opened(
+    return OpenedGraph(
         graph=graph,
         name="graph" if name == "LangGraph" else name,
         takes_messages=takes_messages,

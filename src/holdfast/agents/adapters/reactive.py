@@ -14,9 +14,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from holdfast.agents.adapters.reactive_flow import Flow, ItemFlow, Outcome, Shape, Work
-from holdfast.agents.adapters.reactive_intake import Counts, Overflow
+from holdfast.agents.adapters.reactive_intake import IntakeCounts, Overflow
 from holdfast.agents.adapters.reactive_outlet import Outlet
-from holdfast.agents.adapters.reactive_sessions import EventFlow, Mail, Sessions
+from holdfast.agents.adapters.reactive_sessions import EventFlow, Sessions, SessionSender
 from holdfast.agents.adapters.reactive_work import ItemText, branching, label_of, text_of, work_on
 from holdfast.agents.run import Run
 from holdfast.clock import system_clock
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     Operator = Callable[[Observable[Any]], Observable[Any]]
 
-__all__ = ["Counts", "Outcome", "Overflow", "ReactiveBridge", "Shaped"]
+__all__ = ["IntakeCounts", "Outcome", "Overflow", "ReactiveBridge", "Shaped"]
 
 _MARGIN_S = 5.0
 """Extra seconds that `cleanup` waits beyond the longest stop."""
@@ -114,7 +114,7 @@ class ReactiveBridge:
             self.scope = Scope(name, grace_s=grace_s)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._flows: dict[Flow, None] = {}
-        self._past = Counts()
+        self._past = IntakeCounts()
         self._closing: Cause | None = None
         self._idle: list[asyncio.Future[None]] = []
         self._closed: Future[None] = Future()
@@ -271,7 +271,7 @@ class ReactiveBridge:
                 if not waiter.done():
                     waiter.set_result(None)
 
-    def statistics(self) -> Counts:
+    def statistics(self) -> IntakeCounts:
         """Return the item counts of all streams so far. Thread-safe; exact once the streams have ended."""
         counts = self._past
         for flow in tuple(self._flows):
@@ -343,7 +343,7 @@ class ReactiveBridge:
             ConfigurationError: an invalid parameter.
             InvalidRequest: a `full_s` that is not a finite time.
         """
-        mail = Mail(session_of, text, policy, idempotency_key, agent, full_s)
+        mail = SessionSender(session_of, text, policy, idempotency_key, agent, full_s)
         return self._operator("ask", mail.asking, scheduler, shape)
 
     def send(
@@ -362,7 +362,7 @@ class ReactiveBridge:
 
         Sent messages stay sent when the stream is cut off.
         """
-        mail = Mail(session_of, text, policy, idempotency_key, agent, full_s)
+        mail = SessionSender(session_of, text, policy, idempotency_key, agent, full_s)
         return self._operator("send", mail.sending, scheduler, shape)
 
     def events(

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from holdfast.agents.adapters.reactive_intake import Counts, Intake, Overflow, Settled
+from holdfast.agents.adapters.reactive_intake import Intake, IntakeCounts, Overflow, Settled
 from holdfast.errors import Interrupted, RunInterrupted, ScopeClosed, format_error
 from holdfast.runtime import Scope
 
@@ -127,9 +127,9 @@ class Flow:
         """Accept no more items, finish accepted ones, and complete. Thread-safe."""
         raise NotImplementedError
 
-    def counts(self) -> Counts:
+    def counts(self) -> IntakeCounts:
         """Return the item counts so far. Thread-safe."""
-        return Counts()
+        return IntakeCounts()
 
     def cut_off(self, cause: Cause | None) -> Exception | None:
         """Return the observer's error for an interrupted stream."""
@@ -270,7 +270,7 @@ class ItemFlow(Flow):
         self._intake.seal()
         self._dispose_source()
 
-    def counts(self) -> Counts:
+    def counts(self) -> IntakeCounts:
         """Return the item counts so far. Thread-safe."""
         return self._intake.counts()
 

@@ -25,7 +25,7 @@ from holdfast.errors import Interrupted, QueueFull, StreamEnded
 from holdfast.protocol.stopping import Cause
 from holdfast.runtime import current_interrupt
 
-__all__ = ["Counts", "Intake", "Overflow", "Settled"]
+__all__ = ["Intake", "IntakeCounts", "Overflow", "Settled"]
 
 Overflow = Literal["block", "fail", "drop"]
 """Policy for an item that finds the buffer full; see `ReactiveBridge`."""
@@ -37,7 +37,7 @@ Settled = Literal["done", "failed", "interrupted"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Counts:
+class IntakeCounts:
     """Counts of the items of a stream, or of all streams of a bridge.
 
     ``received`` is always the sum of ``waiting``, ``in_flight``, ``done``, ``failed``, ``interrupted`` and ``dropped``.
@@ -64,9 +64,9 @@ class Counts:
     dropped: int = 0
     late: int = 0
 
-    def __add__(self, other: Counts) -> Counts:
+    def __add__(self, other: IntakeCounts) -> IntakeCounts:
         """Return the sum of both."""
-        return Counts(**{name: getattr(self, name) + getattr(other, name) for name in Counts.__slots__})
+        return IntakeCounts(**{name: getattr(self, name) + getattr(other, name) for name in IntakeCounts.__slots__})
 
 
 class _Blocked:
@@ -114,7 +114,7 @@ class Intake:
         self._items: deque[Any] = deque()
         self._line: deque[_Blocked] = deque()
         self._state: _State = "open"
-        self._counts: dict[str, int] = dict.fromkeys(Counts.__slots__, 0)
+        self._counts: dict[str, int] = dict.fromkeys(IntakeCounts.__slots__, 0)
         self.error: Exception | None = None
         """The error that ends the stream early."""
 
@@ -260,11 +260,11 @@ class Intake:
             self._counts["interrupted"] += self._counts["in_flight"]
             self._counts["in_flight"] = 0
 
-    def counts(self) -> Counts:
+    def counts(self) -> IntakeCounts:
         """Return a consistent snapshot."""
         with self._lock:
             waiting = len(self._items) + len(self._line)
-            return Counts(**{**self._counts, "waiting": waiting, "blocked": len(self._line)})
+            return IntakeCounts(**{**self._counts, "waiting": waiting, "blocked": len(self._line)})
 
     @staticmethod
     def _release(let_in: list[_Blocked]) -> None:

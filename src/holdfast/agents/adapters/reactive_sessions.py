@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from holdfast.protocol.stopping import Cause
     from holdfast.runtime import Scope
 
-__all__ = ["EventFlow", "Mail", "Sessions"]
+__all__ = ["EventFlow", "SessionSender", "Sessions"]
 
 Sessions = Callable[[Any], SessionAPI] | SessionAPI
 """The session of an item, or one session for all."""
@@ -36,7 +36,7 @@ _SHARED = ("steer", "collect")
 """Policies under which a run may also have other senders' messages."""
 
 
-class Mail:
+class SessionSender:
     """Sends items as messages; the parameters are those of `ReactiveBridge.ask`."""
 
     def __init__(

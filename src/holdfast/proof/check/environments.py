@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.errors import ConfigurationError
-from holdfast.proof.check.subject import Target
+from holdfast.proof.check.subject import SubjectTarget
 
 __all__ = ["FRAMEWORKS", "Framework", "cache_folder", "target_of"]
 
@@ -73,7 +73,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "holdfast" / "check"
 
 
-def target_of(name: str, *, say: Callable[[str], None]) -> Target:
+def target_of(name: str, *, say: Callable[[str], None]) -> SubjectTarget:
     """Return the adapter of a name: a framework's, or ``module:Class`` or ``file.py:Class`` in this environment.
 
     Blocks for minutes when an environment has to be made.
@@ -93,10 +93,10 @@ def target_of(name: str, *, say: Callable[[str], None]) -> Target:
                 f"unknown adapter {name!r}",
                 hint=f"choose one of {', '.join(FRAMEWORKS)}, or your own as module:Class or file.py:Class",
             )
-        return Target(name=name, adapter=name, python=sys.executable)
+        return SubjectTarget(name=name, adapter=name, python=sys.executable)
     adapter = str(_ADAPTERS / framework.adapter)
     python = str(_environment(name, framework, say)) if framework.packages else sys.executable
-    return Target(name=name, adapter=adapter, python=python)
+    return SubjectTarget(name=name, adapter=adapter, python=python)
 
 
 def _environment(name: str, framework: Framework, say: Callable[[str], None]) -> Path:

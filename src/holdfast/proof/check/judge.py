@@ -7,21 +7,21 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from holdfast.proof.check.kit import NotOffered
-from holdfast.proof.check.probes import PROBES, Bench, Inconclusive, answer
-from holdfast.proof.check.subject import AdapterFailed, Subject, Target
-from holdfast.proof.check.verdicts import Finding, Judgement, Verdict, worst
+from holdfast.proof.check.probes import PROBES, Inconclusive, ProbeBench, answer
+from holdfast.proof.check.subject import AdapterFailed, Subject, SubjectTarget
+from holdfast.proof.check.verdicts import AdapterVerdict, Finding, Verdict, worst
 from holdfast.testing.model_server import ModelServer
 
 __all__ = ["judge"]
 
 
 async def judge(
-    target: Target,
+    target: SubjectTarget,
     *,
     promises: Iterable[str] = tuple(PROBES),
     times: int = 3,
     progress: Callable[[str], None] = lambda text: None,
-) -> Judgement:
+) -> AdapterVerdict:
     """Judge an adapter.
 
     Parameters:
@@ -56,10 +56,10 @@ async def judge(
             )
         )
         progress(f"{target.name}: {promise}: {verdict}")
-    return Judgement(name=target.name, versions=versions, findings=tuple(findings))
+    return AdapterVerdict(name=target.name, versions=versions, findings=tuple(findings))
 
 
-async def _try(target: Target, promise: str) -> tuple[Verdict, str, tuple[str, ...], bool]:
+async def _try(target: SubjectTarget, promise: str) -> tuple[Verdict, str, tuple[str, ...], bool]:
     """Return one try's verdict, its evidence, the versions found, and whether a plain question was answered."""
     versions: tuple[str, ...] = ()
     answered = False
@@ -73,7 +73,7 @@ async def _try(target: Target, promise: str) -> tuple[Verdict, str, tuple[str, .
                 await _control(subject)
                 answered = True
                 server.exchanges.clear()
-                verdict, evidence = await PROBES[promise](Bench(subject, server, Path(name)))
+                verdict, evidence = await PROBES[promise](ProbeBench(subject, server, Path(name)))
         except NotOffered as error:
             return "not offered", str(error), versions, answered
         except (AdapterFailed, Inconclusive, TimeoutError) as error:

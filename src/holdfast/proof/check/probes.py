@@ -25,7 +25,7 @@ from holdfast.protocol.model import ModelRequest, ToolMessage, UserMessage
 from holdfast.testing.model_server import Exchange, ModelServer, Reply
 from holdfast.testing.model_server.wires import ChatWire
 
-__all__ = ["PROBES", "Bench", "Inconclusive", "answer"]
+__all__ = ["PROBES", "Inconclusive", "ProbeBench", "answer"]
 
 _STARTED_S = 20.0
 _CANCEL_S = 30.0
@@ -45,7 +45,7 @@ class Inconclusive(Exception):
     """The probe could not ask its question. The text gives the reason."""
 
 
-class Bench:
+class ProbeBench:
     """The means of a probe: a started adapter, the fake model, and a folder.
 
     Parameters:
@@ -105,7 +105,7 @@ class Bench:
         return time.monotonic() - began
 
 
-Probe = Callable[[Bench], Awaitable[tuple[Verdict, str]]]
+Probe = Callable[[ProbeBench], Awaitable[tuple[Verdict, str]]]
 
 
 def answer(request: ModelRequest) -> Reply:
@@ -151,7 +151,7 @@ async def _together(*work: Coroutine[Any, Any, Any]) -> list[Any]:
 # ── many at once ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def _many(bench: Bench) -> tuple[dict[int, str], list[list[str]]]:
+async def _many(bench: ProbeBench) -> tuple[dict[int, str], list[list[str]]]:
     """Send many messages to one session at once; return the outcome of each, and the transcript afterwards."""
     await bench.subject.ask("open", "many", "ann")
     await bench.subject.ask("transcript", "many")  # raises NotOffered before anything is done
@@ -170,7 +170,7 @@ async def _many(bench: Bench) -> tuple[dict[int, str], list[list[str]]]:
     return dict(enumerate(outcomes)), await bench.subject.ask("transcript", "many")
 
 
-async def answers(bench: Bench) -> tuple[Verdict, str]:
+async def answers(bench: ProbeBench) -> tuple[Verdict, str]:
     """Of twenty messages sent to a session at once, each is answered and kept, or openly refused."""
     outcomes, entries = await _many(bench)
     said = [text for role, text in entries if role == "assistant"]
@@ -190,7 +190,7 @@ async def answers(bench: Bench) -> tuple[Verdict, str]:
     return broken(text) if lost or odd else kept(text)
 
 
-async def one_at_a_time(bench: Bench) -> tuple[Verdict, str]:
+async def one_at_a_time(bench: ProbeBench) -> tuple[Verdict, str]:
     """A session's runs do not overlap: each answer stands behind its own question."""
     outcomes, entries = await _many(bench)
     if not bench.server.exchanges:
@@ -209,7 +209,7 @@ async def one_at_a_time(bench: Bench) -> tuple[Verdict, str]:
 # ── cancel ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def model_closed(bench: Bench) -> tuple[Verdict, str]:
+async def model_closed(bench: ProbeBench) -> tuple[Verdict, str]:
     """A cancel closes the streaming model request, so that no more tokens are billed."""
     await bench.subject.ask("open", "s", "ann")
     _, exchange = await bench.streaming("s", 400, 20)
@@ -225,13 +225,13 @@ async def model_closed(bench: Bench) -> tuple[Verdict, str]:
     return kept(f"closed {_ms(exchange.ended_at - began)} after the cancel, at piece {exchange.pieces} of 401")
 
 
-async def sync_tool(bench: Bench) -> tuple[Verdict, str]:
+async def sync_tool(bench: ProbeBench) -> tuple[Verdict, str]:
     """An ordinary sync tool of a cancelled run stops running."""
     await bench.subject.ask("open", "s", "ann")
     return await _ended(bench, "beat")
 
 
-async def forced_tool(bench: Bench) -> tuple[Verdict, str]:
+async def forced_tool(bench: ProbeBench) -> tuple[Verdict, str]:
     """There is a way to give an agent a sync tool so that a cancel ends it, whatever it does."""
     await bench.subject.ask("open", "s", "ann")
     way = await bench.subject.ask("force")
@@ -239,7 +239,7 @@ async def forced_tool(bench: Bench) -> tuple[Verdict, str]:
     return verdict, f"{way}: {evidence}"
 
 
-async def _ended(bench: Bench, tool: str) -> tuple[Verdict, str]:
+async def _ended(bench: ProbeBench, tool: str) -> tuple[Verdict, str]:
     _, file = await bench.call("s", tool, seconds=_TOOL_S)
     took_s = await bench.cancel("s")
     at_return = file.stat().st_size
@@ -251,7 +251,7 @@ async def _ended(bench: Bench, tool: str) -> tuple[Verdict, str]:
     return broken(text) if more > 1 else kept(text)
 
 
-async def process_tree(bench: Bench) -> tuple[Verdict, str]:
+async def process_tree(bench: ProbeBench) -> tuple[Verdict, str]:
     """A program that a cancelled tool started is dead, its children with it, also one in a session of its own."""
     await bench.subject.ask("open", "s", "ann")
     _, file = await bench.call("s", "program", seconds=20.0)
@@ -274,7 +274,7 @@ def _alive(pid: int) -> bool:
         return False
 
 
-async def valid_transcript(bench: Bench) -> tuple[Verdict, str]:
+async def valid_transcript(bench: ProbeBench) -> tuple[Verdict, str]:
     """After a cancel in a tool call, the next request to the model is one that providers accept."""
     await bench.subject.ask("open", "s", "ann")
     await bench.call("s", "idle", seconds=_IDLE_S)
@@ -299,7 +299,7 @@ async def valid_transcript(bench: Bench) -> tuple[Verdict, str]:
     return kept(f"the model gets {', '.join(roles)}, and accepts it")
 
 
-async def next_run(bench: Bench) -> tuple[Verdict, str]:
+async def next_run(bench: ProbeBench) -> tuple[Verdict, str]:
     """After a cancel the session's next message is answered."""
     waits = []
     for session, begin in (
@@ -322,7 +322,7 @@ async def next_run(bench: Bench) -> tuple[Verdict, str]:
     return kept(f"answered; time after a cancel while in: {', '.join(waits)}")
 
 
-async def cancel_of_another(bench: Bench) -> tuple[Verdict, str]:
+async def cancel_of_another(bench: ProbeBench) -> tuple[Verdict, str]:
     """A cancel in one session does not touch another's run."""
     for session, user in (("one", "ann"), ("two", "ann"), ("three", "bob")):
         await bench.subject.ask("open", session, user)
@@ -342,7 +342,7 @@ async def cancel_of_another(bench: Bench) -> tuple[Verdict, str]:
     return kept("2 of 2 runs of other sessions (one of the same user) came whole")
 
 
-async def stuck_threads(bench: Bench) -> tuple[Verdict, str]:
+async def stuck_threads(bench: ProbeBench) -> tuple[Verdict, str]:
     """Stuck tools of one user's cancelled runs do not delay another user's 10 ms tool."""
     await bench.subject.ask("open", "bob", "bob")
     order = f"call nap {json.dumps({'seconds': 0.01})}"
@@ -385,7 +385,7 @@ async def _done(future: asyncio.Future[Any]) -> Any:
 # ── what is there ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def live_work(bench: Bench) -> tuple[Verdict, str]:
+async def live_work(bench: ProbeBench) -> tuple[Verdict, str]:
     """Live work can be listed, including a stuck tool that a cancel left behind; nothing else is listed."""
     await bench.subject.ask("open", "s", "ann")
     await bench.subject.ask("live")  # raises NotOffered before anything is done
@@ -406,7 +406,7 @@ async def live_work(bench: Bench) -> tuple[Verdict, str]:
     return broken(text) if not during or (runs_on and not left) or after else kept(text)
 
 
-async def leaks(bench: Bench) -> tuple[Verdict, str]:
+async def leaks(bench: ProbeBench) -> tuple[Verdict, str]:
     """A hundred runs leave no tasks, threads or file descriptors."""
     sessions = [f"s{n}" for n in range(5)]
     for session in sessions:
@@ -432,7 +432,7 @@ async def leaks(bench: Bench) -> tuple[Verdict, str]:
 # ── kill -9 ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def kept_answers(bench: Bench) -> tuple[Verdict, str]:
+async def kept_answers(bench: ProbeBench) -> tuple[Verdict, str]:
     """Messages answered before a kill -9 are in the transcript after the restart."""
     await bench.subject.ask("open", "s", "ann")
     await bench.subject.ask("transcript", "s")
@@ -447,7 +447,7 @@ async def kept_answers(bench: Bench) -> tuple[Verdict, str]:
     return kept(text) if there == 5 else broken(text)
 
 
-async def kept_messages(bench: Bench) -> tuple[Verdict, str]:
+async def kept_messages(bench: ProbeBench) -> tuple[Verdict, str]:
     """Messages accepted before a kill -9 are answered after the restart, without being sent again."""
     await bench.subject.ask("open", "s", "ann")
     how = await bench.subject.ask("inbox")

@@ -9,12 +9,12 @@ from datetime import UTC, datetime
 
 from holdfast.clock import system_clock
 from holdfast.proof.check.environments import FRAMEWORKS
-from holdfast.proof.check.verdicts import Finding, Judgement
+from holdfast.proof.check.verdicts import AdapterVerdict, Finding
 
 __all__ = ["page"]
 
 
-def page(judgements: Sequence[Judgement]) -> str:
+def page(judgements: Sequence[AdapterVerdict]) -> str:
     """Return the verdicts side by side, then the evidence for each.
 
     Parameters:
@@ -23,7 +23,7 @@ def page(judgements: Sequence[Judgement]) -> str:
     return "\n".join(_lines(judgements)) + "\n"
 
 
-def _lines(judgements: Sequence[Judgement]) -> Iterator[str]:
+def _lines(judgements: Sequence[AdapterVerdict]) -> Iterator[str]:
     day = datetime.fromtimestamp(system_clock.now(), UTC).date().isoformat()
     python = platform.python_version()
     yield f"Measured on {day} with Python {python} on {platform.system()}, {os.cpu_count()} processors:"
@@ -52,7 +52,7 @@ def _row(*cells: str) -> Iterator[str]:
     yield f"| {' | '.join(cells)} |"
 
 
-def _title(judgement: Judgement) -> str:
+def _title(judgement: AdapterVerdict) -> str:
     return FRAMEWORKS[judgement.name].title if judgement.name in FRAMEWORKS else judgement.name
 
 

@@ -16,7 +16,7 @@ import psutil
 
 from holdfast.proof.check.kit import NotOffered
 
-__all__ = ["LIMIT_S", "AdapterFailed", "Subject", "Target"]
+__all__ = ["LIMIT_S", "AdapterFailed", "Subject", "SubjectTarget"]
 
 _KIT = Path(__file__).with_name("kit.py")
 _LINE_BYTES = 1 << 24
@@ -31,7 +31,7 @@ class AdapterFailed(Exception):
     """The adapter raised, or its process ended."""
 
 
-class Target(msgspec.Struct, frozen=True, kw_only=True):
+class SubjectTarget(msgspec.Struct, frozen=True, kw_only=True):
     """Which adapter, and with which Python.
 
     Parameters:
@@ -54,7 +54,7 @@ class Subject:
         folder: what outlives a restart.
     """
 
-    def __init__(self, target: Target, *, model_url: str, folder: Path) -> None:
+    def __init__(self, target: SubjectTarget, *, model_url: str, folder: Path) -> None:
         self._target = target
         self._model_url = model_url
         self._folder = folder

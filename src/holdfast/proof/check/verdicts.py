@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["Finding", "Judgement", "Verdict", "broken", "kept", "worst"]
+__all__ = ["AdapterVerdict", "Finding", "Verdict", "broken", "kept", "worst"]
 
 Verdict = Literal["kept", "broken", "not offered", "could not run"]
 
@@ -29,7 +29,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     evidence: tuple[str, ...]
 
 
-class Judgement(msgspec.Struct, frozen=True, kw_only=True):
+class AdapterVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """All findings about one adapter.
 
     Parameters:

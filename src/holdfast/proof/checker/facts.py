@@ -51,7 +51,7 @@ from holdfast.protocol.events import Event, MessageAccepted, MessageSettled, Run
 from holdfast.protocol.states import TERMINAL_MESSAGE_STATES
 from holdfast.protocol.stopping import Cause, StopReceipt
 
-__all__ = ["Attempt", "Call", "Connection", "Facts", "LogRun", "SessionLog", "Where", "root_cause", "run_of"]
+__all__ = ["Attempt", "CallFacts", "ConnectionFacts", "Facts", "LogRun", "SessionLog", "Where", "root_cause", "run_of"]
 
 Where = tuple[str, str]
 """A session: its principal and key."""
@@ -76,7 +76,7 @@ def run_of(event: Event) -> str | None:
 
 
 @dataclass(slots=True)
-class Call:
+class CallFacts:
     """A request, and its answer if there is one."""
 
     request: Request
@@ -148,7 +148,7 @@ class SessionLog:
 
 
 @dataclass(slots=True)
-class Connection:
+class ConnectionFacts:
     """One connection of a reader: where it began, what came, how it ended, in order."""
 
     opened: ReaderConnected
@@ -183,9 +183,9 @@ class Facts:
         self.records = sorted(records, key=lambda record: record.at)
         self.opened = next((r for r in self.records if isinstance(r, Opened)), None) or _no_opening()
         self.limits: Limits = self.opened.limits
-        self.calls: dict[str, Call] = {}
+        self.calls: dict[str, CallFacts] = {}
         self.logs: dict[Where, SessionLog] = {}
-        self.connections: dict[tuple[str, int], Connection] = {}
+        self.connections: dict[tuple[str, int], ConnectionFacts] = {}
         self.stamps: list[Stamp] = []
         self.listings: list[ProcessesListed] = []
         self.settlements: list[SettlementRead] = []
@@ -236,7 +236,7 @@ class Facts:
     def _take(self, record: Record) -> None:
         match record:
             case SendAttempted() | StopRequested() | WithdrawRequested():
-                self.calls[record.token] = Call(record)
+                self.calls[record.token] = CallFacts(record)
             case SendAcknowledged() | StopAnswered() | WithdrawAnswered() | Refused() | Lost():
                 call = self.calls.get(record.token)
                 if call is not None and call.answer is None:
@@ -244,7 +244,7 @@ class Facts:
             case LogRead():
                 self.logs[record.principal, record.session] = SessionLog(record)
             case ReaderConnected():
-                self.connections[record.reader, record.connection] = Connection(record)
+                self.connections[record.reader, record.connection] = ConnectionFacts(record)
             case ReaderReceived() | ReaderGap():
                 self.connections[record.reader, record.connection].received.append(record)
             case ReaderClosed():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.proof.checker.facts import Connection, Facts, SessionLog
+from holdfast.proof.checker.facts import ConnectionFacts, Facts, SessionLog
 from holdfast.proof.checker.ledger import Ledger
 from holdfast.proof.history import ReaderGap, SendAcknowledged
 from holdfast.protocol.events import MessageSettled
@@ -40,7 +40,7 @@ def honest_streams(facts: Facts, ledger: Ledger) -> None:
             ledger.broken("a receipt's cursor does not stand before its message", attempt, answer)
 
 
-def _judge_connection(ledger: Ledger, connection: Connection, log: SessionLog | None) -> None:
+def _judge_connection(ledger: Ledger, connection: ConnectionFacts, log: SessionLog | None) -> None:
     ledger.saw()
     opened = connection.opened
     position = opened.after

@@ -28,8 +28,8 @@ from holdfast.proof.nemesis.server_faults import (
     CLOCK_VARIABLE,
     DISK_VARIABLE,
     LEVERS_VARIABLE,
-    Counts,
     Levers,
+    ServerCounts,
 )
 from holdfast.proof.nemesis.startup_failure import StartupFailure, read_startup_failure
 from holdfast.proof.storm.access import Progress, RemoteAccess
@@ -37,13 +37,13 @@ from holdfast.proof.storm.bounds import LIMITS, PRINCIPALS, SETTINGS
 from holdfast.proof.storm.killing import make_keys
 from holdfast.proof.storm.load import Load
 from holdfast.proof.storm.plan import Plan, encode_plan
-from holdfast.proof.storm.recorder import Recorder
+from holdfast.proof.storm.recorder import StormRecorder
 from holdfast.proof.storm.server import OwnServer, free_port
 from holdfast.proof.storm.stamps import read_stamps
 from holdfast.proof.storm.watch import in_tree, note_processes, process_figures, until_gone
 from holdfast.settings import Settings
 
-__all__ = ["Ask", "Episode", "Tally", "open_episode"]
+__all__ = ["Episode", "EpisodePlan", "Tally", "open_episode"]
 
 _PROGRAM = """\
 from holdfast.proof.nemesis.server_faults import expose
@@ -57,7 +57,7 @@ _GOES_ON_S = 10.0
 _RESENDS = 20
 
 
-class Ask(msgspec.Struct, frozen=True, kw_only=True):
+class EpisodePlan(msgspec.Struct, frozen=True, kw_only=True):
     """Parameters of every episode.
 
     Parameters:
@@ -115,9 +115,9 @@ class Episode:
 
     def __init__(
         self,
-        ask: Ask,
+        ask: EpisodePlan,
         folder: Path,
-        recorder: Recorder,
+        recorder: StormRecorder,
         settings: Settings,
         server: OwnServer,
         access: RemoteAccess,
@@ -196,7 +196,7 @@ class Episode:
                 line = await reader.readline()
             if not line:
                 raise ServerUnreachable("the server ended while a lever was pulled")
-            counts = msgspec.json.decode(line, type=Counts)
+            counts = msgspec.json.decode(line, type=ServerCounts)
         finally:
             writer.close()
         for name, effects in counts.effects.items():
@@ -340,8 +340,8 @@ class Episode:
 
 @asynccontextmanager
 async def open_episode(
-    ask: Ask,
-    recorder: Recorder,
+    ask: EpisodePlan,
+    recorder: StormRecorder,
     folder: Path,
     changes: Mapping[str, Any],
     *,

@@ -10,14 +10,14 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 
 from holdfast.clock import system_clock
-from holdfast.proof.nemesis.runner import Outcome
+from holdfast.proof.nemesis.runner import FaultOutcome
 
 __all__ = ["page"]
 
 _FOUND = 10
 
 
-def page(outcomes: Sequence[Outcome], command: str) -> str:
+def page(outcomes: Sequence[FaultOutcome], command: str) -> str:
     """Return a table of the faults, and what was found.
 
     Parameters:
@@ -27,7 +27,7 @@ def page(outcomes: Sequence[Outcome], command: str) -> str:
     return "\n".join(_lines(outcomes, command)) + "\n"
 
 
-def _lines(outcomes: Sequence[Outcome], command: str) -> Iterator[str]:
+def _lines(outcomes: Sequence[FaultOutcome], command: str) -> Iterator[str]:
     day = datetime.fromtimestamp(system_clock.now(), UTC).date().isoformat()
     yield (
         f"Measured on {day} with holdfast {version('holdfast-agents')}, Python {platform.python_version()}, SQLite "

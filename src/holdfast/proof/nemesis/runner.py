@@ -13,21 +13,21 @@ from holdfast.clock import system_clock
 from holdfast.errors import HoldfastError, format_error
 from holdfast.proof.checker.judgement import Report, judge
 from holdfast.proof.history import FailpointHit, HostKilled
-from holdfast.proof.nemesis.episode import Ask, Tally, open_episode
+from holdfast.proof.nemesis.episode import EpisodePlan, Tally, open_episode
 from holdfast.proof.nemesis.faults import FAULTS, KILLS, Fault
 from holdfast.proof.storm.access import Progress
 from holdfast.proof.storm.killing import registered_failpoints
-from holdfast.proof.storm.recorder import Recorder
+from holdfast.proof.storm.recorder import StormRecorder
 from holdfast.proof.storm.runner import conduct_kills
 
-__all__ = ["Outcome", "run_against", "run_faults", "run_kills"]
+__all__ = ["FaultOutcome", "run_against", "run_faults", "run_kills"]
 
 _KILL_TITLE = "SIGKILL at every failpoint of every write, then at random moments."
 _RANDOM_KILLS_S = 2.0
 _KILL_SESSIONS = 6
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class FaultOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of one fault.
 
     Parameters:
@@ -62,7 +62,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         return not self.broken and not self.never and self.observations > 0
 
 
-def _outcome(fault: Fault, how: str, tally: Tally, report: Report, seconds: float) -> Outcome:
+def _outcome(fault: Fault, how: str, tally: Tally, report: Report, seconds: float) -> FaultOutcome:
     found = [
         f"{judgement.promise}: {violation.what}"
         for judgement in report.judgements
@@ -74,7 +74,7 @@ def _outcome(fault: Fault, how: str, tally: Tally, report: Report, seconds: floa
         if judgement.verdict == "not observed" and judgement.demanded
     ]
     broken = sum(judgement.broken or not judgement.passed for judgement in report.judgements)
-    return Outcome(
+    return FaultOutcome(
         fault=fault.name,
         title=fault.title,
         how=how,
@@ -87,10 +87,10 @@ def _outcome(fault: Fault, how: str, tally: Tally, report: Report, seconds: floa
     )
 
 
-async def run_against(fault: Fault, ask: Ask, progress: Progress) -> tuple[Outcome, Recorder]:
+async def run_against(fault: Fault, ask: EpisodePlan, progress: Progress) -> tuple[FaultOutcome, StormRecorder]:
     """Run one episode; return its outcome and history. Raises `HoldfastError` if the server cannot be started."""
     began = system_clock.monotonic()
-    recorder = Recorder()
+    recorder = StormRecorder()
     how = ""
 
     def say(text: str) -> None:
@@ -114,10 +114,12 @@ async def run_against(fault: Fault, ask: Ask, progress: Progress) -> tuple[Outco
     return _outcome(fault, how, episode.tally, report, system_clock.monotonic() - began), recorder
 
 
-async def run_kills(ask: Ask, progress: Progress, *, points: tuple[str, ...] | None = None) -> tuple[Outcome, Recorder]:
+async def run_kills(
+    ask: EpisodePlan, progress: Progress, *, points: tuple[str, ...] | None = None
+) -> tuple[FaultOutcome, StormRecorder]:
     """Send SIGKILL at every registered failpoint (or at `points`), then at random; return outcome and history."""
     began = system_clock.monotonic()
-    recorder = Recorder()
+    recorder = StormRecorder()
     tally = Tally()
     try:
         await conduct_kills(
@@ -151,7 +153,9 @@ async def _nothing(episode: object) -> None:
     """Do nothing: the storm has injected it."""
 
 
-async def run_faults(names: Sequence[str], ask: Ask, progress: Progress) -> list[tuple[Outcome, Recorder]]:
+async def run_faults(
+    names: Sequence[str], ask: EpisodePlan, progress: Progress
+) -> list[tuple[FaultOutcome, StormRecorder]]:
     """Run an episode for each of these faults in turn. Raises `HoldfastError` if a server does not start."""
     done = []
     for name in names:

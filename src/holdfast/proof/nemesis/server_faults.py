@@ -29,7 +29,7 @@ from holdfast.clock import SystemClock
 from holdfast.errors import StorageError
 from holdfast.host import Host
 
-__all__ = ["CLOCK_VARIABLE", "DISK_VARIABLE", "LEVERS_VARIABLE", "Counts", "Levers", "expose"]
+__all__ = ["CLOCK_VARIABLE", "DISK_VARIABLE", "LEVERS_VARIABLE", "Levers", "ServerCounts", "expose"]
 
 LEVERS_VARIABLE = "HOLDFAST_NEMESIS_LEVERS"
 """The path of the socket to listen on."""
@@ -68,7 +68,7 @@ class Levers(msgspec.Struct, frozen=True, kw_only=True):
     hints: int = 0
 
 
-class Counts(msgspec.Struct, frozen=True, kw_only=True):
+class ServerCounts(msgspec.Struct, frozen=True, kw_only=True):
     """How often each lever had an effect, by its name."""
 
     effects: dict[str, int]
@@ -126,7 +126,7 @@ class _Victim:
             with connection, connection.makefile("rwb", buffering=0) as lines:
                 for line in lines:
                     self._pull(_decode(line))
-                    lines.write(_encode(Counts(effects=dict(self._effects))) + b"\n")
+                    lines.write(_encode(ServerCounts(effects=dict(self._effects))) + b"\n")
 
     def _pull(self, levers: Levers) -> None:
         before, self._levers = self._levers, levers

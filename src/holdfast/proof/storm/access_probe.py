@@ -8,7 +8,7 @@ from contextlib import aclosing
 from holdfast.errors import Draining, HoldfastError, RateLimited, ServerUnreachable, StorageError
 from holdfast.proof.history import AccessTried, SessionsListed
 from holdfast.proof.storm.access import Access
-from holdfast.proof.storm.recorder import Recorder
+from holdfast.proof.storm.recorder import StormRecorder
 from holdfast.proof.storm.session import StormSession
 from holdfast.protocol.events import Event, Gap, format_cursor
 from holdfast.protocol.session_api import SessionAPI
@@ -16,7 +16,7 @@ from holdfast.protocol.session_api import SessionAPI
 __all__ = ["pry"]
 
 
-async def pry(access: Access, recorder: Recorder, session: StormSession, principal: str) -> None:
+async def pry(access: Access, recorder: StormRecorder, session: StormSession, principal: str) -> None:
     """Try something random on the session as `principal`, list its own sessions, and note the answers.
 
     Raises:

@@ -15,7 +15,7 @@ from holdfast.proof.storm.agent import agents
 from holdfast.proof.storm.bounds import LIMITS, PRINCIPALS, SETTINGS
 from holdfast.proof.storm.contention import contend
 from holdfast.proof.storm.load import Load
-from holdfast.proof.storm.recorder import Recorder
+from holdfast.proof.storm.recorder import StormRecorder
 from holdfast.proof.storm.stamps import Stamps, read_stamps
 from holdfast.proof.storm.watch import note_processes, own_figures, until_gone
 
@@ -25,7 +25,9 @@ __all__ = ["embedded_storm"]
 class _Hosts:
     """The incarnations of an embedded host."""
 
-    def __init__(self, access: EmbeddedAccess, recorder: Recorder, folder: Path, stamps: Stamps, storm: str) -> None:
+    def __init__(
+        self, access: EmbeddedAccess, recorder: StormRecorder, folder: Path, stamps: Stamps, storm: str
+    ) -> None:
         self._access = access
         self._recorder = recorder
         self._folder = folder
@@ -76,7 +78,7 @@ class _Hosts:
 
 
 async def embedded_storm(
-    recorder: Recorder,
+    recorder: StormRecorder,
     *,
     folder: Path,
     sessions: int,
@@ -134,7 +136,9 @@ async def embedded_storm(
         recorder.records.extend(read_stamps(folder / "stamps"))
 
 
-async def _watch(load: Load, hosts: _Hosts, recorder: Recorder, storm: str, seconds: float, progress: Progress) -> None:
+async def _watch(
+    load: Load, hosts: _Hosts, recorder: StormRecorder, storm: str, seconds: float, progress: Progress
+) -> None:
     end = system_clock.monotonic() + seconds
     while (left := end - system_clock.monotonic()) > 0:
         await asyncio.sleep(min(0.5, left))

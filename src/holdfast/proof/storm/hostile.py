@@ -36,7 +36,7 @@ from holdfast.proof.storm.agent import REPLAYABLE
 from holdfast.proof.storm.bounds import HOSTILE
 from holdfast.proof.storm.load import Load
 from holdfast.proof.storm.plan import Piece, Plan, encode_plan
-from holdfast.proof.storm.recorder import Recorder
+from holdfast.proof.storm.recorder import StormRecorder
 from holdfast.proof.storm.server import OwnServer
 from holdfast.proof.storm.session import StormSession
 
@@ -104,7 +104,7 @@ class Hostile:
 
     def __init__(
         self,
-        recorder: Recorder,
+        recorder: StormRecorder,
         server: OwnServer,
         access: RemoteAccess,
         admin: Client,

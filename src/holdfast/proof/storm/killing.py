@@ -23,7 +23,7 @@ from holdfast.proof.storm.contention import contend
 from holdfast.proof.storm.hostile import Hostile
 from holdfast.proof.storm.human_in_the_loop import People
 from holdfast.proof.storm.load import Load
-from holdfast.proof.storm.recorder import Recorder
+from holdfast.proof.storm.recorder import StormRecorder
 from holdfast.proof.storm.schedules import ScheduleLoad
 from holdfast.proof.storm.server import OwnServer, free_port
 from holdfast.proof.storm.stamps import read_stamps
@@ -54,7 +54,7 @@ class _KillStorm:
 
     def __init__(
         self,
-        recorder: Recorder,
+        recorder: StormRecorder,
         server: OwnServer,
         access: RemoteAccess,
         load: Load,
@@ -265,7 +265,7 @@ def registered_failpoints() -> tuple[str, ...]:
 
 
 async def kill_storm(
-    recorder: Recorder,
+    recorder: StormRecorder,
     *,
     folder: Path,
     sessions: int,

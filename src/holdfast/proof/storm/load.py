@@ -26,7 +26,7 @@ from holdfast.proof.storm.access_probe import pry
 from holdfast.proof.storm.agent import PLAIN, REPLAYABLE
 from holdfast.proof.storm.plan import Piece, Plan, encode_plan, make_plan, until_told
 from holdfast.proof.storm.readers import StormReader
-from holdfast.proof.storm.recorder import Recorder
+from holdfast.proof.storm.recorder import StormRecorder
 from holdfast.proof.storm.session import StormMessage, StormSession
 from holdfast.proof.storm.snapshot import SnapshotReader
 from holdfast.protocol.messages import Policy
@@ -58,7 +58,7 @@ class Load:
     def __init__(
         self,
         access: Access,
-        recorder: Recorder,
+        recorder: StormRecorder,
         limits: Limits,
         *,
         sessions: int,

@@ -16,7 +16,7 @@ from holdfast.proof.history import (
     digest,
 )
 from holdfast.proof.storm.access import Access
-from holdfast.proof.storm.recorder import Recorder
+from holdfast.proof.storm.recorder import StormRecorder
 from holdfast.protocol.events import Gap, format_cursor
 
 __all__ = ["StormReader"]
@@ -33,7 +33,7 @@ class StormReader:
     """
 
     def __init__(
-        self, access: Access, recorder: Recorder, name: str, where: tuple[str, str], *, chance: random.Random
+        self, access: Access, recorder: StormRecorder, name: str, where: tuple[str, str], *, chance: random.Random
     ) -> None:
         self.name = name
         self.where = where

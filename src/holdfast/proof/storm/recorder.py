@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 from holdfast.clock import system_clock
 from holdfast.proof.history import Record
 
-__all__ = ["Recorder"]
+__all__ = ["StormRecorder"]
 
 R = TypeVar("R", bound=Record)
 
 
-class Recorder:
+class StormRecorder:
     """The records of a storm. Used on one loop."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from holdfast.proof.history import Limits, Opened
 from holdfast.proof.storm.access import Progress, RemoteAccess
 from holdfast.proof.storm.bounds import PRINCIPALS
 from holdfast.proof.storm.load import Load
-from holdfast.proof.storm.recorder import Recorder
+from holdfast.proof.storm.recorder import StormRecorder
 
 __all__ = ["remote_storm"]
 
@@ -22,7 +22,7 @@ LIMITS = Limits(mailbox=0, attempts=1_000_000)
 
 
 async def remote_storm(
-    recorder: Recorder,
+    recorder: StormRecorder,
     *,
     url: str,
     key: str | None,

@@ -12,7 +12,7 @@ from holdfast.proof.storm.access import Progress
 from holdfast.proof.storm.bounds import HOSTILE, LIMITS, LIMITS_WITH_HOSTILE
 from holdfast.proof.storm.embedded import embedded_storm
 from holdfast.proof.storm.killing import kill_storm, registered_failpoints
-from holdfast.proof.storm.recorder import Recorder
+from holdfast.proof.storm.recorder import StormRecorder
 from holdfast.proof.storm.remote import remote_storm
 
 __all__ = ["conduct_embedded", "conduct_kills", "conduct_remote"]
@@ -34,7 +34,7 @@ def _a_folder(folder: Path | None) -> Iterator[Path]:
 
 
 async def conduct_embedded(
-    recorder: Recorder,
+    recorder: StormRecorder,
     *,
     sessions: int,
     seconds: float,
@@ -80,7 +80,7 @@ async def conduct_embedded(
 
 
 async def conduct_kills(
-    recorder: Recorder,
+    recorder: StormRecorder,
     *,
     sessions: int,
     seconds: float,
@@ -127,7 +127,7 @@ async def conduct_kills(
 
 
 async def conduct_remote(
-    recorder: Recorder,
+    recorder: StormRecorder,
     *,
     url: str,
     key: str | None,

@@ -32,7 +32,7 @@ from holdfast.proof.history import (
     Limits,
 )
 from holdfast.proof.storm.agent import STAMPS_VARIABLE, STORM_VARIABLE
-from holdfast.proof.storm.recorder import Recorder
+from holdfast.proof.storm.recorder import StormRecorder
 from holdfast.settings import Settings
 
 __all__ = ["OwnServer", "free_port"]
@@ -90,7 +90,7 @@ class OwnServer:
     def __init__(
         self,
         folder: Path,
-        recorder: Recorder,
+        recorder: StormRecorder,
         limits: Limits,
         storm: str,
         settings: Settings,

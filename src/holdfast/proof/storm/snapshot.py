@@ -10,7 +10,7 @@ from holdfast.clock import system_clock
 from holdfast.errors import UnknownSession
 from holdfast.proof.history import Limits, LogRead, SessionRead, SettlementRead, TranscriptRead
 from holdfast.proof.storm.access import Access
-from holdfast.proof.storm.recorder import Recorder
+from holdfast.proof.storm.recorder import StormRecorder
 from holdfast.proof.storm.session import StormSession
 from holdfast.protocol.events import Event, Gap
 
@@ -24,7 +24,7 @@ _AT_ONCE = 16
 class SnapshotReader:
     """Reads a host, and notes the results in the storm's history."""
 
-    def __init__(self, access: Access, recorder: Recorder, limits: Limits) -> None:
+    def __init__(self, access: Access, recorder: StormRecorder, limits: Limits) -> None:
         self._access = access
         self._recorder = recorder
         self._limits = limits

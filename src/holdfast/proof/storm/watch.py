@@ -11,7 +11,7 @@ from contextlib import suppress
 from holdfast.clock import system_clock
 from holdfast.host import Host
 from holdfast.proof.history import ProcessesListed, ProcessSeen, StatisticsRead
-from holdfast.proof.storm.recorder import Recorder
+from holdfast.proof.storm.recorder import StormRecorder
 from holdfast.proof.storm.stamps import MARKER
 from holdfast.protocol.messages import TreeNode
 
@@ -46,14 +46,14 @@ def list_processes(storm: str) -> list[ProcessSeen]:
     return seen
 
 
-async def note_processes(recorder: Recorder, storm: str) -> None:
+async def note_processes(recorder: StormRecorder, storm: str) -> None:
     """Read the list of processes and note it."""
     began_at = system_clock.monotonic()
     alive = await asyncio.to_thread(list_processes, storm)
     recorder.note(ProcessesListed, began_at=began_at, alive=tuple(alive))
 
 
-async def until_gone(recorder: Recorder, storm: str, seconds: float) -> None:
+async def until_gone(recorder: StormRecorder, storm: str, seconds: float) -> None:
     """Wait until no process of the storm is left, at most `seconds`, and note the list as it is then."""
     deadline = system_clock.monotonic() + seconds
     while await asyncio.to_thread(list_processes, storm) and system_clock.monotonic() < deadline:  # noqa: ASYNC110
@@ -106,7 +106,7 @@ def process_figures(pid: int) -> dict[str, int]:
     }
 
 
-def own_figures(host: Host, incarnation: int, moment: str, recorder: Recorder) -> None:
+def own_figures(host: Host, incarnation: int, moment: str, recorder: StormRecorder) -> None:
     """Note the figures of a host in this process."""
     statistics = host.statistics()
     running: dict[str, int] = {}

@@ -33,7 +33,7 @@ from holdfast.errors import HoldfastError, StorageError
 from holdfast.storage.backend import Tables
 from holdfast.storage.sql.tables import SqlTables
 
-__all__ = ["Connection", "Write", "Writer", "call_loop", "fail", "succeed"]
+__all__ = ["DatabaseConnection", "Write", "Writer", "call_loop", "fail", "succeed"]
 
 _T = TypeVar("_T")
 
@@ -59,7 +59,7 @@ class _Outcome(NamedTuple):
     error: BaseException | None
 
 
-class Connection(Protocol):
+class DatabaseConnection(Protocol):
     """Database side of the writer. Only the writer's thread calls its methods."""
 
     def open(self) -> SqlTables:
@@ -99,7 +99,7 @@ class Writer:
         name: name of the thread.
     """
 
-    def __init__(self, connection: Connection, *, name: str) -> None:
+    def __init__(self, connection: DatabaseConnection, *, name: str) -> None:
         self._connection = connection
         self._name = name
         self._loop: asyncio.AbstractEventLoop | None = None

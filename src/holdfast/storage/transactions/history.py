@@ -20,7 +20,7 @@ from holdfast.protocol.messages import Attachment, Entry, HistoryEdit
 from holdfast.storage.backend import Tables
 from holdfast.storage.rows import HistoryRow, SessionRow
 from holdfast.storage.transactions.attachments import stored_attachments
-from holdfast.storage.transactions.session_log import Log, check_quota, existing_session, new_session
+from holdfast.storage.transactions.session_log import EventLog, check_quota, existing_session, new_session
 from holdfast.storage.values import Edited, EditHistory
 
 __all__ = ["check_retry", "drop_retried", "edit_history", "number_entries"]
@@ -57,7 +57,7 @@ def check_retry(tables: Tables, row: SessionRow | None, run_id: str) -> None:
         raise HistoryChanged(f"the transcript was edited after run {run_id!r}")
 
 
-def drop_retried(tables: Tables, row: SessionRow, run_id: str, log: Log, at: float) -> None:
+def drop_retried(tables: Tables, row: SessionRow, run_id: str, log: EventLog, at: float) -> None:
     """Remove the run's entries from the transcript, if it has any."""
     newest = tables.history(row)
     if newest is not None and newest.history_id == run_id:
@@ -91,7 +91,7 @@ def _undo(tables: Tables, request: EditHistory) -> Edited:
     newest = _check_idle(tables, row, request)
     if newest is None:
         raise NothingToUndo("the transcript is empty")
-    log = Log(row)
+    log = EventLog(row)
     restored = _step_back(tables, row, newest)
     log.add(_edited("undo", request.at, removed=newest.entries, added=restored))
     row.updated_at = request.at
@@ -119,7 +119,7 @@ def _replace(tables: Tables, request: EditHistory) -> Edited:
     removed = tables.transcript(row, row.history_id) if newest is not None else ()
     if fresh:
         tables.add_session(row)
-    log = Log(row)
+    log = EventLog(row)
     entries = number_entries(tables, row, request.entries)
     seq = log.add(_edited(request.edit, request.at, removed=removed, added=len(entries)))
     history = HistoryRow(f"edit_{seq}", row.history_id, True, row.next_n - 1, entries)
@@ -146,5 +146,5 @@ def _check_idle(tables: Tables, row: SessionRow, request: EditHistory) -> Histor
     return newest
 
 
-def _done(tables: Tables, row: SessionRow, removed: tuple[Entry, ...], log: Log, at: float) -> Edited:
+def _done(tables: Tables, row: SessionRow, removed: tuple[Entry, ...], log: EventLog, at: float) -> Edited:
     return Edited(session=row.session, number=row.session, removed=removed, events=log.write(tables, None, at))

@@ -19,7 +19,7 @@ from holdfast.storage.rows import Mail, SessionRow, due_at
 from holdfast.storage.transactions.attachments import stored_attachments
 from holdfast.storage.transactions.history import check_retry, drop_retried
 from holdfast.storage.transactions.session_log import (
-    Log,
+    EventLog,
     check_quota,
     claim_of,
     existing_session,
@@ -108,7 +108,7 @@ def send(tables: Tables, request: Send) -> SendResult:
     else:
         tables.refuse_used_message_id(row, request.message_id)
 
-    log = Log(row)
+    log = EventLog(row)
     if request.retry_of is not None:
         drop_retried(tables, row, request.retry_of, log, at)
     seq = log.add(
@@ -195,7 +195,7 @@ def withdraw(
         if not known.withdrawn:
             raise AlreadySettled(f"message {message_id!r} was taken by run {known.run_id}")
         return Settlement(message_id=message_id, state="withdrawn"), ()
-    log = Log(row)
+    log = EventLog(row)
     log.add(MessageSettled(at=at, message_id=message_id, state="withdrawn"))
     row.waiting = tuple(other for other in row.waiting if other is not mail)
     row.updated_at = at
@@ -212,7 +212,7 @@ def steer(tables: Tables, lease: Lease, step: int, at: float) -> Steered:
     taken = tuple(mail for mail in row.waiting if mail.message.policy == "steer" and mail.target_run_id == lease.run_id)
     if not taken:
         return Steered(messages=())
-    log = Log(row)
+    log = EventLog(row)
     for mail in taken:
         log.add(MessageSteered(at=at, message_id=mail.message.message_id, run_id=lease.run_id, step=step))
     row.waiting = tuple(mail for mail in row.waiting if mail not in taken)

@@ -18,7 +18,7 @@ from holdfast.protocol.messages import Answer, Question
 from holdfast.protocol.states import next_run_state
 from holdfast.storage.backend import Tables
 from holdfast.storage.rows import NOBODY, SessionRow
-from holdfast.storage.transactions.session_log import Log, claim_of, existing_session, require_lease, stale_fence
+from holdfast.storage.transactions.session_log import EventLog, claim_of, existing_session, require_lease, stale_fence
 from holdfast.storage.values import Answered, Appended, Claim, Lease, Parked
 
 __all__ = ["answer", "park", "resume", "suspend"]
@@ -41,7 +41,7 @@ def suspend(tables: Tables, lease: Lease, question: Question) -> Appended:
     row.run_state = state
     row.questions = (*row.questions, question)
     row.updated_at = at = question.asked_at
-    log = Log(row)
+    log = EventLog(row)
     log.add(RunSuspended(at=at, run_id=lease.run_id, question=question))
     tables.save(row)
     return Appended(events=log.write(tables, lease.run_id, at))
@@ -76,7 +76,7 @@ def answer(tables: Tables, principal: str, key: str, given: Answer) -> Answered:
     row.questions = left
     row.updated_at = given.at
     assert row.run_id is not None
-    log = Log(row)
+    log = EventLog(row)
     seq = log.add(RunResumed(at=given.at, run_id=row.run_id, answer=given, waiting=len(left)))
     row.answered = (*row.answered, (given.question_id, seq))
     tables.save(row)

@@ -18,7 +18,7 @@ from holdfast.storage.rows import EndedRun, HistoryRow, Mail, SessionRow, due_at
 from holdfast.storage.transactions.history import number_entries
 from holdfast.storage.transactions.questions import resume
 from holdfast.storage.transactions.session_log import (
-    Log,
+    EventLog,
     check_quota,
     claim_again,
     claim_of,
@@ -78,7 +78,7 @@ def claim(tables: Tables, session: int, run_id: str, at: float) -> Claim | NotRe
         return NotReady(waiting=len(row.waiting), not_before=due_at(row))
     row.waiting = left
     row.updated_at = at
-    log = Log(row)
+    log = EventLog(row)
     start_run(tables, row, log, taken, run_id, at)
     tables.save(row)
     tables.take(row, taken, run_id)
@@ -102,7 +102,7 @@ def append(
         if b"\n" in body:
             raise InvalidRequest("an event's JSON must be one line")
     check_quota(tables, row.principal, sum([len(body) for _, body in events]), stored_limit)
-    log = Log(row)
+    log = EventLog(row)
     first = row.next_seq
     for kind, body in events:
         log.add_raw(kind, body)
@@ -136,7 +136,7 @@ def commit_run(tables: Tables, commit: RunCommit) -> Committed:
     taken = row.taken
     started_seq = row.started_seq
     rolled_back = row.rolled_back
-    log = Log(row)
+    log = EventLog(row)
     commit_seq = row.next_seq
     for kind, body in commit.events:
         log.add_raw(kind, body)
@@ -185,7 +185,7 @@ def commit_run(tables: Tables, commit: RunCommit) -> Committed:
     row.updated_at = at
 
     chosen: tuple[Mail, ...] = ()
-    next_log = Log(row)
+    next_log = EventLog(row)
     if commit.next_run_id is not None and row.waiting:
         chosen, left = _choose(row, at)
         if chosen:
@@ -321,7 +321,7 @@ def restart(tables: Tables, lease: Lease, at: float, discard_from: int | None = 
     row = require_lease(tables, lease)
     if discard_from is None:
         discard_from = row.started_seq + 1
-    log = Log(row)
+    log = EventLog(row)
     log.add(RunRestarted(at=at, run_id=lease.run_id, attempt=row.attempt, discard_from=discard_from))
     row.updated_at = at
     tables.save(row)

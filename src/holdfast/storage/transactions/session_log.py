@@ -14,7 +14,7 @@ from holdfast.storage.rows import Mail, SessionRow
 from holdfast.storage.values import Claim, Lease
 
 __all__ = [
-    "Log",
+    "EventLog",
     "check_quota",
     "claim_again",
     "claim_of",
@@ -31,7 +31,7 @@ __all__ = [
 _PACK_BYTES = 262_144
 
 
-class Log:
+class EventLog:
     """Numbers events with the session's counter; accepts none after ``session.deleted``."""
 
     __slots__ = ("closed", "events", "row")
@@ -131,7 +131,7 @@ def stale_fence(tables: Tables, lease: Lease, row: SessionRow | None) -> StaleFe
     return StaleFence(f"run {lease.run_id} may not write: {why}", hint="stop this run; its results do not count")
 
 
-def start_run(tables: Tables, row: SessionRow, log: Log, taken: tuple[Mail, ...], run_id: str, at: float) -> None:
+def start_run(tables: Tables, row: SessionRow, log: EventLog, taken: tuple[Mail, ...], run_id: str, at: float) -> None:
     """Give the free slot to a new run."""
     row.fence += 1
     row.holder = tables.epoch
@@ -197,7 +197,7 @@ def claim_again(tables: Tables, row: SessionRow) -> Claim:
     return claim_of(tables, row, (Stored(row.started_seq, kind, body),))
 
 
-def stop_run(row: SessionRow, log: Log, cause: Cause, at: float) -> bool:
+def stop_run(row: SessionRow, log: EventLog, cause: Cause, at: float) -> bool:
     """Record the interrupt of the active run: the first cause wins, and a rollback is always noted.
 
     Its questions no longer need an answer. Return whether the row was changed.

@@ -7,7 +7,7 @@ from holdfast.protocol.messages import Message
 from holdfast.protocol.stopping import Cause
 from holdfast.storage.backend import Tables
 from holdfast.storage.rows import SessionRow
-from holdfast.storage.transactions.session_log import Log, existing_session, stop_run
+from holdfast.storage.transactions.session_log import EventLog, existing_session, stop_run
 from holdfast.storage.values import InterruptRequest, InterruptResult, Stopped
 
 __all__ = ["delete_session", "interrupt", "stop_session"]
@@ -18,7 +18,7 @@ def interrupt(tables: Tables, request: InterruptRequest) -> InterruptResult:
     row = existing_session(tables, request.principal, request.key)
     if row.run_id is None or (request.run_id is not None and request.run_id != row.run_id):
         return InterruptResult(session=row.session, number=row.session, run_id=None)
-    log = Log(row)
+    log = EventLog(row)
     if stop_run(row, log, request.cause, request.at):
         row.updated_at = request.at
         tables.save(row)
@@ -30,7 +30,7 @@ def interrupt(tables: Tables, request: InterruptRequest) -> InterruptResult:
     )
 
 
-def _stop(tables: Tables, row: SessionRow, log: Log, cause: Cause, at: float) -> tuple[Message, ...]:
+def _stop(tables: Tables, row: SessionRow, log: EventLog, cause: Cause, at: float) -> tuple[Message, ...]:
     if row.run_id is not None:
         stop_run(row, log, cause, at)
     withdrawn = row.waiting
@@ -48,7 +48,7 @@ def stop_session(tables: Tables, request: InterruptRequest) -> Stopped:
     row = existing_session(tables, request.principal, request.key)
     if request.run_id is not None and request.run_id != row.run_id:
         return Stopped(session=row.session, number=row.session, run_id=None)
-    log = Log(row)
+    log = EventLog(row)
     was = row.rolled_back
     withdrawn = _stop(tables, row, log, request.cause, request.at)
     if log.events or row.rolled_back != was:
@@ -66,7 +66,7 @@ def stop_session(tables: Tables, request: InterruptRequest) -> Stopped:
 def delete_session(tables: Tables, principal: str, key: str, at: float, cause: Cause) -> Stopped:
     """See `Store.delete_session`."""
     row = existing_session(tables, principal, key)
-    log = Log(row)
+    log = EventLog(row)
     withdrawn = _stop(tables, row, log, cause, at)
     log.add(SessionDeletedEvent(at=at, reason=cause.reason))
     row.deleted_at = row.updated_at = at

@@ -13,7 +13,7 @@ from holdfast.testing.explorer.explored_loop import Chooser, ExploredLoop
 from holdfast.testing.explorer.isolation_guard import collect_some_garbage, garbage_left, real_world_closed
 from holdfast.testing.explorer.patching import swapped_in
 from holdfast.testing.explorer.replay import Replay
-from holdfast.testing.explorer.schedule import NOT_REPEATED, Outcome, run_one
+from holdfast.testing.explorer.schedule import NOT_REPEATED, ScheduleOutcome, run_one
 from holdfast.testing.explorer.shrinker import shrink as shrunk_choices
 from holdfast.testing.explorer.strategies import (
     ExhaustiveChooser,
@@ -24,7 +24,7 @@ from holdfast.testing.explorer.strategies import (
 )
 from holdfast.testing.explorer.virtual_loop import VirtualLoop
 
-__all__ = ["Report", "explore", "run_virtual"]
+__all__ = ["ExplorationReport", "explore", "run_virtual"]
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ _SHRINKING_STEPS = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class ExplorationReport:
     """Coverage of an exploration that found no failure.
 
     A *state* is how many steps each task, and the callbacks of each task, have taken so far; two schedules that come to
@@ -90,7 +90,7 @@ def explore(
     late_s: float = 0.0,
     tasks: Literal["ordinary", "eager"] = "ordinary",
     shrink: bool = True,
-) -> Report:
+) -> ExplorationReport:
     """Run ``test()`` on a fresh loop for each schedule, and fail with the first schedule that fails, made short.
 
     A schedule fails when the test raises, a callback raises, nothing can run any more, it does not end, tasks are left
@@ -143,7 +143,7 @@ def explore(
     elif replay is not None:
         _check_numbers(replay)
 
-    def run(picker: Chooser) -> Outcome:
+    def run(picker: Chooser) -> ScheduleOutcome:
         return run_one(ExploredLoop(picker, max_steps=max_steps, late_s=late_s, tasks=tasks), test, picker)
 
     exhaustive: ExhaustiveChooser | None = None
@@ -210,7 +210,7 @@ def explore(
                 raise outcome.failure(
                     schedules=count, label=label, again_with=again_with, shrunk=shrunk, recorded=recorded
                 ) from outcome.error
-    return Report(
+    return ExplorationReport(
         schedules=count,
         distinct=len(seen) if exhaustive is None else count,
         exhausted=exhaustive is not None and exhaustive.exhausted,
@@ -223,7 +223,7 @@ def explore(
     )
 
 
-def _made_short(outcome: Outcome, run: Callable[[Chooser], Outcome]) -> tuple[Outcome, str]:
+def _made_short(outcome: ScheduleOutcome, run: Callable[[Chooser], ScheduleOutcome]) -> tuple[ScheduleOutcome, str]:
     """Return the simplest outcome found that fails in the same way, and how it was found, for people."""
     best, wanted, steps = outcome, outcome.signature, 0
 

@@ -27,7 +27,7 @@ from holdfast.testing.explorer.shrinker import stripped
 from holdfast.testing.explorer.strategies import ReplayMismatch
 from holdfast.testing.explorer.virtual_loop import VirtualLoop
 
-__all__ = ["NOT_REPEATED", "Outcome", "run_one"]
+__all__ = ["NOT_REPEATED", "ScheduleOutcome", "run_one"]
 
 NOT_REPEATED = frozenset({"nondeterminism", "not_explorable"})
 """Kinds of failure that are not run once more."""
@@ -36,7 +36,7 @@ _ASYNCIO = os.path.dirname(asyncio.__file__)
 
 
 @dataclass(slots=True, kw_only=True)
-class Outcome:
+class ScheduleOutcome:
     """One schedule's trace and end. ``kind`` is empty when it passed.
 
     Parameters:
@@ -129,7 +129,7 @@ class Outcome:
             recorded=recorded,
         )
 
-    def compared_with(self, again: Outcome) -> Outcome:
+    def compared_with(self, again: ScheduleOutcome) -> ScheduleOutcome:
         """Return this outcome, or one that reports that the same choices led elsewhere."""
         for at, (width, picked) in enumerate(zip(self.widths, self.picked, strict=True)):
             if at >= len(again.widths):
@@ -165,7 +165,7 @@ class Outcome:
             if hash((actor.number, steps)) == change
         )
 
-    def _differs(self, text: str) -> Outcome:
+    def _differs(self, text: str) -> ScheduleOutcome:
         return replace(
             self,
             kind="nondeterminism",
@@ -189,7 +189,7 @@ _NONDETERMINISM_HINT = (
 )
 
 
-def run_one(loop: VirtualLoop, test: Callable[[], Coroutine[Any, Any, Any]], picker: Chooser | None) -> Outcome:
+def run_one(loop: VirtualLoop, test: Callable[[], Coroutine[Any, Any, Any]], picker: Chooser | None) -> ScheduleOutcome:
     """Run ``test()`` on the loop, which is closed afterwards.
 
     Raises:
@@ -199,7 +199,7 @@ def run_one(loop: VirtualLoop, test: Callable[[], Coroutine[Any, Any, Any]], pic
         loop.close()
         raise RuntimeError("a loop is running already; call explore() and run_virtual() from a plain function")
     explored = loop if isinstance(loop, ExploredLoop) else None
-    outcome = Outcome(
+    outcome = ScheduleOutcome(
         choices=explored.choices if explored else [],
         widths=explored.widths if explored else [],
         picked=explored.picked if explored else [],
@@ -241,7 +241,7 @@ def run_one(loop: VirtualLoop, test: Callable[[], Coroutine[Any, Any, Any]], pic
     return outcome
 
 
-def _judge(loop: VirtualLoop, main: asyncio.Task[Any], outcome: Outcome) -> None:
+def _judge(loop: VirtualLoop, main: asyncio.Task[Any], outcome: ScheduleOutcome) -> None:
     """Fill in how a schedule ended whose main task is done."""
     if main.cancelled():
         outcome.kind, outcome.text = "error", "the test was cancelled"

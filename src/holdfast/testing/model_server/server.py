@@ -13,7 +13,7 @@ import msgspec
 from holdfast.errors import format_error
 from holdfast.protocol.messages import Usage
 from holdfast.protocol.model import CallPart, EndPart, ModelRequest, Part, ReasoningPart, TextPart
-from holdfast.testing.model_server.wires import ChatWire, MessagesWire, ResponsesWire, Wire
+from holdfast.testing.model_server.wires import ChatWire, MessagesWire, ResponsesWire, WireFormat
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -24,7 +24,7 @@ __all__ = ["Exchange", "ModelServer", "Reply", "Script"]
 
 Fault = Literal["cut", "short", "garbage", "error", "stall"]
 
-_WIRES: dict[str, type[Wire]] = {
+_WIRES: dict[str, type[WireFormat]] = {
     "/v1/chat/completions": ChatWire,
     "/v1/responses": ResponsesWire,
     "/v1/messages": MessagesWire,
@@ -329,14 +329,14 @@ class _Connection(asyncio.Protocol):
         self._exchange = None
 
     def _refuse(
-        self, transport: asyncio.Transport, wire: type[Wire], status: int, message: str, more: str = ""
+        self, transport: asyncio.Transport, wire: type[WireFormat], status: int, message: str, more: str = ""
     ) -> None:
         body = wire.error(status, message)
         head = f"HTTP/1.1 {status} {_REASONS.get(status, 'Error')}\r\ncontent-type: application/json\r\n{more}"
         transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
 
     async def _pass_on(
-        self, transport: asyncio.Transport, exchange: Exchange, wire: Wire, parts: AsyncIterator[Part]
+        self, transport: asyncio.Transport, exchange: Exchange, wire: WireFormat, parts: AsyncIterator[Part]
     ) -> None:
         self._begin(transport, exchange, wire)
         try:
@@ -347,7 +347,7 @@ class _Connection(asyncio.Protocol):
             _write_chunk(transport, wire.broken(f"the model raised {format_error(error)}"))
         transport.write(b"0\r\n\r\n")
 
-    async def _reply(self, transport: asyncio.Transport, exchange: Exchange, wire: Wire, reply: Reply) -> None:
+    async def _reply(self, transport: asyncio.Transport, exchange: Exchange, wire: WireFormat, reply: Reply) -> None:
         await _pause(reply.headers_s)
         if reply.status != 200:
             more = "" if reply.retry_after_s is None else f"retry-after: {reply.retry_after_s:g}\r\n"
@@ -363,13 +363,13 @@ class _Connection(asyncio.Protocol):
             exchange._sent()
         transport.write(b"0\r\n\r\n")
 
-    def _begin(self, transport: asyncio.Transport, exchange: Exchange, wire: Wire) -> None:
+    def _begin(self, transport: asyncio.Transport, exchange: Exchange, wire: WireFormat) -> None:
         head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
         transport.write(head)
         exchange.headers_sent = True
         _write_chunk(transport, wire.start())
 
-    async def _fail(self, transport: asyncio.Transport, exchange: Exchange, wire: Wire, fault: Fault) -> None:
+    async def _fail(self, transport: asyncio.Transport, exchange: Exchange, wire: WireFormat, fault: Fault) -> None:
         match fault:
             case "stall":
                 await _pause(math.inf)

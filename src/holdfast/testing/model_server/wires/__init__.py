@@ -7,6 +7,6 @@ that are not allowed, arguments that are not an object, and text blocks with not
 from holdfast.testing.model_server.wires.chat import ChatWire
 from holdfast.testing.model_server.wires.messages import MessagesWire
 from holdfast.testing.model_server.wires.responses import ResponsesWire
-from holdfast.testing.model_server.wires.wire import Wire
+from holdfast.testing.model_server.wires.wire import WireFormat
 
-__all__ = ["ChatWire", "MessagesWire", "ResponsesWire", "Wire"]
+__all__ = ["ChatWire", "MessagesWire", "ResponsesWire", "WireFormat"]

@@ -14,13 +14,22 @@ import msgspec
 from holdfast.protocol.messages import Attachment
 from holdfast.protocol.model import CallPart, ModelRequest, Part
 
-__all__ = ["NAME", "Wire", "arguments_text", "attachment_of", "data_line", "event_lines", "first_objection", "text_of"]
+__all__ = [
+    "NAME",
+    "WireFormat",
+    "arguments_text",
+    "attachment_of",
+    "data_line",
+    "event_lines",
+    "first_objection",
+    "text_of",
+]
 
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 """What a tool may be called."""
 
 
-class Wire(Protocol):
+class WireFormat(Protocol):
     """One answer in one protocol, made for each request.
 
     Parameters:
