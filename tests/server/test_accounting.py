@@ -385,7 +385,7 @@ async def give(scope, passed_on: Send):
     await say(scope["message"])
 """,
     "by Starlette": """
-async def take(asked: Request):
+async def take(asked: PageRequest):
     return await asked.body()
 """,
     "a transcript": """
