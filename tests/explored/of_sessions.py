@@ -89,7 +89,7 @@ class Meeting:
                     assert settlement.state not in ("accepted", "taken")
                     if settlement.state == "failed":
                         assert self.ending == "failing"
-        assert not host.incidents.broken.total(), "the host itself counts a promise that was broken"
+        assert not host.incidents.promises.broken.total(), "the host itself counts a promise that was broken"
         await self.look()
 
     async def send(self, host: Host, name: str) -> None:

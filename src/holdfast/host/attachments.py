@@ -37,7 +37,7 @@ async def keep(
     settings = context.settings
     size = memoryview(body).nbytes
     if size > settings.attachment_limit_bytes:
-        context.incidents.kept["P9"] += 1
+        context.incidents.promises.kept["P9"] += 1
         raise LimitExceeded(
             f"the attachment has {size:,} bytes; the limit is {settings.attachment_limit_bytes:,}",
             hint="make it smaller, or raise the setting attachment_limit_bytes",
@@ -56,7 +56,7 @@ async def keep(
     try:
         return await asyncio.shield(done)
     except LimitExceeded:
-        context.incidents.kept["P14"] += 1
+        context.incidents.promises.kept["P14"] += 1
         raise
     finally:
         del done  # breaks a cycle: its error, this frame, and the bytes

@@ -49,7 +49,7 @@ class Background:
             raise Draining("this host is shutting down and starts no background work")
         limit = context.settings.principal_background
         if self._active[actor.principal] >= limit:
-            context.incidents.kept["P9"] += 1
+            context.incidents.promises.kept["P9"] += 1
             raise LimitExceeded(
                 f"{actor.principal!r} already has {limit} background tasks, which is the limit",
                 hint="wait until some have ended, or stop their sessions",

@@ -77,7 +77,7 @@ class HostContext:
         incidents = IncidentLog()
 
         def refused(text: str) -> None:
-            incidents.kept["P14"] += 1
+            incidents.promises.kept["P14"] += 1
             incidents.report(Incident(at=clock.now(), kind="budget", text=text))
 
         in_memory = isinstance(store, MemoryStore)

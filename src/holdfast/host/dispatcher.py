@@ -59,7 +59,7 @@ class Dispatcher:
             if reserved:
                 queue.release(principal)
             if isinstance(error, LimitExceeded):
-                context.incidents.kept["P9"] += 1
+                context.incidents.promises.kept["P9"] += 1
             return
         result = done.result()
         self._directory.awaited.made(principal, request.key)

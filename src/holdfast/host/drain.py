@@ -76,8 +76,8 @@ class Drain:
         interrupted = tuple(run.run_id for run in self._cut if not run.unloaded and run not in ended_by_itself)
         finished += len(ended_by_itself)
         self._cut.clear()
-        context.incidents.kept["P12"] += finished + len(unloaded) + len(interrupted)
-        context.incidents.broken["P12"] += len(orphans)
+        context.incidents.promises.kept["P12"] += finished + len(unloaded) + len(interrupted)
+        context.incidents.promises.broken["P12"] += len(orphans)
         return DrainReport(
             finished=finished,
             suspended=unloaded,

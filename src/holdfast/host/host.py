@@ -347,7 +347,7 @@ class Host:
             awaiting_slot=self.admission.waiting,
             event_subscribers=self.readers,
             counts=dict(self.incidents.counts),
-            promises=self.incidents.promises(),
+            promises=self.incidents.promises.snapshot(),
         )
 
     def tree(self, *, principal: str | None = None) -> TreeNode:

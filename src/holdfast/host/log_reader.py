@@ -133,9 +133,9 @@ class LogReader:
                     batch = batch[: ending + 1]
                     self._done = True
                 if batch[0].seq != self.cursor + 1 or batch[-1].seq != self.cursor + len(batch):
-                    self._context.incidents.broken["P7"] += 1
+                    self._context.incidents.promises.broken["P7"] += 1
                 self.cursor = batch[-1].seq
-                self._context.incidents.kept["P7"] += len(batch)
+                self._context.incidents.promises.kept["P7"] += len(batch)
                 return batch
         self._done = True
         raise StopAsyncIteration

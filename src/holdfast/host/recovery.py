@@ -48,7 +48,7 @@ class StartupRecovery:
         for claim in await retry(context, "rescue", lambda: context.store.rescue(at=context.now())):
             lease = claim.lease
             queue.admission.occupy(claim.principal)
-            context.incidents.kept["P11"] += 1
+            context.incidents.promises.kept["P11"] += 1
             try:
                 history = await read_run_history(context, claim)
             except StoreCorrupt as error:

@@ -52,7 +52,7 @@ class RunAccounting:
             sure: whether `steered` is complete.
         """
         incidents = self._context.incidents
-        counts, kept, broken = incidents.counts, incidents.kept, incidents.broken
+        counts, kept, broken = incidents.counts, incidents.promises.kept, incidents.promises.broken
         settled = [settlement.message_id for settlement in committed.settled]
         if committed.settled and committed.settled[0].state == "superseded":
             counts["rolled_back"] += 1
@@ -72,7 +72,7 @@ class RunAccounting:
     def withdrawn(self, session: int, settled: Sequence[Settlement], events: Sequence[Stored]) -> None:
         """Publish withdrawn messages, and wake those who wait for them."""
         self._directory.publish(session, events)
-        self._context.incidents.kept["P5"] += len(settled)
+        self._context.incidents.promises.kept["P5"] += len(settled)
         self._settlements.settle(settled)
 
     def interrupted(self, run: LiveRun, cause: Cause) -> None:
@@ -80,9 +80,9 @@ class RunAccounting:
         context, incidents = self._context, self._context.incidents
         incidents.counts[f"interrupts_{cause.kind}"] += 1
         if cause.kind == "parent" and not context.scope.interrupt.triggered:
-            incidents.broken["P2"] += 1
+            incidents.promises.broken["P2"] += 1
         else:
-            incidents.kept["P2"] += 1
+            incidents.promises.kept["P2"] += 1
         if cause.kind in RECORDED and cause.origin != run.run_id:
             return
         actor, run_id = run.actor, run.run_id
@@ -103,12 +103,12 @@ class RunAccounting:
         """Count a stopped run, and report what is left."""
         incidents = self._context.incidents
         incidents.counts[f"stops_{receipt.outcome}"] += 1
-        incidents.kept["P3"] += 1
+        incidents.promises.kept["P3"] += 1
         stopped = receipt.stopped
-        incidents.kept["P1"] += stopped.tasks + stopped.threads + stopped.processes
-        incidents.broken["P3"] += len(receipt.survivors)
+        incidents.promises.kept["P1"] += stopped.tasks + stopped.threads + stopped.processes
+        incidents.promises.broken["P3"] += len(receipt.survivors)
         if receipt.outcome == "gone" and receipt.abandoned:
-            incidents.broken["P1"] += 1
+            incidents.promises.broken["P1"] += 1
         self._tree.note_abandoned(run.actor, run.scope)
         key, run_id = run.actor.key, run.run_id
         for left in receipt.abandoned:
@@ -125,16 +125,16 @@ class RunAccounting:
     def scope_closed(self, scope: Scope) -> None:
         """Check that nothing is left in the closed scope of a run."""
         incidents = self._context.incidents
-        (incidents.broken if scope.members() else incidents.kept)["P8"] += 1
+        (incidents.promises.broken if scope.members() else incidents.promises.kept)["P8"] += 1
 
     def transcript_made(self, entries: Sequence[Entry]) -> None:
         """Check that each call among a run's new entries has exactly one result."""
         calls = [entry.call_id for entry in entries if entry.role == "tool_call"]
         results = {entry.call_id for entry in entries if entry.role == "tool_result"}
         valid = len(calls) == len(results) and results.issuperset(calls)
-        (self._context.incidents.kept if valid else self._context.incidents.broken)["P6"] += 1
+        (self._context.incidents.promises.kept if valid else self._context.incidents.promises.broken)["P6"] += 1
 
     def lease_lost(self, run: LiveRun, error: HoldfastError) -> None:
         """Report that another holder has the session."""
-        self._context.incidents.broken["P11"] += 1
+        self._context.incidents.promises.broken["P11"] += 1
         self._context.report("lease_lost", error.message, session=run.actor.key, run_id=run.run_id)

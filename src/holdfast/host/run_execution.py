@@ -395,7 +395,7 @@ class RunExecution:
 
         This does not commit; the caller continues towards the end.
         """
-        self._context.incidents.kept["P14"] += 1
+        self._context.incidents.promises.kept["P14"] += 1
         self._exceeded = error
         self._writer.discard(error)
         self.run.close()
@@ -513,7 +513,7 @@ class RunExecution:
             self._submit()
         elif error is not None:
             if isinstance(error, IllegalTransition):
-                self._context.incidents.broken["P10"] += 1
+                self._context.incidents.promises.broken["P10"] += 1
             self._retry(self._submit, error, "commit")
         else:
             committed = done.result()

@@ -62,9 +62,9 @@ class RunLauncher:
             seq=events[0].seq - 1 if events else claim.started_seq,
         )
         actor.publish(events)
-        incidents.kept["P4"] += 1
+        incidents.promises.kept["P4"] += 1
         if actor.active is not None:
-            incidents.broken["P4"] += 1
+            incidents.promises.broken["P4"] += 1
             actor.active.supersede()
         try:
             agent = parts.agents.find(claim.agent)

@@ -159,7 +159,7 @@ class Scheduler:
         try:
             self._context.budgets.fires.take(principal)
         except RateLimited:
-            self._context.incidents.kept["P14"] += 1
+            self._context.incidents.promises.kept["P14"] += 1
             return False
         return True
 
@@ -213,7 +213,7 @@ class Scheduler:
             case outcome:
                 counts["ticks_refused"] += 1
                 if outcome in ("mailbox_full", "limit_exceeded"):
-                    context.incidents.kept["P9"] += 1
+                    context.incidents.promises.kept["P9"] += 1
         told = due.schedule in self._broken
         if fired.outcome == "broken":
             self._broken.add(due.schedule)

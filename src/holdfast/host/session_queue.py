@@ -53,7 +53,7 @@ class SessionQueue:
         """Take a slot if one is free, and return the id of the run that may use it. Otherwise count a refusal."""
         if self.admission.reserve(principal):
             return ids.run_id()
-        self._context.incidents.kept["P14"] += 1
+        self._context.incidents.promises.kept["P14"] += 1
         return None
 
     def release(self, principal: str) -> None:
@@ -83,7 +83,7 @@ class SessionQueue:
     def _admit(self) -> None:
         context = self._context
         while not context.lifecycle.draining and (admitted := self.admission.admit()) is not None:
-            context.incidents.kept["P13"] += 1
+            context.incidents.promises.kept["P13"] += 1
             self._observer.on_slot(*admitted)
 
     def _arm(self) -> None:

@@ -16,6 +16,7 @@ __all__ = [
     "IncidentKind",
     "IncidentLog",
     "PromiseCount",
+    "PromiseCounters",
     "Recovery",
 ]
 
@@ -157,6 +158,21 @@ class HostStatistics(msgspec.Struct, frozen=True, kw_only=True):
     promises: dict[str, PromiseCount]
 
 
+class PromiseCounters:
+    """Counts of each promise kept and broken in this process, by its number. `kept` and `broken` may be added to."""
+
+    def __init__(self) -> None:
+        self.kept: Counter[str] = Counter()
+        self.broken: Counter[str] = Counter()
+
+    def snapshot(self) -> dict[str, PromiseCount]:
+        """Return the counts of each promise."""
+        return {
+            number: PromiseCount(name=name, kept=self.kept[number], broken=self.broken[number])
+            for number, (name, _, _) in PROMISES.items()
+        }
+
+
 class IncidentLog:
     """The newest incidents and all counters of a host. `report` and `count` are thread-safe.
 
@@ -167,17 +183,9 @@ class IncidentLog:
     def __init__(self, *, limit: int = 200) -> None:
         self.newest: deque[Incident] = deque(maxlen=limit)
         self.counts: Counter[str] = Counter({name: 0 for name in COUNTS if "<" not in name})
-        self.kept: Counter[str] = Counter()
-        self.broken: Counter[str] = Counter()
+        self.promises = PromiseCounters()
 
     def report(self, incident: Incident) -> None:
         """Record an incident."""
         self.newest.append(incident)
         self.counts[f"incidents_{incident.kind}"] += 1
-
-    def promises(self) -> dict[str, PromiseCount]:
-        """Return the counts of each promise."""
-        return {
-            number: PromiseCount(name=name, kept=self.kept[number], broken=self.broken[number])
-            for number, (name, _, _) in PROMISES.items()
-        }

@@ -109,7 +109,7 @@ async def edit(
         directory.awaited.made(principal, key)  # even if the reply was lost: the session may exist
         error = done.exception()
         if isinstance(error, LimitExceeded):
-            context.incidents.kept["P9"] += 1
+            context.incidents.promises.kept["P9"] += 1
         elif error is None:
             directory.publish(done.result().session, done.result().events)
 
