@@ -83,9 +83,9 @@ class Copy:
         report.unlink(missing_ok=True)
         environment = os.environ | {
             "PYTHONPATH": os.pathsep.join((str(self.root / "src"), str(self.root))),
-            "HOLDFAST_MUTANTS_COPY": str(self.root),
-            "HOLDFAST_MUTANTS_REPORT": str(report),
-            "HOLDFAST_MUTANTS_TEST_S": str(TEST_S),
+            "MUTANTS_COPY": str(self.root),
+            "MUTANTS_REPORT": str(report),
+            "MUTANTS_TEST_S": str(TEST_S),
         }
         command = [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "tests.mutants.witness"]
         command += [*(word for name in ("cacheprovider", "xdist", "frontrun") for word in ("-p", f"no:{name}"))]

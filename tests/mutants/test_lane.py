@@ -62,9 +62,9 @@ def test_a_survivor_and_a_mutant_that_does_not_fit_fail_the_lane(
 
 def test_nothing_but_the_copy_is_tested(tmp_path: Path) -> None:
     environment = os.environ | {
-        "HOLDFAST_MUTANTS_COPY": str(tmp_path),
-        "HOLDFAST_MUTANTS_REPORT": str(tmp_path / "report.json"),
-        "HOLDFAST_MUTANTS_TEST_S": "100",
+        "MUTANTS_COPY": str(tmp_path),
+        "MUTANTS_REPORT": str(tmp_path / "report.json"),
+        "MUTANTS_TEST_S": "100",
     }
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.mutants.witness", "-p", "no:cacheprovider", *IDS]
     result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)

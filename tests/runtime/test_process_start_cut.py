@@ -11,7 +11,7 @@ import pytest
 from holdfast.runtime import Scope, install
 from holdfast.runtime.processes import process_host
 
-MARK = "HOLDFAST_CUT_START"
+MARK = "CUT_START"
 
 
 def marked(mark: str) -> list[int]:
