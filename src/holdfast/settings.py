@@ -19,12 +19,14 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from holdfast import old_names
 from holdfast.errors import ConfigurationError
 
 __all__ = [
     "CONFIG_FILE",
     "DATA_FOLDER",
     "DEFAULT_STORE",
+    "OTHER_VARIABLES",
     "SettingInfo",
     "Settings",
     "config_file",
@@ -44,7 +46,24 @@ DEFAULT_STORE = f"sqlite:///{DATA_FOLDER}/{_STORE_NAME}"
 _PREFIX = "HOLDFAST_"
 _SECRET_LENGTH = 32
 _STORED_BYTES = 10_000_000_000
-_NOT_SETTINGS = frozenset(("HOLDFAST_CONFIG", "HOLDFAST_URL", "HOLDFAST_KEY", "HOLDFAST_SESSION"))
+OTHER_VARIABLES = frozenset(
+    (
+        "HOLDFAST_CHROMIUM",
+        "HOLDFAST_CONFIG",
+        "HOLDFAST_FAILPOINT",
+        "HOLDFAST_KEY",
+        "HOLDFAST_NEMESIS_CLOCK",
+        "HOLDFAST_NEMESIS_DISK",
+        "HOLDFAST_NEMESIS_LEVERS",
+        "HOLDFAST_SCOPE",
+        "HOLDFAST_SESSION",
+        "HOLDFAST_STORM",
+        "HOLDFAST_STORM_NAME",
+        "HOLDFAST_STORM_STAMPS",
+        "HOLDFAST_URL",
+    )
+)
+"""Variables of Holdfast that are no settings. Every other ``HOLDFAST_*`` has to be one."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -377,12 +396,11 @@ def _read_values(
         values[name] = _convert(name, value, source=str(path), strict=True)
     for variable, text in environment.items():
         name = variable.removeprefix(_PREFIX).lower()
-        if not variable.startswith(_PREFIX) or variable in _NOT_SETTINGS:
+        if not variable.startswith(_PREFIX) or variable in OTHER_VARIABLES:
             continue
-        if name in _TYPES:
-            values[name] = _from_text(name, text, source=variable)
-        elif difflib.get_close_matches(name, _TYPES, n=1, cutoff=0.7):
-            raise _unknown(name, source=variable)
+        if name not in _TYPES:
+            raise _unknown_variable(variable)
+        values[name] = _from_text(name, text, source=variable)
     for name, flag in flags.items():
         if flag is None:
             continue
@@ -441,11 +459,22 @@ def _convert(name: str, value: object, *, source: str, strict: bool) -> Any:
 
 
 def _unknown(name: str, *, source: str) -> ConfigurationError:
+    message = f"unknown setting {name!r} (from {source})"
+    if name in old_names.SETTINGS:
+        return ConfigurationError(message, hint=f"it was renamed; use {old_names.SETTINGS[name]!r}")
     near = difflib.get_close_matches(name, _TYPES, n=1)
-    return ConfigurationError(
-        f"unknown setting {name!r} (from {source})",
-        hint=f"did you mean {near[0]!r}?" if near else "see the settings reference",
-    )
+    return ConfigurationError(message, hint=f"did you mean {near[0]!r}?" if near else "see the settings reference")
+
+
+def _unknown_variable(variable: str) -> ConfigurationError:
+    message = f"unknown environment variable {variable}"
+    renamed = old_names.SETTINGS.get(variable.removeprefix(_PREFIX).lower())
+    if renamed is not None:
+        return ConfigurationError(message, hint=f"it was renamed; use {_PREFIX}{renamed.upper()}")
+    known = [*(name.upper() for name in _TYPES), *(name.removeprefix(_PREFIX) for name in OTHER_VARIABLES)]
+    near = difflib.get_close_matches(variable.removeprefix(_PREFIX), known, n=1)
+    hint = f"unset it, or did you mean {_PREFIX}{near[0]}?" if near else "unset it, or see the settings reference"
+    return ConfigurationError(message, hint=hint)
 
 
 def _default(name: str) -> str:

@@ -52,7 +52,7 @@ def test_lists_in_the_environment_are_separated_by_commas(tmp_path: Path) -> Non
         ({}, {"HOLDFAST_GRACE_S": "-1"}, "", ["grace_s", "'-1'", "HOLDFAST_GRACE_S"]),
         ({}, {"HOLDFAST_GRACE_S": "nan"}, "", ["grace_s", "HOLDFAST_GRACE_S"]),
         ({}, {"HOLDFAST_DRAIN_TIMEOUT_S": "inf"}, "", ["drain_timeout_s", "HOLDFAST_DRAIN_TIMEOUT_S"]),
-        ({}, {"HOLDFAST_PROT": "1"}, "", ["prot", "HOLDFAST_PROT", "'port'"]),
+        ({}, {"HOLDFAST_PROT": "1"}, "", ["HOLDFAST_PROT", "HOLDFAST_PORT"]),
         ({}, {"HOLDFAST_LOG_LEVEL": "loud"}, "", ["log_level", "loud"]),
         ({}, {}, 'port = "8420"', ["port", "'8420'", "holdfast.toml"]),
         ({}, {}, "prot = 1", ["prot", "holdfast.toml", "'port'"]),

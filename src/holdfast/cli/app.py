@@ -11,6 +11,8 @@ import typer
 import typer.main
 from typer.core import TyperCommand, TyperGroup
 
+from holdfast.cli.renamed_commands import RefusingGroup
+
 if TYPE_CHECKING:
     from holdfast.cli.exit_codes import Exit
 
@@ -83,7 +85,7 @@ def _load(name: str, place: str) -> TyperCommand | TyperGroup:
     return cast(TyperCommand, typer.main.get_command(alone))
 
 
-class _CommandGroup(TyperGroup):
+class _CommandGroup(RefusingGroup):
     """The group of all commands, which lists them without importing them."""
 
     def __init__(self, **attributes: Any) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from holdfast import old_names
 from holdfast.cli.output import age
 from holdfast.cli.send import attach
 from holdfast.errors import InvalidRequest
@@ -222,7 +223,9 @@ def command_of(line: str) -> tuple[ChatCommand, str] | None:
     name, _, text = line[1:].partition(" ")
     command = COMMANDS.get(name)
     if command is None:
-        raise InvalidRequest(f"unknown command /{name[:40]}", hint="see /help; // starts a message with a slash")
+        renamed = old_names.COMMANDS.get(name)
+        hint = f"it was renamed; use /{renamed}" if renamed else "see /help; // starts a message with a slash"
+        raise InvalidRequest(f"unknown command /{name[:40]}", hint=hint)
     text = text.strip()
     if name in _NEED_TEXT and not text:
         raise InvalidRequest(f"missing text; use {command.usage}")

@@ -16,6 +16,7 @@ from holdfast import ids
 from holdfast.cli.exit_codes import Exit
 from holdfast.cli.options import Json, Key, Store, Url
 from holdfast.cli.output import age, note, say, say_json, say_table, visible
+from holdfast.cli.renamed_commands import RefusingGroup
 from holdfast.cli.secret_input import read_secret, show_on_terminal
 from holdfast.cli.target import Target, run
 from holdfast.clock import system_clock
@@ -30,7 +31,11 @@ if TYPE_CHECKING:
 __all__ = ["app", "create", "list_keys", "revoke"]
 
 app = typer.Typer(
-    help="Create, list and revoke API keys.", no_args_is_help=True, add_completion=False, rich_markup_mode=None
+    cls=RefusingGroup,
+    help="Create, list and revoke API keys.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
 )
 
 _STOP_S = 120.0

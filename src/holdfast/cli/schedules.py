@@ -12,6 +12,7 @@ import typer
 from holdfast.cli.exit_codes import Exit
 from holdfast.cli.options import Json, Key, Session, Url, User, seconds
 from holdfast.cli.output import note, say, say_json, say_table
+from holdfast.cli.renamed_commands import RefusingGroup
 from holdfast.cli.send import content_of
 from holdfast.cli.target import Target, run_with_client
 
@@ -23,7 +24,11 @@ if TYPE_CHECKING:
 __all__ = ["add", "app", "list_schedules", "pause", "remove", "resume", "run_now"]
 
 app = typer.Typer(
-    help="Send messages on a schedule.", no_args_is_help=True, add_completion=False, rich_markup_mode=None
+    cls=RefusingGroup,
+    help="Send messages on a schedule.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
 )
 
 ScheduleId = Annotated[str, typer.Argument(metavar="SCHEDULE", help="Schedule ID.")]

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 from urllib.parse import unquote_to_bytes
 
 from holdfast.errors import HoldfastError, InvalidRequest, UnknownRoute
+from holdfast.old_names import hint_of_route
 from holdfast.server.parameters import JsonBody, Query, RawBody
 from holdfast.server.request import Request
 
@@ -159,7 +160,7 @@ class _Node:
 
 def unknown_route(path: str) -> UnknownRoute:
     """Return the error for a path without a route."""
-    return UnknownRoute(f"no such route: {path[:200]}")
+    return UnknownRoute(f"no such route: {path[:200]}", hint=hint_of_route(path))
 
 
 def _decode_segment(segment: bytes) -> str:

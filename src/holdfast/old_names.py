@@ -1,0 +1,63 @@
+"""Names of earlier versions. No alias is kept: using an old name is refused with the new one.
+
+The changelog has the whole table, with the names of metrics and of fields in responses, which nobody can refuse.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+__all__ = ["COMMANDS", "FLAGS", "METRICS", "RESPONSE_FIELDS", "ROUTES", "SETTINGS", "hint_of_route", "renamed_flag"]
+
+SETTINGS: Mapping[str, str] = {
+    "body_s": "body_timeout_s",
+    "drain_s": "drain_timeout_s",
+    "kill_after_s": "abandon_after_s",
+    "run_s": "run_timeout_s",
+    "step_s": "step_timeout_s",
+    "suspend_s": "question_ttl_s",
+    "tool_s": "tool_timeout_s",
+}
+"""Settings, in ``holdfast.toml``, as arguments, and in upper case after ``HOLDFAST_`` as environment variables."""
+
+COMMANDS: Mapping[str, str] = {"branch": "fork"}
+"""Commands of ``holdfast`` and, after a slash, of ``holdfast chat``."""
+
+FLAGS: Mapping[tuple[str, str], str] = {("serve", "--drain"): "--drain-timeout"}
+"""Flags, by command."""
+
+ROUTES: Mapping[str, str] = {"/v1/sessions/{key}/branch": "/v1/sessions/{key}/fork"}
+"""Paths of the HTTP API."""
+
+METRICS: Mapping[str, str] = {
+    "holdfast_events_total": "holdfast_host_events_total",
+    "holdfast_readers": "holdfast_event_subscribers",
+    "holdfast_sessions_in_line": "holdfast_sessions_awaiting_slot",
+}
+
+RESPONSE_FIELDS: Mapping[str, str] = {
+    "in_line": "awaiting_slot",
+    "parked": "suspended",
+    "readers": "event_subscribers",
+}
+"""Fields of the host's statistics and of the report of a drain."""
+
+
+def hint_of_route(path: str) -> str | None:
+    """Return a hint with the new pattern of an old path of the HTTP API; None for a path that was never one."""
+    for old, new in ROUTES.items():
+        if re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", old), path):
+            return f"it was renamed; use {new}"
+    return None
+
+
+def renamed_flag(command: str, arguments: Sequence[str]) -> tuple[str, str] | None:
+    """Return the first old flag among a command's arguments, and its new name."""
+    for argument in arguments:
+        if argument == "--":
+            return None
+        flag = argument.partition("=")[0]
+        if (command, flag) in FLAGS:
+            return flag, FLAGS[command, flag]
+    return None
