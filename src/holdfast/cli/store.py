@@ -7,7 +7,6 @@ import typer
 from holdfast.cli.exit_codes import Exit, exit_of
 from holdfast.cli.options import Json
 from holdfast.cli.output import note, say, say_error, say_json
-from holdfast.cli.renamed_commands import RefusingGroup
 from holdfast.errors import HoldfastError
 from holdfast.settings import data_folder, names_store
 

@@ -57,7 +57,7 @@ if not TYPE_CHECKING:  # or else type checkers would accept any name
         __name__,
         {
             "clock": ("ManualClock", "VirtualClock"),
-            "explorer.explore": ("Report", "explore", "run_virtual"),
+            "explorer.explore": ("ExplorationReport", "explore", "run_virtual"),
             "explorer.failures": ("NotExplorable", "ScheduleFailure"),
             "explorer.patching": ("start_thread",),
             "explorer.replay": ("Replay",),
