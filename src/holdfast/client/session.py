@@ -24,11 +24,11 @@ from holdfast.protocol.http import (
     InterruptBody,
     Mailbox,
     NothingBody,
-    Outcome,
     QuestionList,
     RunList,
     ScheduleBody,
     SendBody,
+    SendOutcome,
     StopBody,
     StopPending,
     Transcript,
@@ -99,7 +99,7 @@ class RemoteSession:
         wait_s = _WAIT_S if timeout_s is None else max(0.0, min(_WAIT_S, timeout_s))
         response = await self._post_message(content, SendOptions(**options), wait_s=wait_s)
         if response.status_code == 200:
-            outcome = decode(response, Outcome)
+            outcome = decode(response, SendOutcome)
             if outcome.status == "completed":
                 return outcome.text
             return answer(await self.message(outcome.receipt.message_id))

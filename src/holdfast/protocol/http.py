@@ -39,7 +39,6 @@ __all__ = [
     "KeyView",
     "Mailbox",
     "NothingBody",
-    "Outcome",
     "PauseBody",
     "QuestionList",
     "RequestBody",
@@ -47,6 +46,7 @@ __all__ = [
     "ScheduleBody",
     "ScheduleList",
     "SendBody",
+    "SendOutcome",
     "SessionList",
     "Status",
     "StopBody",
@@ -220,7 +220,7 @@ class PauseBody(RequestBody, frozen=True, kw_only=True):
 # ── Responses ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class SendOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """Outcome of a message sent with ``?wait=``."""
 
     status: MessageState

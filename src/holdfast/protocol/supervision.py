@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeGuard
 
-from holdfast.errors import ConfigurationError
+from holdfast.errors.base import ConfigurationError
 from holdfast.protocol.stopping import Cause
 
 __all__ = ["BranchResult", "Intensity", "Need", "Quorum", "Verdict", "is_seconds", "told_results"]

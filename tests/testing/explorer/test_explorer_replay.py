@@ -119,7 +119,7 @@ def test_a_replay_survives_its_file_and_brings_its_own_options(tmp_path: Path) -
 def test_a_file_that_is_no_replay_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "it.json"
     path.write_text(text)
-    with pytest.raises(ValueError, match="no replay file"):
+    with pytest.raises(ValueError, match="is not a replay file"):
         Replay.load(path)
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from holdfast.errors import HoldfastError
 from holdfast.testing import STORE_CHECKS, run_store_check
+from tests.testing.suites import store_faults_people, store_faults_records  # noqa: F401 - they add to FAULTS
 from tests.testing.suites.store_faults import FAULTS, CommitsOnlyTheEnd
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from holdfast import errors
 from holdfast.host.budgets import SMALL_MESSAGE_CHARACTERS
-from holdfast.protocol.http import Outcome, SendBody
+from holdfast.protocol.http import SendBody, SendOutcome
 from holdfast.protocol.messages import Receipt, Settlement
 from holdfast.server.context import ServerContext
 from holdfast.server.parameters import JsonBody, NumberQuery
@@ -23,7 +23,7 @@ WAIT = NumberQuery("wait", "Wait up to this many seconds for the result.", limit
     "/v1/sessions/{key}/messages",
     body=JsonBody(SendBody),
     query=(WAIT,),
-    responses={202: Receipt, 200: Outcome},
+    responses={202: Receipt, 200: SendOutcome},
     errors=(
         errors.SessionBusy,
         errors.MailboxFull,
@@ -53,7 +53,7 @@ async def send_message(server: ServerContext, request: Request, body: SendBody) 
     settled = await server.waits.wait(request, settling, wait_s)
     if settled is None:
         return Response(202, encode(receipt))
-    outcome = Outcome(
+    outcome = SendOutcome(
         status=settled.state,
         text=settled.text,
         cause=settled.cause,

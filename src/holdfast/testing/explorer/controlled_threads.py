@@ -32,7 +32,7 @@ from holdfast.runtime import threads as pool_module
 from holdfast.testing.explorer.failures import Deadlock, NotExplorable
 
 if TYPE_CHECKING:
-    from holdfast.testing.explorer.explored_loop import Actor, ExploredLoop, Step
+    from holdfast.testing.explorer.explored_loop import Actor, ExploredLoop, LoopStep
 
 __all__ = ["ControlledThread", "ThreadController", "Unwound", "end_carriers", "strands_here"]
 
@@ -132,7 +132,7 @@ class ControlledThread:
         self.ended = False
         self.ending = False
         self.joining: dict[ControlledThread, None] = {}
-        self.timer: Step | None = None
+        self.timer: LoopStep | None = None
         self.waits_for: object = None
 
     @property
@@ -178,7 +178,7 @@ class ThreadController:
         self._loop_left = False  # the loop's thread is in the middle of a step,
         self._left_by = loop._running_actor  # of this actor,
         self._may_go_on = False  # and does not block
-        self._going_on: Step | None = None
+        self._going_on: LoopStep | None = None
 
     def start(self, strand: ControlledThread) -> None:
         """Let a new one run from now on."""
@@ -323,7 +323,7 @@ class ThreadController:
 
     # on the loop's thread
 
-    def _new_step(self, strand: ControlledThread, when: float = 0.0) -> Step:
+    def _new_step(self, strand: ControlledThread, when: float = 0.0) -> LoopStep:
         return self.loop._new_step(when, self._resume, (strand,), self._context, strand.actor)
 
     def _let_go(self, strand: ControlledThread) -> None:
@@ -403,7 +403,7 @@ class ThreadController:
         finally:
             self._loop_left = False
 
-    def _offered(self) -> list[Step]:
+    def _offered(self) -> list[LoopStep]:
         """Return who can go in the middle of a step of the loop."""
         loop = self.loop
         if loop._stale:
@@ -413,7 +413,7 @@ class ThreadController:
             offered.insert(0, self._own_step())
         return offered
 
-    def _own_step(self) -> Step:
+    def _own_step(self) -> LoopStep:
         loop = self.loop
         if self._going_on is None:
             self._going_on = loop._new_step(0.0, _nothing, (), self._context, self._left_by)
@@ -455,7 +455,7 @@ class ThreadController:
         self._going_on = None
 
 
-def _at(steps: Sequence[Step], wanted: Step) -> int:
+def _at(steps: Sequence[LoopStep], wanted: LoopStep) -> int:
     return next(at for at, step in enumerate(steps) if step is wanted)
 
 

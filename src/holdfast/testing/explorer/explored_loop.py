@@ -23,7 +23,7 @@ from holdfast.testing.explorer.controlled_threads import ControlledThread, Threa
 from holdfast.testing.explorer.failures import Deadlock, Livelock, NotExplorable
 from holdfast.testing.explorer.virtual_loop import VirtualLoop
 
-__all__ = ["Actor", "Chooser", "ExploredLoop", "Step"]
+__all__ = ["Actor", "Chooser", "ExploredLoop", "LoopStep"]
 
 _Task = asyncio.Task
 _T = TypeVar("_T")
@@ -51,7 +51,7 @@ class Actor:
         self.strand: ControlledThread | None = None
         self.is_clock = False
         self.callbacks: Actor | None = None
-        self.queue: deque[Step] = deque()
+        self.queue: deque[LoopStep] = deque()
         self.runnable = False
         self.steps = 0
 
@@ -70,7 +70,7 @@ class Actor:
 _NOBODY = Actor(0, None, None)
 
 
-class Step(asyncio.TimerHandle):
+class LoopStep(asyncio.TimerHandle):
     """A handle that knows its actor, and in which step (``born``) and when (``since``) it became runnable."""
 
     __slots__ = ("actor", "born", "since")
@@ -113,7 +113,7 @@ class Step(asyncio.TimerHandle):
         return self._loop.steps - self.born > steps
 
     def __repr__(self) -> str:
-        return f"<Step of {self.actor.name!r}>"
+        return f"<LoopStep of {self.actor.name!r}>"
 
 
 class Chooser(Protocol):
@@ -123,7 +123,7 @@ class Chooser(Protocol):
         """Prepare for the next schedule; False when all are done."""
         ...
 
-    def pick(self, runnable: Sequence[Step]) -> int:
+    def pick(self, runnable: Sequence[LoopStep]) -> int:
         """Return the index of the step to run. Called only when there are at least two."""
         ...
 
@@ -161,21 +161,21 @@ class ExploredLoop(VirtualLoop):
         self.recent: deque[Actor] = deque(maxlen=64)
         self.halted: Exception | None = None
         """The error that ends the schedule, although the running code may have caught it."""
-        self.chosen: Step | None = None
+        self.chosen: LoopStep | None = None
         """Who goes next, when a thread has chosen another than itself."""
         self._stepping = False
         self._stale = False
         self._state = 0
         self._unnamed = 0
-        self._pick: Callable[[Sequence[Step]], int] = chooser.pick
+        self._pick: Callable[[Sequence[LoopStep]], int] = chooser.pick
         self._by_task: dict[asyncio.Task[Any], Actor] = {}
-        self._runnable: list[Step] = []
+        self._runnable: list[LoopStep] = []
         self._running_actor = self._new_actor(None, None)
         self.strands = ThreadController(self)
-        self._clock: Step | None = None
+        self._clock: LoopStep | None = None
         self._late_s = late_s
         if late_s > 0:
-            self._clock = Step(0.0, self._pass_time, (), self, None, self._new_actor(None, None))
+            self._clock = LoopStep(0.0, self._pass_time, (), self, None, self._new_actor(None, None))
             self._clock.actor.is_clock = True
         if tasks == "eager":
             self.set_task_factory(_start_eagerly)
@@ -223,7 +223,7 @@ class ExploredLoop(VirtualLoop):
             self._check_closed()
         if threading.get_ident() != self._home:
             self._refuse("call_soon was called from another thread than the loop's; use call_soon_threadsafe")
-        step = Step(0.0, callback, args, self, context, self._actor_of(callback))
+        step = LoopStep(0.0, callback, args, self, context, self._actor_of(callback))
         self._make_runnable(step)
         return step
 
@@ -237,7 +237,7 @@ class ExploredLoop(VirtualLoop):
         if strands_here() is not strands:
             self._refuse_thread()
         self._check_closed()
-        step = Step(0.0, callback, args, self, context, self._callbacks_of(self._running_actor))
+        step = LoopStep(0.0, callback, args, self, context, self._callbacks_of(self._running_actor))
         self._make_runnable(step)
         strands.pause()
         return step
@@ -245,10 +245,10 @@ class ExploredLoop(VirtualLoop):
     def _make_timer(
         self, when: float, callback: Callable[..., object], args: Sequence[Any], context: Context | None
     ) -> asyncio.TimerHandle:
-        return Step(when, callback, args, self, context, self._callbacks_of(self._running_actor))
+        return LoopStep(when, callback, args, self, context, self._callbacks_of(self._running_actor))
 
     def _make_runnable(self, handle: asyncio.Handle) -> None:
-        assert isinstance(handle, Step)
+        assert isinstance(handle, LoopStep)
         actor = handle.actor
         if actor.runnable:
             actor.queue.append(handle)
@@ -263,7 +263,7 @@ class ExploredLoop(VirtualLoop):
             at -= 1
         runnable.insert(at, handle)
 
-    def _take(self, at: int) -> Step:
+    def _take(self, at: int) -> LoopStep:
         step = self._runnable.pop(at)
         actor = step.actor
         actor.runnable = False
@@ -284,8 +284,8 @@ class ExploredLoop(VirtualLoop):
 
     def _new_step(
         self, when: float, callback: Callable[..., object], args: Sequence[Any], context: Context, actor: Actor
-    ) -> Step:
-        return Step(when, callback, args, self, context, actor)
+    ) -> LoopStep:
+        return LoopStep(when, callback, args, self, context, actor)
 
     def _run_once(self) -> None:
         if self._stale:
@@ -309,13 +309,13 @@ class ExploredLoop(VirtualLoop):
         if self.halted is not None:
             raise self.halted
 
-    def _with_clock(self, runnable: list[Step]) -> list[Step]:
+    def _with_clock(self, runnable: list[LoopStep]) -> list[LoopStep]:
         """Return the runnable steps, and the clock if none of them would be too late."""
         assert self._clock is not None
         when = self._next_timer()
         return [*runnable, self._clock] if when is not None and when <= runnable[0].since + self._late_s else runnable
 
-    def _next_of(self, offered: Sequence[Step]) -> int:
+    def _next_of(self, offered: Sequence[LoopStep]) -> int:
         """Return the index of the step to run; a thread may have chosen already."""
         chosen, self.chosen = self.chosen, None
         if chosen is not None:
@@ -463,5 +463,5 @@ def _nothing() -> None:
     """Do nothing: the callback of a cancelled step, so that it keeps nothing alive."""
 
 
-def _first(_: Sequence[Step]) -> int:
+def _first(_: Sequence[LoopStep]) -> int:
     return 0

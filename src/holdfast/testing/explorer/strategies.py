@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from holdfast.testing.explorer.explored_loop import Actor, ExploredLoop, Step
+    from holdfast.testing.explorer.explored_loop import Actor, ExploredLoop, LoopStep
 
 __all__ = ["ExhaustiveChooser", "NearChooser", "PctChooser", "RandomChooser", "ReplayChooser", "ReplayMismatch"]
 
@@ -35,7 +35,7 @@ class RandomChooser:
         """Accept one more schedule; there is always another."""
         return True
 
-    def pick(self, runnable: Sequence[Step]) -> int:
+    def pick(self, runnable: Sequence[LoopStep]) -> int:
         """Pick any step."""
         return int(self._random() * len(runnable))
 
@@ -74,7 +74,7 @@ class PctChooser:
         self._last = None
         return True
 
-    def pick(self, runnable: Sequence[Step]) -> int:
+    def pick(self, runnable: Sequence[LoopStep]) -> int:
         """Pick the step with the highest priority; at a moment of change, put that one last."""
         oldest = runnable[0]
         if oldest.overdue(_OVERDUE_STEPS):
@@ -121,7 +121,7 @@ class ReplayChooser:
         self._made = 0
         return True
 
-    def pick(self, runnable: Sequence[Step]) -> int:
+    def pick(self, runnable: Sequence[LoopStep]) -> int:
         """Return the recorded number.
 
         Raises:
@@ -144,7 +144,7 @@ class ReplayChooser:
 class NearChooser(ReplayChooser):
     """Repeats choices that may not fit: one that is not on offer becomes the last that is."""
 
-    def pick(self, runnable: Sequence[Step]) -> int:
+    def pick(self, runnable: Sequence[LoopStep]) -> int:
         """Return the recorded number, or the nearest one on offer."""
         made = self._made
         self._made = made + 1
