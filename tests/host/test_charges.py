@@ -113,7 +113,7 @@ def test_a_history_above_a_share_fails_its_run_with_the_reason_and_can_be_undone
             session = await begin_with(host, "s", 3 * SHARE)
             with pytest.raises(RunFailed, match=r"the transcript takes 3,.* the limit for alice is 1,000,000"):
                 await session.ask("now")
-            for edit in (lambda: session.branch("other"), session.retry):
+            for edit in (lambda: session.fork("other"), session.retry):
                 with pytest.raises(BudgetExceeded, match="the transcript takes"):
                     await edit()
             while await session.transcript():
@@ -131,9 +131,9 @@ def test_edits_wait_for_room_and_are_refused_in_the_end() -> None:
             holding = asyncio.ensure_future(first.ask("wait"))
             await asyncio.sleep(1)
             with pytest.raises(BudgetExceeded, match="bytes of transcripts in memory"):
-                await second.branch("c")
+                await second.fork("c")
             await holding
-            assert (await second.branch("c")).key == "c"
+            assert (await second.fork("c")).key == "c"
             assert len(await host.session("c", principal="alice").transcript()) == 10
             assert host.budgets.histories.used == 0
 

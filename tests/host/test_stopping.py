@@ -187,7 +187,7 @@ def test_a_stop_withdraws_what_waits_and_a_later_message_runs() -> None:
             await session.withdraw(first.message_id)
         with pytest.raises(UnknownMessage):
             await session.withdraw("m_nothing")
-        assert await session.ask("hello") == "1 word. Say help to see what else I can do."
+        assert await session.ask("hello") == "1 word. Send help to see what else I can do."
 
     on_host(scenario)
 

@@ -78,7 +78,7 @@ class EpisodePlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Statistics(msgspec.Struct):
-    readers: int
+    event_subscribers: int
 
 
 class _Server(msgspec.Struct):
@@ -331,7 +331,7 @@ class Episode:
         """Check that the server holds no readers after all have gone."""
         deadline = system_clock.monotonic() + LIMITS.death_s
         while True:
-            readers = (await self.admin.read("/v1/server", _Server)).statistics.readers
+            readers = (await self.admin.read("/v1/server", _Server)).statistics.event_subscribers
             if not readers or system_clock.monotonic() > deadline:
                 break
             await asyncio.sleep(0.1)
