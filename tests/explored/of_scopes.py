@@ -239,7 +239,7 @@ def a_thread_is_started_before_it_is_entered(patch: pytest.MonkeyPatch) -> None:
 
 @fault
 def a_call_that_was_taken_back_runs_all_the_same(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("holdfast.runtime.threads.Call.cancel", lambda self: self.thread is None)
+    patch.setattr("holdfast.runtime.threads.ThreadCall.cancel", lambda self: self.thread is None)
 
 
 @fault

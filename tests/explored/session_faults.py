@@ -269,7 +269,7 @@ def a_newer_message_does_not_stop_the_run(patch: pytest.MonkeyPatch) -> None:
 
 @fault
 def a_newer_message_leaves_older_ones_waiting(patch: pytest.MonkeyPatch) -> None:
-    decided(patch, "interrupt", sweep=False)
+    decided(patch, "interrupt", take_all_waiting=False)
 
 
 @fault

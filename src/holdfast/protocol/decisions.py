@@ -133,7 +133,7 @@ def select_batch(waiting: Sequence[Waiting], *, take_all_waiting: int, now: floa
 
     Parameters:
         waiting: the waiting messages, in order of seq.
-        sweep: take everything up to this seq, due or not.
+        take_all_waiting: take everything up to this seq, due or not.
         now: seconds since the epoch.
     """
     if not waiting:
