@@ -6,6 +6,7 @@ Most programs need only the names here. They are loaded on first use, so that ``
 from __future__ import annotations
 
 from holdfast.lazy import lazy_names
+from holdfast.version import __version__ as __version__
 
 TYPE_CHECKING = False  # importing it from typing would be most of the cost of ``import holdfast``
 if TYPE_CHECKING:
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from holdfast.runtime import Interrupt, Scope
     from holdfast.settings import Settings
     from holdfast.tools.assistant import assistant
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Agent",

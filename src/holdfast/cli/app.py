@@ -136,7 +136,7 @@ def root(
 ) -> None:
     """Host AI agents for many users at once, and keep them under control."""
     if version:
-        from holdfast import __version__
+        from holdfast.version import __version__
 
         typer.echo(__version__)
         raise typer.Exit

@@ -301,7 +301,7 @@ async def _server(target: Target) -> list[Check]:
     except HoldfastError as error:
         return [Check(name="server", state="advice", found=f"{address}: {error.message}", advice=error.hint)]
     view: dict[str, Any] = msgspec.json.decode(response.content)
-    from holdfast import __version__
+    from holdfast.version import __version__
 
     checks = []
     if view.get("approval_key_required"):

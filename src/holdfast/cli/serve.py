@@ -323,8 +323,8 @@ async def _serve(host: Host, listener: socket.socket, settings: Settings, *, as_
 
 
 def _say_ready(running: Running, settings: Settings) -> None:
-    from holdfast import __version__
     from holdfast.server.page import paste_lines
+    from holdfast.version import __version__
 
     host = running.host
     curl, python = paste_lines(running.url, with_key=running.keys_required)

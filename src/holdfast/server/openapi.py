@@ -42,7 +42,7 @@ _PLACEHOLDERS = {
 
 @cache
 def _version() -> str:
-    from holdfast import __version__
+    from holdfast.version import __version__
 
     return __version__
 

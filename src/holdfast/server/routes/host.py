@@ -48,7 +48,7 @@ async def get_tree(server: ServerContext, request: Request) -> Response:
 @ROUTER.route("GET", "/v1/server", responses={200: ServerView})
 async def get_server(server: ServerContext, request: Request) -> Response:
     """Return the server's version, store, agents and statistics."""
-    from holdfast import __version__
+    from holdfast.version import __version__
 
     host, agents = server.host, request.agents
     info = await host.store.info()

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 
-import holdfast
+from holdfast.version import __version__
 
 __all__ = ["Replay"]
 
@@ -16,7 +16,7 @@ _FORMAT = "holdfast-replay-1"
 
 
 def _versions() -> dict[str, str]:
-    return {"holdfast": holdfast.__version__, "python": platform.python_version()}
+    return {"holdfast": __version__, "python": platform.python_version()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
