@@ -32,7 +32,7 @@ def test_the_runtime_needs_nothing_but_the_standard_library() -> None:
 def test_importing_the_runtime_pulls_in_no_other_layer() -> None:
     ours = {name for name in modules_after("import holdfast.runtime") if name.startswith("holdfast.")}
     layers = {name.split(".")[1] for name in ours}
-    assert layers <= {"runtime", "protocol", "errors", "clock", "lazy"}
+    assert layers <= {"runtime", "protocol", "errors", "clock", "lazy", "version"}
     assert not {name for name in ours if name.startswith("holdfast.protocol.")} - {"holdfast.protocol.stopping"}
 
 
