@@ -305,8 +305,10 @@ def test_a_swallower_is_pressed_with_back_off_and_not_in_a_spin() -> None:
         loop = asyncio.get_running_loop()
         scope = Scope("run", parent=None, grace_s=1.0, abandon_after_s=2.0).open()
         over: list[bool] = []
+        held: list[object] = []  # an abandoned task that nothing refers to may be collected
 
         async def stubborn() -> None:
+            held.append(asyncio.current_task())
             while not over:
                 try:
                     await forever()
