@@ -207,11 +207,12 @@ def test_clean_up_within_the_grace_is_left_alone() -> None:
 
 @pytest.mark.parametrize("hard", [False, True], ids=["interrupt", "stop"])
 def test_the_grace_given_to_an_interrupt_holds_though_it_is_longer_than_the_hosts(hard: bool) -> None:
+    begun: list[str] = []
     cleaned_up: list[str] = []
 
     async def slow(run: Run, name: str) -> None:
         try:
-            await run.emit(name)
+            begun.append(name)
             await asyncio.sleep(600)
         finally:
             await asyncio.sleep(0.4)
@@ -227,8 +228,9 @@ def test_the_grace_given_to_an_interrupt_holds_though_it_is_longer_than_the_host
     async def scenario(host: Host) -> None:
         session = host.session("s", agent="parent")
         await session.send("x")
-        await until_said(session, "parent")
-        await asyncio.sleep(0.1)
+        async with asyncio.timeout(20):
+            while len(begun) < 2:
+                await asyncio.sleep(0)
         receipt = (await session.stop("all", grace_s=20)).receipt if hard else await session.interrupt(grace_s=20)
         assert (receipt.outcome, receipt.forced) == ("gone", ())
         assert sorted(cleaned_up) == ["child", "parent"]
