@@ -56,7 +56,7 @@ def measure(part: str) -> list[Row]:
     return [Row(**fields) for fields in json.loads(done.stdout)]
 
 
-def surroundings() -> str:
+def machine() -> str:
     """What a part was measured on, and what else the machine did."""
     versions = [f"{name} {importlib.import_module(name).__version__}" for name in ("holdfast", "uvicorn", "uvloop")]
     return (
@@ -99,7 +99,7 @@ def main(chosen: list[str]) -> None:
         print(f"── {part} …", flush=True)
         rows = measure(part)
         print_rows(rows)
-        results[part] = {"on": surroundings(), "rows": [asdict(row) for row in rows]}
+        results[part] = {"on": machine(), "rows": [asdict(row) for row in rows]}
         write(results)
         figures += len(rows)
         missed += sum(row.met is False for row in rows)

@@ -38,11 +38,11 @@ async def _times(
 async def _measure(host: ProcessHost) -> list[Row]:
     async with Scope("bench", parent=None, processes=host) as scope:
         await scope.spawn(os.getpid, on="process")
-        host.cells.close()
+        host.workers.close()
         cold = []
         for _ in range(COLD):
             cold += await _times(scope, 1, os.getpid)
-            host.cells.close()
+            host.workers.close()
         warm = await _times(scope, WARM, os.getpid)
         streamed = await _times(scope, WARM, print, "x" * 1000, streamed=True)
         large = await _times(scope, WARM // 10, bytes, b"x" * (1 << 20))

@@ -26,7 +26,7 @@ from holdfast.runtime.worker_pool import WorkerPool
 from tests.runtime import isolated_zoo as zoo
 from tests.runtime.processes_zoo import await_condition
 
-pytestmark = pytest.mark.skipif(not procfs.supported(), reason="cells are kept only on Linux")
+pytestmark = pytest.mark.skipif(not procfs.supported(), reason="workers are kept only on Linux")
 
 Main = Callable[[], Coroutine[Any, Any, None]]
 
@@ -50,10 +50,10 @@ def shared() -> Iterator[ProcessHost]:
 @pytest.fixture
 def host(shared: ProcessHost) -> Iterator[ProcessHost]:
     yield shared
-    shared.cells.close()
+    shared.workers.close()
     await_condition(lambda: shared.statistics().live == 0, "nothing lives on")
-    assert shared.cells.statistics().lent == 0
-    shared._cells = None
+    assert shared.workers.statistics().lent == 0
+    shared._workers = None
 
 
 def alive(pid: int) -> bool:
@@ -90,7 +90,7 @@ def test_a_process_that_was_left_clean_serves_the_next_call_of_its_owner_only(
             assert not scope.members()
         async with Scope("third", processes=host, owner="bob") as scope:
             assert await scope.spawn(zoo.pid, on="process") != first
-        assert host.cells.statistics().started == 2
+        assert host.workers.statistics().started == 2
 
     run(main, loop_factory)
 
@@ -140,7 +140,7 @@ def test_calls_at_the_same_time_from_several_loops_never_share_a_process(host: P
         assert began >= last.get(pid, 0.0)
         last[pid] = ended
     assert len(last) < len(taken), "some were used again"
-    assert host.cells.statistics().idle <= host.cells.owner_limit
+    assert host.workers.statistics().idle <= host.workers.owner_limit
 
 
 @pytest.mark.parametrize("leaver", zoo.LEAVERS, ids=lambda fn: fn.__name__)
@@ -194,7 +194,7 @@ def test_a_process_is_used_only_in_the_surroundings_that_it_was_started_in(
 
 def test_a_process_serves_so_many_calls_and_may_grow_so_far(host: ProcessHost) -> None:
     async def main() -> None:
-        host._cells = WorkerPool(host, calls_limit=3, growth_bytes=1 << 25)
+        host._workers = WorkerPool(host, calls_limit=3, growth_bytes=1 << 25)
         async with Scope("tool", processes=host) as scope:
             pids = [await scope.spawn(zoo.pid, on="process") for _ in range(6)]
             assert pids[0] == pids[2] != pids[3] == pids[5]
@@ -206,18 +206,18 @@ def test_a_process_serves_so_many_calls_and_may_grow_so_far(host: ProcessHost) -
 
 def test_idle_processes_are_bounded_in_number_and_time(host: ProcessHost) -> None:
     async def main() -> None:
-        host._cells = WorkerPool(host, idle_limit=3, owner_limit=2)
+        host._workers = WorkerPool(host, idle_limit=3, owner_limit=2)
         for owner in ("alice", "bob"):
             async with Scope("tool", processes=host, owner=owner) as scope:
                 calls = [scope.spawn(zoo.pid_and_time, 0.2, on="process") for _ in range(4)]
                 assert len({(await call)[0] for call in calls}) == 4
-        assert host.cells.statistics().idle == 3
+        assert host.workers.statistics().idle == 3
         await until(lambda: host.statistics().live == 3)
-        host.cells.close()
-        host._cells = WorkerPool(host, idle_s=0.05)
+        host.workers.close()
+        host._workers = WorkerPool(host, idle_s=0.05)
         async with Scope("tool", processes=host) as scope:
             pid = await scope.spawn(zoo.pid, on="process")
-            await until(lambda: host.cells.statistics().idle == 0)
+            await until(lambda: host.workers.statistics().idle == 0)
             assert not alive(pid)
             assert await scope.spawn(zoo.pid, on="process") != pid
 
@@ -251,7 +251,7 @@ def test_the_hosts_close_ends_idle_and_lent_processes(tmp_path: Path) -> None:
         await scope.stop()
 
     run(main)
-    assert host.cells.statistics().idle == 0
+    assert host.workers.statistics().idle == 0
 
 
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
@@ -261,13 +261,13 @@ def test_a_forked_child_leaves_the_processes_of_its_parent_alone(host: ProcessHo
             return await scope.spawn(zoo.pid, on="process")
 
     first = asyncio.run(call())
-    (idle,) = host.cells._idle
+    (idle,) = host.workers._idle
     child = os.fork()
     if child == 0:
         status = 1
         try:
             assert idle.control.fileno() == -1, "the parent's would not see its end"
-            assert host.cells.statistics().idle == 0
+            assert host.workers.statistics().idle == 0
             assert asyncio.run(call()) != first
             host.close()
             status = 0
@@ -291,12 +291,12 @@ def test_many_calls_with_and_without_answer_leave_no_descriptor(host: ProcessHos
 
     async def main() -> None:
         await some(20)
-        host.cells.close()
+        host.workers.close()
         await until(lambda: host.statistics().live == 0)
         gc.collect()
         before = len(os.listdir("/proc/self/fd"))
         await some(200)
-        host.cells.close()
+        host.workers.close()
         await until(lambda: host.statistics().live == 0)
         gc.collect()
         await until(lambda: len(os.listdir("/proc/self/fd")) <= before)
@@ -415,7 +415,7 @@ def test_plain_context_variables_are_carried_and_do_not_stay(host: ProcessHost) 
             zoo.TENANT.reset(token)
             await scope.spawn(zoo.set_tenant, on="process")
             assert await scope.spawn(zoo.tenant, on="process") == "nobody"
-            assert host.cells.statistics().started == 1
+            assert host.workers.statistics().started == 1
 
     run(main)
 
@@ -433,7 +433,7 @@ def test_what_a_function_prints_and_says_comes_while_it_runs_in_order(host: Proc
                 path.touch()
                 assert await handle == "c-1"
                 assert "".join(heard) == "printed, said, by a program\ntold\nand � and é."
-            assert host.cells.statistics().started == 1
+            assert host.workers.statistics().started == 1
 
     run(main)
     with pytest.raises(RuntimeError, match="only in the process of an isolated call"):

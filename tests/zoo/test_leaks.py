@@ -66,7 +66,7 @@ class Inventory:
 
 async def at_rest(others: set[int]) -> Inventory:
     """End what is only kept for its next use, and look. ``others`` were there before: of a test that failed."""
-    process_host().cells.close()
+    process_host().workers.close()
     async with asyncio.timeout(20):
         while not others.issuperset(of_nobody()) or process_host().statistics().live:
             await asyncio.sleep(0.01)

@@ -72,10 +72,12 @@ async def hosted(fate: Fate, store: str = "memory://") -> AsyncIterator[Host]:
 
 
 def of_nobody() -> list[int]:
-    """Pids below this process that live and are neither the zygote nor an idle cell with its reaper."""
+    """Pids below this process that live and are neither the zygote nor an idle worker with its reaper."""
     processes = process_host()
-    cells = list(processes.cells._idle)
-    expected = {cell.process.pid for cell in cells} | {getattr(cell.process.tree, "reaper", 0) for cell in cells}
+    workers = list(processes.workers._idle)
+    expected = {worker.process.pid for worker in workers} | {
+        getattr(worker.process.tree, "reaper", 0) for worker in workers
+    }
     expected |= {link.pid for link in processes._links.values()}
     return [pid for pid in procfs.living(procfs.descendants(os.getpid())) if pid not in expected]
 

@@ -160,7 +160,7 @@ class Host:
         await self.store.open(node_id=self.node_id, at=self.started_at)
         self._started = True
         self._adoption = install(loop)
-        workers = process_host().cells
+        workers = process_host().workers
         workers.variables = tuple(dict.fromkeys((*workers.variables, *settings.worker_variables)))
         scope = Scope("host", detached=True, grace_s=settings.grace_s, abandon_after_s=settings.abandon_after_s).open()
         context.bind(loop=loop, variables=variables, scope=scope)
@@ -246,7 +246,7 @@ class Host:
             await kill_everything()
             self._adoption.restore()
             self.parts.threads.close()
-            process_host().cells.close()
+            process_host().workers.close()
             await self.store.close()
 
     def start_task(self, coroutine: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:

@@ -517,13 +517,13 @@ class RunExecution:
             self._retry(self._submit, error, "commit")
         else:
             committed = done.result()
-            surroundings = self._adapter
+            adapter = self._adapter
             self._parts.accounting.committed(
                 self._claim,
                 self._commit_fields["status"],
                 committed,
-                surroundings.steered,
-                sure=not surroundings.unsure,
+                adapter.steered,
+                sure=not adapter.unsure,
             )
             self._end(self._receipt, committed)
 

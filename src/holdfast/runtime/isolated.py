@@ -81,10 +81,10 @@ async def run_isolated(
     """
     head = Head(interrupt=name, streamed=output is not None, variables=_plain_variables())
     request = frame(CALL, marshal.dumps((dict(head), _packed(fn, values, name))))
-    cells = processes.cells
+    workers = processes.workers
     answer = None
     while answer is None:
-        lease = await _Lease.begin(scope, cells, name)
+        lease = await _Lease.begin(scope, workers, name)
         try:
             answer = await lease.exchange(request, output)
             returncode = await lease.last_word() if answer is None else None
@@ -93,7 +93,7 @@ async def run_isolated(
             raise
         if answer is None:
             await lease.end()
-            if lease.fresh or lease.cell.baseline is not None:
+            if lease.fresh or lease.worker.baseline is not None:
                 how = "closed its connection" if returncode is None else f"exited with code {returncode}"
                 raise ProcessEnded(f"{name!r} {how} before it answered")
     what, data, left = answer
@@ -125,60 +125,60 @@ def _packed(fn: Callable[..., Any], values: tuple[Any, ...], name: str) -> bytes
 
 
 class _Lent(ProcessHandle):
-    """Scope member for a cell during a call."""
+    """Scope member for a worker during a call."""
 
-    __slots__ = ("cell",)
+    __slots__ = ("worker",)
 
     def __init__(self, scope: ScopeState, name: str) -> None:
         super().__init__(scope, name)
-        self.cell: Worker | None = None
+        self.worker: Worker | None = None
 
     def ask(self) -> None:
         """Send the cause to the process, then as every program."""
-        if self.cell is not None:
-            self.cell.send_cause(self.owner.interrupt.cause)
+        if self.worker is not None:
+            self.worker.send_cause(self.owner.interrupt.cause)
         super().ask()
 
 
 class _Lease:
-    """A cell on loan for one call. Use it on the loop of the scope only."""
+    """A worker on loan for one call. Use it on the loop of the scope only."""
 
-    def __init__(self, scope: ScopeState, cells: WorkerPool, member: _Lent, cell: Worker, fresh: bool) -> None:
+    def __init__(self, scope: ScopeState, workers: WorkerPool, member: _Lent, worker: Worker, fresh: bool) -> None:
         self.scope = scope
-        self.cells = cells
+        self.workers = workers
         self.member = member
-        self.cell = cell
+        self.worker = worker
         self.fresh = fresh
 
     @classmethod
-    async def begin(cls, scope: ScopeState, cells: WorkerPool, name: str) -> _Lease:
-        """Take an idle cell or start one, as a member of the scope."""
+    async def begin(cls, scope: ScopeState, workers: WorkerPool, name: str) -> _Lease:
+        """Take an idle worker or start one, as a member of the scope."""
         member = _Lent(scope, name)
         scope.enter(member)
-        cell = cells.acquire(scope.owner)
-        if cell is not None:
-            member.cell, member.process = cell, cell.process
+        worker = workers.acquire(scope.owner)
+        if worker is not None:
+            member.worker, member.process = worker, worker.process
             member.attend()
-            return cls(scope, cells, member, cell, fresh=False)
+            return cls(scope, workers, member, worker, fresh=False)
         try:
-            cell = await cells.start(scope.owner, name, member.on_cut)
+            worker = await workers.start(scope.owner, name, member.on_cut)
         except BaseException:
             if not member.cut:
                 scope.discard(member, None)
             raise
-        member.cell = cell
+        member.worker = worker
         try:
-            await member.take(cell.process)
+            await member.take(worker.process)
         except BaseException:
-            cells.discard(cell)
+            workers.discard(worker)
             raise
-        return cls(scope, cells, member, cell, fresh=True)
+        return cls(scope, workers, member, worker, fresh=True)
 
     async def exchange(self, request: bytes, output: Output | None) -> Answer | None:
         """Send the call and return its answer; None if the process gave none. Raises what ``output`` raises."""
         if output is None:
             return await self._converse(request)
-        outlet = _Outlet(self.scope, self.cell, output)
+        outlet = _Outlet(self.scope, self.worker, output)
         try:
             answer = await self._converse(request)
             if answer is not None:
@@ -193,13 +193,13 @@ class _Lease:
         loop = asyncio.get_running_loop()
         buffer = bytearray()
         try:
-            await loop.sock_sendall(self.cell.control, request)
-            while data := await loop.sock_recv(self.cell.control, _CHUNK_BYTES):
+            await loop.sock_sendall(self.worker.control, request)
+            while data := await loop.sock_recv(self.worker.control, _CHUNK_BYTES):
                 buffer += data
                 while (received := _first_frame(buffer)) is not None:
                     kind, payload = received
                     if kind == BEGUN:
-                        self.cell.baseline = marshal.loads(payload)
+                        self.worker.baseline = marshal.loads(payload)
                     elif kind == ANSWER:
                         what, answer, left = marshal.loads(payload)
                         return what, answer, left
@@ -211,12 +211,12 @@ class _Lease:
         """Return the exit code if the process exits within a short time, else None."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LAST_WORDS_S):
-                return await self.cell.process.wait()
+                return await self.worker.process.wait()
         return None
 
     def keep(self) -> bool:
         """Return the process to the pool if it is fit for more calls; return whether it was."""
-        if self.scope.interrupt.triggered or not self.cells.release(self.cell):
+        if self.scope.interrupt.triggered or not self.workers.release(self.worker):
             return False
         self.member.release()
         return True
@@ -226,14 +226,14 @@ class _Lease:
         if grace_s > 0:
             own = current_interrupt()
             cause = None if own is None else own.cause
-            self.cell.send_cause(
+            self.worker.send_cause(
                 cause or Cause(kind="stop", reason="the call was cancelled", origin="", at=system_clock.now())
             )
-        killing = self.cell.process.kill_tree(term_first_s=grace_s)
+        killing = self.worker.process.kill_tree(term_first_s=grace_s)
         try:
             await asyncio.shield(self.scope.make_own_task(killing, f"kill {self.member.name}"))
         finally:
-            self.cells.discard(self.cell)
+            self.workers.discard(self.worker)
 
 
 def _first_frame(buffer: bytearray) -> tuple[int, bytes] | None:
@@ -254,27 +254,27 @@ def _first_frame(buffer: bytearray) -> tuple[int, bytes] | None:
 class _Outlet:
     """Passes what the function prints to the callback, in order and no faster than the callback takes it."""
 
-    def __init__(self, scope: ScopeState, cell: Worker, output: Output) -> None:
+    def __init__(self, scope: ScopeState, worker: Worker, output: Output) -> None:
         self.error: BaseException | None = None
         self._scope = scope
-        self._cell = cell
+        self._worker = worker
         self._output = output
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._loop = asyncio.get_running_loop()
         self._giving: asyncio.Task[None] | None = None
-        self._loop.add_reader(cell.output, self._ready)
+        self._loop.add_reader(worker.output, self._ready)
 
     def _ready(self) -> None:
         data = self._read()
         if data is None:
             return
-        self._loop.remove_reader(self._cell.output)
+        self._loop.remove_reader(self._worker.output)
         if data:
-            self._giving = self._scope.make_own_task(self._pass_on(data), f"output of {self._cell.process.name}")
+            self._giving = self._scope.make_own_task(self._pass_on(data), f"output of {self._worker.process.name}")
 
     def _read(self) -> bytes | None:
         try:
-            return os.read(self._cell.output, _CHUNK_BYTES)
+            return os.read(self._worker.output, _CHUNK_BYTES)
         except BlockingIOError:
             return None
 
@@ -282,7 +282,7 @@ class _Outlet:
         await self._give(data)
         self._giving = None
         if self.error is None:
-            self._loop.add_reader(self._cell.output, self._ready)
+            self._loop.add_reader(self._worker.output, self._ready)
 
     async def _give(self, data: bytes, *, last: bool = False) -> None:
         try:
@@ -292,13 +292,13 @@ class _Outlet:
                 await taken
         except Exception as error:
             self.error = error
-            self._cell.hang_up()  # stops the wait for an answer
+            self._worker.hang_up()  # stops the wait for an answer
 
     async def finish(self) -> None:
         """Pass on what was printed before the answer."""
         if self._giving is not None:
             await self._giving
-        self._loop.remove_reader(self._cell.output)
+        self._loop.remove_reader(self._worker.output)
         for _ in range(_PIPE_CHUNKS):
             data = None if self.error is not None else self._read()
             if not data:
@@ -309,7 +309,7 @@ class _Outlet:
 
     def close(self) -> None:
         """Stop passing on output."""
-        self._loop.remove_reader(self._cell.output)
+        self._loop.remove_reader(self._worker.output)
         if self._giving is not None:
             self._giving.cancel()
 

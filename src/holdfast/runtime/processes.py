@@ -142,7 +142,7 @@ class ProcessHost:
         self._poll: select.epoll | None = None
         self._live: set[Held] = set()
         self._endings: set[asyncio.Task[TreeResult]] = set()
-        self._cells: WorkerPool | None = None
+        self._workers: WorkerPool | None = None
         self._watched: dict[int, Callable[[], object]] = {}
         self._tick: Callable[[], float] | None = None
         self._tick_s = _TICK_S
@@ -166,19 +166,19 @@ class ProcessHost:
             os.close(pidfd)
         if self._poll is not None:
             self._poll.close()
-        if self._cells is not None:
-            self._cells.leave_to_parent()
+        if self._workers is not None:
+            self._workers.leave_to_parent()
         self._reset()
 
     @property
-    def cells(self) -> WorkerPool:
+    def workers(self) -> WorkerPool:
         """Pool of processes for isolated calls."""
         with self._lock:
-            if self._cells is None:
+            if self._workers is None:
                 from holdfast.runtime.worker_pool import WorkerPool
 
-                self._cells = WorkerPool(self)
-            return self._cells
+                self._workers = WorkerPool(self)
+            return self._workers
 
     def start(self) -> None:
         """Start the zygote now, so that the first program need not wait for it. Idempotent.
@@ -553,8 +553,8 @@ class ProcessHost:
 
         The host stays usable.
         """
-        if self._cells is not None:
-            self._cells.close()
+        if self._workers is not None:
+            self._workers.close()
         for held in list(self._live):
             held.ask_kill(0.0, KILL_BOUND_S)
         deadline = time.monotonic() + KILL_BOUND_S

@@ -324,7 +324,7 @@ _worker_main: _WorkerMain | None = None
 
 
 def main(idle_s: float) -> NoReturn:
-    """Run as a cell: the connection is descriptor 0, printed output goes to descriptor 1."""
+    """Run as a worker: the connection is descriptor 0, printed output goes to descriptor 1."""
     global _worker_main
     make_undumpable()
     install_hooks()

@@ -1,11 +1,11 @@
 """A pool of Python processes for isolated calls: which are lent, which are idle, and when one is discarded.
 
 Invariants
-- A cell is in exactly one place: lent to one call, which then owns its descriptors and its termination, or idle here.
-- It serves one owner, in the surroundings (environment, directory, path, user) that it was started in.
+- A worker is in exactly one place: lent to one call, which then owns its descriptors and its termination, or idle here.
+- It serves one owner, in the environment (variables, directory, path, user) that it was started in.
 - It is kept only if it reported that its last call left nothing behind and ``/proc`` confirms it: no other process in
   its tree, no more threads, and the same number of descriptors as before the function was called.
-- The number of idle cells is bounded here; they exit by themselves after a timeout, so the host needs no timer.
+- The number of idle workers is bounded here; they exit by themselves after a timeout, so the host needs no timer.
 - Its process tree dies with the host, like every tree under a reaper.
 """
 
@@ -42,14 +42,14 @@ _BOOT = "import sys; sys.path[:] = {path!r}; from holdfast.runtime.worker_main i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerPoolStatistics:
-    """A snapshot of the cells of a process.
+    """A snapshot of the workers of a process.
 
     Parameters:
-        idle: number of idle cells.
-        lent: number of cells that run a call.
-        started: number of cells started so far.
-        calls: number of calls given to cells so far.
-        thrown_away: number of cells discarded after a call so far.
+        idle: number of idle workers.
+        lent: number of workers that run a call.
+        started: number of workers started so far.
+        calls: number of calls given to workers so far.
+        thrown_away: number of workers discarded after a call so far.
     """
 
     idle: int
@@ -81,8 +81,8 @@ class Worker:
 
     Attributes:
         process: its process, under a reaper.
-        control: connection to it; owned by the current holder of the cell.
-        output: what it prints while streamed; owned by the current holder of the cell.
+        control: connection to it; owned by the current holder of the worker.
+        output: what it prints while streamed; owned by the current holder of the worker.
         begun: threads, descriptors and bytes of memory before the function of the last call was called.
     """
 
@@ -147,19 +147,19 @@ class Worker:
 
 
 class WorkerPool:
-    """Lends cells to calls. All methods are callable from any thread; created by `ProcessHost.cells`.
+    """Lends workers to calls. All methods are callable from any thread; created by `ProcessHost.workers`.
 
     Parameters:
-        processes: starts the cells.
-        idle_limit: maximum number of idle cells; the one idle for longest is discarded first.
-        owner_limit: maximum number of idle cells per owner.
-        idle_s: how long a cell stays idle before it exits, in seconds.
-        calls_limit: maximum number of calls per cell.
+        processes: starts the workers.
+        idle_limit: maximum number of idle workers; the one idle for longest is discarded first.
+        owner_limit: maximum number of idle workers per owner.
+        idle_s: how long a worker stays idle before it exits, in seconds.
+        calls_limit: maximum number of calls per worker.
         growth_bytes: maximum growth of its memory since before its first call.
 
     Attributes:
-        variables: names or patterns of environment variables that cells get in addition to what an interpreter needs;
-            a cell that was started with other ones is discarded.
+        variables: names or patterns of environment variables that workers get in addition to what an interpreter needs;
+            a worker that was started with other ones is discarded.
     """
 
     def __init__(
@@ -185,29 +185,29 @@ class WorkerPool:
         self._counts: Counter[str] = Counter()
 
     def acquire(self, owner: str) -> Worker | None:
-        """Return an idle cell of this owner for one call, or None. Give it back with `release` or `discard`."""
-        surroundings = self._environment()
+        """Return an idle worker of this owner for one call, or None. Give it back with `release` or `discard`."""
+        environment = self._environment()
         stale = []
         found = None
         with self._lock:
-            for cell in reversed(list(self._idle)):  # most recently used first
-                if cell.owner != owner:
+            for worker in reversed(list(self._idle)):  # most recently used first
+                if worker.owner != owner:
                     continue
-                del self._idle[cell]
-                if cell.environment == surroundings:
-                    found = cell
-                    self._lend(cell)
+                del self._idle[worker]
+                if worker.environment == environment:
+                    found = worker
+                    self._lend(worker)
                     break
-                stale.append(cell)
-        for cell in stale:
-            cell.kill()
+                stale.append(worker)
+        for worker in stale:
+            worker.kill()
         return found
 
     async def start(
         self, owner: str, name: str, on_cut: Callable[[asyncio.Task[TreeResult]], object] | None = None
     ) -> Worker:
-        """Start a cell for one call; parameters and errors as in `ProcessHost.spawn`."""
-        surroundings = self._environment()
+        """Start a worker for one call; parameters and errors as in `ProcessHost.spawn`."""
+        environment = self._environment()
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -229,63 +229,63 @@ class WorkerPool:
         finally:
             theirs.close()
             os.close(write)
-        cell = Worker(process, ours, read, owner, surroundings)
+        worker = Worker(process, ours, read, owner, environment)
         with self._lock:
             self._counts["started"] += 1
-            self._lend(cell)
-        process.tree.gone.add(lambda: self._forget(cell))
-        return cell
+            self._lend(worker)
+        process.tree.gone.add(lambda: self._forget(worker))
+        return worker
 
-    def _lend(self, cell: Worker) -> None:
-        cell.calls += 1
-        cell.baseline = None
-        self._lent.add(cell)
+    def _lend(self, worker: Worker) -> None:
+        worker.calls += 1
+        worker.baseline = None
+        self._lent.add(worker)
         self._counts["calls"] += 1
 
-    def release(self, cell: Worker) -> bool:
-        """Take a cell back for later calls. If it is unfit, return False; the caller then still holds it."""
-        if cell.calls >= self.calls_limit or not cell.is_clean(self.growth_bytes):
+    def release(self, worker: Worker) -> bool:
+        """Take a worker back for later calls. If it is unfit, return False; the caller then still holds it."""
+        if worker.calls >= self.calls_limit or not worker.is_clean(self.growth_bytes):
             return False
         surplus = []
         with self._lock:
-            self._lent.discard(cell)
-            self._idle[cell] = None
-            of_owner = [other for other in self._idle if other.owner == cell.owner]
+            self._lent.discard(worker)
+            self._idle[worker] = None
+            of_owner = [other for other in self._idle if other.owner == worker.owner]
             if len(of_owner) > self.owner_limit or len(self._idle) > self.idle_limit:
                 surplus.append(of_owner[0] if len(of_owner) > self.owner_limit else next(iter(self._idle)))
                 del self._idle[surplus[0]]
         for other in surplus:
             other.kill()
-        if cell.process.gone:  # it exited meanwhile, and nothing else would notice
-            self._forget(cell)
+        if worker.process.gone:  # it exited meanwhile, and nothing else would notice
+            self._forget(worker)
         return True
 
-    def discard(self, cell: Worker) -> None:
-        """Forget a cell whose call has already ended its process."""
+    def discard(self, worker: Worker) -> None:
+        """Forget a worker whose call has already ended its process."""
         with self._lock:
-            self._lent.discard(cell)
+            self._lent.discard(worker)
             self._counts["thrown_away"] += 1
-        cell.close()
+        worker.close()
 
-    def _forget(self, cell: Worker) -> None:
-        """Forget a cell that has exited. If it is lent, its call will notice."""
+    def _forget(self, worker: Worker) -> None:
+        """Forget a worker that has exited. If it is lent, its call will notice."""
         with self._lock:
-            idle = self._idle.pop(cell, cell) is None
+            idle = self._idle.pop(worker, worker) is None
         if idle:
-            cell.close()
+            worker.close()
 
     def close(self) -> None:
-        """End the idle cells; lent ones end with their calls. The pool stays usable."""
+        """End the idle workers; lent ones end with their calls. The pool stays usable."""
         with self._lock:
             idle, self._idle = list(self._idle), {}
-        for cell in idle:
-            cell.kill()
+        for worker in idle:
+            worker.kill()
 
     def leave_to_parent(self) -> None:
-        """In a forked child: close the cells, which belong to the parent."""
-        for cell in (*self._idle, *self._lent):
-            cell._lock = threading.Lock()
-            cell.close()
+        """In a forked child: close the workers, which belong to the parent."""
+        for worker in (*self._idle, *self._lent):
+            worker._lock = threading.Lock()
+            worker.close()
 
     def statistics(self) -> WorkerPoolStatistics:
         """Return a snapshot."""
@@ -300,5 +300,5 @@ class WorkerPool:
             )
 
     def _environment(self) -> tuple[Any, ...]:
-        """Return what a new process would inherit; cells with other surroundings are useless."""
+        """Return what a new process would inherit; workers with another environment are useless."""
         return (list(sys.path), os.getcwd(), start_environment(self.variables), identity())

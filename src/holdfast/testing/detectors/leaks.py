@@ -189,7 +189,7 @@ def _processes() -> dict[object, str]:
             found[child.pid, child.create_time()] = f"{child.pid} ({child.name()}){ended}"
         except psutil.NoSuchProcess:
             continue
-    for number in range(process_host().statistics().live - process_host().cells.statistics().idle):
+    for number in range(process_host().statistics().live - process_host().workers.statistics().idle):
         found["program", number] = "a program that Holdfast started still runs"
     return found
 
