@@ -5,6 +5,7 @@ The function is async, an async generator, or sync (it gets a thread).
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -58,12 +59,15 @@ class Agent:
     limits: AgentLimits = field(default_factory=AgentLimits)
     settings: dict[str, Any] = field(default_factory=dict, hash=False)
     parts: Sequence[Agent] = ()
+    in_thread: bool = field(init=False, repr=False, compare=False, default=False)
+    """Whether `work` is a plain function, which gets a thread."""
 
     def __post_init__(self) -> None:
         if (self.model is None) is (self.work is None):
             has = "neither work nor a model" if self.model is None else "work and a model"
             raise ConfigurationError(f"the agent {self.name!r} has {has}", hint="pass either work or a model")
         if self.model is None:
+            object.__setattr__(self, "in_thread", not _is_async(self.work))
             return
         if isinstance(self.model, str):
             object.__setattr__(self, "model", find_model(self.model))
@@ -103,6 +107,12 @@ class Agent:
         assert not isinstance(self.model, str)
         limit = context_limit(self.model, self.limits)
         return (await summary_of(self.model, conversation(entries), limit=limit)).text
+
+
+def _is_async(work: AgentWork | None) -> bool:
+    """Return whether calling `work` only creates a coroutine or an async generator."""
+    target = work if inspect.isroutine(work) or isinstance(work, functools.partial) else type(work).__call__
+    return inspect.iscoroutinefunction(target) or inspect.isasyncgenfunction(target)
 
 
 ToolLike: TypeAlias = "Tool | Toolset | Agent | Callable[..., Any]"

@@ -40,11 +40,10 @@ async def perform(context: RunContext) -> None:
 
 async def _call_agent(agent: Agent, work: AgentWork, run: Run) -> None:
     """Call the agent's function, and emit what it returns or yields."""
-    target = work if inspect.isroutine(work) or isinstance(work, functools.partial) else type(work).__call__
-    if inspect.iscoroutinefunction(target) or inspect.isasyncgenfunction(target):
-        result = work(run)
-    else:
+    if agent.in_thread:
         result = await run.scope.spawn(_call_in_thread, agent, work, run, on="thread", name=agent.name)
+    else:
+        result = work(run)
     if inspect.isawaitable(result):
         result = await result
     if isinstance(result, AsyncIterator):

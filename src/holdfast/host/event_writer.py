@@ -89,7 +89,7 @@ class EventWriter:
         self._batch: list[tuple[str, bytes]] = []  # passed to the store, not yet confirmed
         self._nth = 0
         self._inflight: asyncio.Future[Appended] | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
         self._last_flush = 0.0
         self._taken = 0
         self._stored = 0
@@ -229,7 +229,7 @@ class EventWriter:
 
     # ── appends ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _flush_later(self) -> asyncio.TimerHandle:
+    def _flush_later(self) -> asyncio.Handle:
         """Schedule a flush: soon if the run was idle until now, else at the shared beat."""
         loop, variables = self._context.loop, self._context.variables
         now = loop.time()
@@ -240,7 +240,8 @@ class EventWriter:
 
     def _flush_in(self, ticks: int) -> None:
         if ticks:
-            self._context.loop.call_soon(self._flush_in, ticks - 1, context=self._context.variables)
+            context = self._context
+            self._timer = context.loop.call_soon(self._flush_in, ticks - 1, context=context.variables)
         elif self._inflight is None:
             self.flush()
 

@@ -125,7 +125,7 @@ class RunAccounting:
     def scope_closed(self, scope: Scope) -> None:
         """Check that nothing is left in the closed scope of a run."""
         incidents = self._context.incidents
-        (incidents.promises.broken if scope.members() else incidents.promises.kept)["P8"] += 1
+        (incidents.promises.broken if scope.has_members else incidents.promises.kept)["P8"] += 1
 
     def transcript_made(self, entries: Sequence[Entry]) -> None:
         """Check that each call among a run's new entries has exactly one result."""

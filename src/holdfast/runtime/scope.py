@@ -201,6 +201,11 @@ class Scope:
         """Return a snapshot of what the scope owns now."""
         return self.core.snapshots()
 
+    @property
+    def has_members(self) -> bool:
+        """Whether the scope owns anything now."""
+        return self.core.has_members
+
     def leftovers(self) -> tuple[AbandonedMember, ...]:
         """Return what stops of this scope and its descendants abandoned and still runs; receipts name the same."""
         return self.core.living_leftovers()

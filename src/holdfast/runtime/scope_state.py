@@ -15,7 +15,6 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 import threading
 import time
@@ -173,6 +172,11 @@ class ScopeState:
         """Return what the scope owns now."""
         owned = [member.snapshot() for member in (*self.members.copy(), *self.adopted.copy())]
         return (*owned, *map(unowned, self.unowned_threads()))
+
+    @property
+    def has_members(self) -> bool:
+        """Whether `snapshots` has any."""
+        return bool(self.members or self.adopted or (self._unowned is not None and self.unowned_threads()))
 
     def living_leftovers(self) -> tuple[AbandonedMember, ...]:
         """Return what stops of this scope and its descendants abandoned and still runs."""
@@ -518,10 +522,13 @@ class ScopeState:
             self.deadline.cancel()
             self.deadline = None
         self._closers = None
-        wake(list(self._waiters))
+        if self._waiters:
+            wake(list(self._waiters))
         if self.on_closed is not None:
-            with contextlib.suppress(RuntimeError):  # the loop was closed before the last member ended
+            try:
                 self.open_loop().call_soon(self.on_closed, context=contextvars.Context())
+            except RuntimeError:
+                pass  # the loop was closed before the last member ended
             self.on_closed = None
         if self.parent is not None:
             self.parent.on_loop(self.parent.child_closed, self)
