@@ -1,11 +1,11 @@
-"""CPU time of a durable run over HTTP and of a stop, this tree against another checkout of Holdfast.
+"""CPU time of a durable run over HTTP, of a stop and of work in process, this tree against another checkout.
 
 ``python -m benchmarks.cost /path/to/other`` starts a server of each tree, lets them take turns, and prints the median
-of the ratios with its interval. The other checkout needs an environment of its own in ``.venv``, or what it needs is
-installed here. CPU time is that of the server's process, in user and system mode, by the scheduler's own account in
-nanoseconds. Each pair is four short turns, this tree, the other, the other, this tree, and the next one the other way
-round: a load that grows or falls meanwhile falls on both alike. ``--self`` compares the other checkout with itself: the
-interval has to hold 1.
+of the ratios with its interval; then it does the same with `benchmarks.workloads` (``--only`` takes one of the two).
+The other checkout needs an environment of its own in ``.venv``, or what it needs is installed here. CPU time is that
+of the server's process, in user and system mode, by the scheduler's own account in nanoseconds. Each pair is four
+short turns, this tree, the other, the other, this tree, and the next one the other way round: a load that grows or
+falls meanwhile falls on both alike. ``--self`` compares the other checkout with itself: the interval has to hold 1.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.rows import Row, print_rows
+from benchmarks.workloads import WORKLOADS
 
-__all__ = ["compared", "median_interval"]
+__all__ = ["compared", "in_process", "median_interval"]
 
 ROOT = Path(__file__).parent.parent
 SESSIONS = 20
@@ -176,10 +177,58 @@ async def _ratios(here: _Server, there: _Server, pairs: int) -> list[Row]:
                 taken[server] += await _cpu_s(server, act, count, kind.split()[0])
             ratios.append(taken[here] / taken[there])
             own.append(taken[here] / 2)
-        low, high = median_interval(ratios)
-        median = statistics.median(ratios)
-        note = f"interval {low:.3f}–{high:.3f}, {pairs} pairs; {statistics.median(own) * 1e6:.0f} µs CPU here"
-        rows.append(Row(name=kind, value=median, unit="x", target=f"<= {TARGET:g}", met=median <= TARGET, note=note))
+        rows.append(_row(kind, ratios, f"{statistics.median(own) * 1e6:.0f} µs CPU here"))
+    return rows
+
+
+def _row(name: str, ratios: Sequence[float], note: str) -> Row:
+    low, high = median_interval(ratios)
+    median = statistics.median(ratios)
+    note = f"interval {low:.3f}–{high:.3f}, {len(ratios)} pairs; {note}"
+    return Row(name=name, value=median, unit="x", target=f"<= {TARGET:g}", met=median <= TARGET, note=note)
+
+
+@contextlib.contextmanager
+def _working(tree: Path) -> Iterator[Callable[[str], float]]:
+    """The workloads of `benchmarks.workloads` in a process of that tree: a function from a name to microseconds."""
+    own = tree / ".venv" / "bin" / "python"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+    with subprocess.Popen(
+        [str(own if own.exists() else sys.executable), str(ROOT / "benchmarks" / "workloads.py")],
+        env=environment | {"PYTHONPATH": str(tree / "src")},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        asked, answered = process.stdin, process.stdout
+        assert asked is not None
+        assert answered is not None
+
+        def measure(name: str) -> float:
+            print(name, file=asked, flush=True)
+            return float(answered.readline())
+
+        try:
+            yield measure
+        finally:
+            asked.close()
+
+
+def in_process(this: Path, other: Path, *, pairs: int) -> list[Row]:
+    """The ratios of the first tree's CPU time to the other's for work in process."""
+    rows = []
+    with _working(this.resolve()) as here, _working(other.resolve()) as there:
+        for name in WORKLOADS:
+            for measure in (here, there):
+                measure(name)
+            ratios, own = [], []
+            for pair in range(pairs):
+                taken = {here: 0.0, there: 0.0}
+                for measure in (here, there, there, here) if pair % 2 else (there, here, here, there):
+                    taken[measure] += measure(name)
+                ratios.append(taken[here] / taken[there])
+                own.append(taken[here] / 2)
+            rows.append(_row(name, ratios, f"{statistics.median(own):.3g} µs CPU here"))
     return rows
 
 
@@ -198,5 +247,10 @@ if __name__ == "__main__":
     parser.add_argument("other", type=Path, help="the other checkout")
     parser.add_argument("--pairs", type=int, default=PAIRS, help="how often they take turns, at least 10")
     parser.add_argument("--self", action="store_true", help="the other checkout against itself")
+    parser.add_argument("--only", choices=("server", "process"), help="measure one half only")
     asked = parser.parse_args()
-    print_rows(compared(asked.other if asked.self else ROOT, asked.other, pairs=asked.pairs))
+    this = asked.other if asked.self else ROOT
+    if asked.only != "process":
+        print_rows(compared(this, asked.other, pairs=asked.pairs))
+    if asked.only != "server":
+        print_rows(in_process(this, asked.other, pairs=asked.pairs))

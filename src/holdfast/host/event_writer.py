@@ -196,7 +196,7 @@ class EventWriter:
                 return
             self._batch = self.buffer[:BATCH_LIMIT]
             del self.buffer[:BATCH_LIMIT]
-            self._buffered_bytes = sum([len(body) for _, body in self.buffer])
+            self._buffered_bytes = sum([len(body) for _, body in self.buffer]) if self.buffer else 0
             self._nth += 1
         context = self._context
         self._last_flush = context.loop.time()

@@ -353,7 +353,8 @@ class ScopeState:
 
     def child_closed(self, child: ScopeState) -> None:
         """Take over what a child that has closed left. On the loop only."""
-        self.leave_over(*child.living_leftovers())
+        if child.leftovers:
+            self.leave_over(*child.living_leftovers())
         if self.members.pop(child, child) is child:
             return
         if child.receipt is not None:

@@ -67,6 +67,12 @@ def check_times(deadline_s: object, grace_s: object, abandon_after_s: object) ->
     """Raise `InvalidRequest` for an invalid time. A deadline may already be over, or infinite."""
     if deadline_s is not None and (not isinstance(deadline_s, (int, float)) or math.isnan(deadline_s)):
         raise InvalidRequest(f"deadline_s is {deadline_s!r}; use a number of seconds, or None for no deadline")
-    for name, value in (("grace_s", grace_s), ("abandon_after_s", abandon_after_s)):
-        if value is not None and not (isinstance(value, (int, float)) and 0 <= value < math.inf):
-            raise InvalidRequest(f"{name} is {value!r}; use a number of seconds, 0 or more")
+    if grace_s is not None:
+        _check_time("grace_s", grace_s)
+    if abandon_after_s is not None:
+        _check_time("abandon_after_s", abandon_after_s)
+
+
+def _check_time(name: str, value: object) -> None:
+    if not (isinstance(value, (int, float)) and 0 <= value < math.inf):
+        raise InvalidRequest(f"{name} is {value!r}; use a number of seconds, 0 or more")
