@@ -30,7 +30,7 @@ from _text import code, fields_of, plain, table
 
 import holdfast
 from holdfast import errors
-from holdfast.protocol import decisions, events, states
+from holdfast.protocol import decisions, events, run_phases, states
 from holdfast.server.errors import status_of
 from holdfast.settings import describe
 
@@ -127,6 +127,20 @@ RUN_DIAGRAM = StateDiagram(
     size=(780, 350),
     final=states.TERMINAL_RUN_STATES,
 )
+PHASE_DIAGRAM = StateDiagram(
+    table=as_text(run_phases.PHASE_TABLE),
+    places={
+        "running": (80, 140),
+        "unloading": (170, 460),
+        "releasing": (400, 460),
+        "committing": (560, 50),
+        "lost": (560, 330),
+        "unloaded": (830, 460),
+        "ended": (830, 140),
+    },
+    size=(910, 500),
+    final=run_phases.TERMINAL_PHASES,
+)
 MESSAGE_DIAGRAM = StateDiagram(
     table=as_text(states.MESSAGE_TABLE),
     places={
@@ -183,9 +197,11 @@ PAGES: Mapping[str, Page] = {
     "events.md": events_page,
     "run-states.md": lambda: transitions(as_text(states.RUN_TABLE)),
     "message-states.md": lambda: transitions(as_text(states.MESSAGE_TABLE)),
+    "run-phases.md": lambda: transitions(as_text(run_phases.PHASE_TABLE)),
     "decisions.md": decisions_page,
     "run-states.svg": RUN_DIAGRAM.svg,
     "message-states.svg": MESSAGE_DIAGRAM.svg,
+    "run-phases.svg": PHASE_DIAGRAM.svg,
     "rooms.svg": picture,
     "http.md": http_page,
     "cli.md": cli_page,

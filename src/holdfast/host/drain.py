@@ -71,9 +71,10 @@ class Drain:
             run.give_up()
         receipts = [await stop for stop in (*self._cut.values(), *stops)]  # each is bounded by its grace period
         orphans = (*(name for receipt in receipts for name in _survivors(receipt)), *unwritten)
-        unloaded = tuple(run.run_id for run in self._cut if run.unloaded)
+        unloaded = tuple(run.run_id for run in self._cut if run.phase == "unloaded")
         ended_by_itself = [run for run in self._cut if run.status in ("completed", "failed")]  # it finished first
-        interrupted = tuple(run.run_id for run in self._cut if not run.unloaded and run not in ended_by_itself)
+        others = (run for run in self._cut if run.phase != "unloaded" and run not in ended_by_itself)
+        interrupted = tuple(run.run_id for run in others)
         finished += len(ended_by_itself)
         self._cut.clear()
         context.incidents.promises.kept["P12"] += finished + len(unloaded) + len(interrupted)
@@ -106,7 +107,7 @@ class Drain:
 
     def on_ended(self, run: LiveRun) -> None:
         """Count a run that is no longer live."""
-        if run not in self._cut and not run.unloaded:
+        if run not in self._cut and run.phase != "unloaded":
             self._ended += 1
 
     async def _until_unused(self, deadline_s: float) -> None:
@@ -123,7 +124,7 @@ class Drain:
         """Unload or stop a run."""
         if run in self._cut:
             return
-        if run.unloading or (run.is_quiescent and run.unload()):
+        if run.phase in ("unloading", "releasing") or (run.is_quiescent and run.unload()):
             self._cut[run] = run.follow()
         else:
             run.unload_on_stop()

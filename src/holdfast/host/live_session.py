@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from holdfast.protocol.events import Stored
+    from holdfast.protocol.run_phases import RunPhase
     from holdfast.protocol.stopping import Cause, StopReceipt
     from holdfast.runtime import Scope
 
@@ -39,12 +40,8 @@ class LiveRun(Protocol):
         """How the run ended; None until then."""
 
     @property
-    def unloaded(self) -> bool:
-        """Whether the run left memory without having ended; a later claim resumes it."""
-
-    @property
-    def unloading(self) -> bool:
-        """Whether the run, which waits only for people, is leaving memory."""
+    def phase(self) -> RunPhase:
+        """What the host still has to do for the run."""
 
     @property
     def is_quiescent(self) -> bool:

@@ -7,6 +7,8 @@ Invariants
 - A failed write is retried unchanged until the store accepts it. The slot stays held and later writes wait behind it.
   If a write is refused because another holder has the session, the run ends here and writes nothing more.
 - Only an expired drain gives up a write (`give_up`): the store keeps the run, and the next start ends it.
+- The phases and their order are the table of `holdfast.protocol.run_phases`. Once the scope has closed, the phase
+  decides what is still to be written.
 - A run that is unloaded to wait for people (`unload`) produces no output and does no work after that: once its scope
   has closed, the store has everything that a later claim needs. An interrupt before the store has released the run
   ends it here.
@@ -39,13 +41,14 @@ from holdfast.errors import (
 from holdfast.host.event_writer import EventWriter
 from holdfast.host.run_host import RunHostAdapter
 from holdfast.logs import log_failure, one_line
+from holdfast.protocol.run_phases import TERMINAL_PHASES, RunPhase, next_phase
 from holdfast.protocol.stopping import Cause, StopReceipt
 from holdfast.runtime import Scope
 from holdfast.storage.port import ALL_BYTES, Claim, Committed, Lease, Parked, RunCommit
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from holdfast.agents.agent import Agent
     from holdfast.host.live_session import LiveSession
@@ -71,10 +74,8 @@ class RunExecution:
         "_agent",
         "_claim",
         "_commit_fields",
-        "_committing",
         "_context",
         "_cut_by",
-        "_ended",
         "_exceeded",
         "_finished_first",
         "_handle",
@@ -86,12 +87,10 @@ class RunExecution:
         "_trigger",
         "_writer",
         "actor",
-        "lost",
+        "phase",
         "run",
         "scope",
         "status",
-        "unloaded",
-        "unloading",
     )
 
     def __init__(
@@ -111,18 +110,14 @@ class RunExecution:
         self._agent = agent
         self._journal = journal = Journal() if history is None else history.journal()
         self.actor = actor
-        self.lost = False
-        self.unloaded = False
+        self.phase: RunPhase = "running"
         self.status: Literal["completed", "failed", "interrupted"] | None = None
         """How the run ended; None until then."""
-        self.unloading = False
         self._may_unload = False
         self._cut_by: Cause | None = None
         self._exceeded: QuotaExceeded | None = None
         self._receipts: list[asyncio.Future[StopReceipt]] = []
         self._receipt: StopReceipt | None = None
-        self._committing = False
-        self._ended = False
         self._commit_fields: dict[str, Any] = {}
         self._finished_first = False
         self._writer = EventWriter(context, actor, claim.lease, self._appended)
@@ -172,7 +167,7 @@ class RunExecution:
     @property
     def ended(self) -> bool:
         """Whether the run has ended on this host."""
-        return self._ended
+        return self.phase in TERMINAL_PHASES
 
     @property
     def lease(self) -> Lease:
@@ -224,9 +219,9 @@ class RunExecution:
 
     def request_stop(self, cause: Cause, *, grace_s: float | None = None, abandon_after_s: float | None = None) -> None:
         """Request a stop without waiting. A run that is committing or never started ends as it is."""
-        if self.unloading and self._cut_by is None:
+        if self.phase in ("unloading", "releasing") and self._cut_by is None:
             self._cut_by = cause
-        if not self._committing:
+        if self.phase != "committing":
             self.scope.request_stop(cause, grace_s=grace_s, abandon_after_s=abandon_after_s)
 
     def follow(self) -> asyncio.Future[StopReceipt]:
@@ -237,13 +232,14 @@ class RunExecution:
 
     def unload(self) -> bool:
         """Unload a run that waits only for people, if a later claim can resume it. Return whether it unloads."""
-        if self.unloading:
-            return True
-        if self._committing or self.scope.interrupt.triggered:
+        if self.phase != "running":
+            return self.phase == "unloading"
+        if self.scope.interrupt.triggered:
             return False
         if not (self._agent.replayable and self._journal.replayable):
             return False
-        self.unloading = True
+        self.phase = next_phase(self.phase, "unload")
+        self._close_trigger()  # this stop is not an interrupt
         self._writer.stop_accepting()
         self.run.close()
         reason = "the run is unloaded until its question is answered"
@@ -251,22 +247,23 @@ class RunExecution:
         return True
 
     def unload_on_stop(self) -> None:
-        """Let the coming stop leave the run unended if the next start can resume it; ``unloaded`` reports it."""
-        self._may_unload = self._agent.replayable and not self._committing and not self.scope.interrupt.triggered
+        """Let the coming stop leave the run unended if the next start can resume it: it ends as ``unloaded``."""
+        running = self.phase == "running" and not self.scope.interrupt.triggered
+        self._may_unload = running and self._agent.replayable
 
     def give_up(self) -> None:
         """Stop waiting for the store: write nothing more of the run; the next start ends it."""
-        if not self._ended:
+        if not self.ended:
             self._end(self._receipt)
 
     def _on_trigger(self, cause: Cause) -> None:
         self._finished_first = self._handle is not None and self._handle.done()
-        if self.scope.ended_by == "interrupt" and not self._finished_first and not self.unloading:
+        if self.scope.ended_by == "interrupt" and not self._finished_first:
             self._parts.accounting.interrupted(self, cause)
 
     def _closed(self) -> None:
         """Handle the closed scope: nothing of the run is left, or what is left is discarded."""
-        if self._ended:
+        if self.phase in TERMINAL_PHASES:
             return
         assert self._handle is not None
         scope = self.scope
@@ -279,12 +276,12 @@ class RunExecution:
             self._adapter.end_quiescence()
         if receipt is not None:
             self._parts.accounting.stopped(self, receipt)
-        if self.lost:
+        if self.phase == "lost":
             self._end(receipt)
         elif self._exceeded is not None:
             self._commit("failed", receipt=receipt, error=self._exceeded)
-        elif self.unloading:
-            self._go_on()
+        elif self.phase == "unloading":
+            self._release()
         elif scope.ended_by == "failure":
             self._commit("failed", error=scope.errors[0])
         elif error is None and (receipt is None or scope.ended_by == "members" or self._finished_first):
@@ -293,17 +290,16 @@ class RunExecution:
         elif cause is None or scope.ended_by == "members":  # the agent raised its own cancellation
             self._commit("failed", error=error)
         elif self._may_unload and self._journal.replayable:
-            self.unloaded = True
             self._writer.stop_accepting()
             self.run.close()
-            self._go_on()
+            self._release()
         else:
             errors: Sequence[BaseException] = scope.errors or ([error] if isinstance(error, Exception) else [])
             self._commit("interrupted", cause=cause, receipt=receipt, error=errors[0] if errors else None)
 
     def _log_failures(self, error: BaseException | None) -> None:
         """Log each error of the agent and its parts once, except those caused by an interrupt."""
-        if self.lost or self.unloading or (error is None and not self.scope.errors):
+        if self.phase != "running" or (error is None and not self.scope.errors):
             return
         interrupted = self.scope.interrupt.triggered and self.scope.ended_by != "failure"
         raised = [] if error is None or error in self.scope.errors else [error]
@@ -322,6 +318,7 @@ class RunExecution:
 
     def _appended(self, error: BaseException | None) -> None:
         """Handle an append: go on towards the end, if there is one, else with the output."""
+        phase = self.phase
         if isinstance(error, StaleFence):
             self.lose(error)
         elif isinstance(error, QuotaExceeded):
@@ -329,18 +326,18 @@ class RunExecution:
         elif error is not None:  # the writer tries again
             self._answer_if_exhausted()
             return
-        if self._committing or self.unloaded or (self.unloading and self.scope.closed):
-            self._go_on()
-        else:
+        if phase in ("running", "unloading") or not self.scope.closed:  # else `_closed` has begun the end
             self._writer.flush_rest()
+        else:
+            self._go_on()
 
-    def _retry(self, again: Callable[[], object], error: BaseException, what: str) -> None:
-        self._writer.retry(again, error, what)
+    def _retry(self, error: BaseException, what: str) -> None:
+        self._writer.retry(self._go_on, error, what)
         self._answer_if_exhausted()
 
     def _answer_if_exhausted(self) -> None:
         """Give the receipt to the callers of a stop if the store keeps failing; the slot stays held until the end."""
-        if self._committing and self._writer.exhausted:
+        if self.phase == "committing" and self._writer.exhausted:
             self._answer()
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -364,7 +361,7 @@ class RunExecution:
         receipt: StopReceipt | None = None,
         error: BaseException | None = None,
     ) -> None:
-        self._committing = True
+        self.phase = next_phase(self.phase, "commit")
         self.status = status
         self.run.close()
         self._writer.seal()
@@ -399,10 +396,9 @@ class RunExecution:
         self._exceeded = error
         self._writer.discard(error)
         self.run.close()
-        if self._committing:
+        if self.phase == "committing":
             self._shorten(error)
-        elif self.scope.closed:
-            self.unloaded = False
+        elif self.phase == "releasing":
             self._prepare_commit("failed", receipt=self._receipt, error=error)
         else:
             with suppress(Interrupted, ScopeClosed):  # the run is already being stopped
@@ -423,20 +419,27 @@ class RunExecution:
             "stored_limit": ALL_BYTES,
         }
 
+    def _release(self) -> None:
+        self.phase = next_phase(self.phase, "release")
+        self._go_on()
+
     def _go_on(self) -> None:
-        """Continue towards the end, one write at a time: the unconfirmed batch first, then the commit or the unload."""
+        """Continue towards the end, one write at a time: the unconfirmed batch first, then the commit or the release.
+
+        A failed write comes back here, so that a run that lost its session meanwhile does not write it again.
+        """
         if self._writer.in_flight:
             return
-        if self.lost:
+        if self.phase == "lost":
             self._end(self._receipt)
-        elif self._writer.has_batch or (self._writer.buffer and not self._committing):
+        elif self._writer.has_batch or (self._writer.buffer and self.phase != "committing"):
             self._writer.flush()
-        elif self._committing:
+        elif self.phase == "committing":
             self._submit_once_released()
-        elif self.unloading:
-            self._let_go()
-        else:
+        elif self._may_unload:  # the store need not know: the next start finds the run
             self._end(self._receipt)
+        else:
+            self._let_go()
 
     def _let_go(self) -> None:
         """Release an unloaded run to the store, unless it was interrupted in the meantime."""
@@ -451,10 +454,9 @@ class RunExecution:
 
     def _let_gone(self, done: asyncio.Future[Parked]) -> None:
         error = done.exception()
-        if self._ended:
+        if self.ended:
             return
         if error is None or (isinstance(error, StaleFence) and self._writer.tries):  # an earlier try's reply was lost
-            self.unloaded = True
             actor = self.actor
             if self._cut_by is None:
                 self._end(self._receipt)
@@ -470,7 +472,7 @@ class RunExecution:
             self.lose(error)
             self._end(self._receipt)
         else:
-            self._retry(self._let_go, error, "park")
+            self._retry(error, "park")
 
     def _answer(self) -> None:
         """Give the receipt to everyone who stopped the run."""
@@ -490,8 +492,8 @@ class RunExecution:
         )
 
     def _released(self) -> None:
-        if not self._ended:
-            self._submit()
+        if not self.ended:
+            self._go_on()
 
     def _submit(self) -> None:
         """Submit the commit to the store, with the rest of the buffer."""
@@ -503,18 +505,18 @@ class RunExecution:
 
     def _committed(self, done: asyncio.Future[Committed]) -> None:
         error = done.exception()
-        if self._ended:
+        if self.phase in TERMINAL_PHASES:
             return
         if isinstance(error, StaleFence):
             self.lose(error)
             self._end(self._receipt)
         elif isinstance(error, QuotaExceeded):
             self._exceed(error)
-            self._submit()
+            self._go_on()
         elif error is not None:
             if isinstance(error, IllegalTransition):
                 self._context.incidents.promises.broken["P10"] += 1
-            self._retry(self._submit, error, "commit")
+            self._retry(error, "commit")
         else:
             committed = done.result()
             adapter = self._adapter
@@ -529,9 +531,9 @@ class RunExecution:
 
     def lose(self, error: StaleFence) -> None:
         """End the run here without further writes: another holder has the session."""
-        if self._ended or self.lost:
+        if self.phase == "lost" or self.ended:
             return
-        self.lost = True
+        self.phase = next_phase(self.phase, "lose")
         self.run.close()
         self._writer.discard(StaleFence(f"run {self.run_id} no longer holds its session"))
         self._parts.accounting.lease_lost(self, error)
@@ -543,19 +545,22 @@ class RunExecution:
         self.lose(StaleFence(f"run {self.run_id} was superseded by a newer claim"))
 
     def _end(self, receipt: StopReceipt | None, committed: Committed | None = None) -> None:
-        self._ended = True
+        self.phase = next_phase(self.phase, "end")
         self.run.close()
         self._writer.cancel_timer()
         self._parts.observer.on_ended(self, self._claim, committed)
-        if self._trigger is not None:
-            self._trigger.close()
-            self._trigger = None
+        self._close_trigger()
         self._receipt = receipt
         self._answer()
         self._writer.close()
         self._adapter.end_quiescence()
         self._adapter.release()
         del self.run, self._handle, self._adapter  # they refer back to this; breaking the cycle frees them at once
+
+    def _close_trigger(self) -> None:
+        if self._trigger is not None:
+            self._trigger.close()
+            self._trigger = None
 
 
 async def _fail(error: Exception) -> None:

@@ -299,7 +299,7 @@ class RunHostAdapter:
         """Deliver a person's decision. A run that is being unloaded gets it when it resumes."""
         if self._answers is None:
             self._answers = {}
-        if self._answers.setdefault(answer.question_id, answer) is not answer or self._run.unloading:
+        if self._answers.setdefault(answer.question_id, answer) is not answer or self._run.phase != "running":
             return
         for future in (self._expected or {}).pop(answer.question_id, ()):
             if not future.done():

@@ -1,8 +1,8 @@
 """The state tables of messages and runs.
 
-Every change of state in Holdfast goes through `next_state`; a change missing from its table is an
-`IllegalTransition`. The docs' diagrams are generated from these tables. Liveness (orphaned, stuck) is a query,
-never a state.
+A change that is missing from its table is an `IllegalTransition`. The docs' diagrams are generated from these tables.
+Liveness (orphaned, stuck) is a query, never a state. The phases of a run in memory are in
+`holdfast.protocol.run_phases`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ __all__ = [
     "TERMINAL_RUN_STATES",
     "MessageInput",
     "RunInput",
+    "illegal_transition",
     "next_message_state",
     "next_run_state",
 ]
@@ -64,15 +65,20 @@ _S = TypeVar("_S", bound=str)
 _I = TypeVar("_I", bound=str)
 
 
+def illegal_transition(what: str, table: Mapping[tuple[_S, _I], _S], state: _S, event: _I) -> IllegalTransition:
+    """Return the error of an event that `table` does not list for `state`."""
+    allowed = sorted(i for s, i in table if s == state)
+    return IllegalTransition(
+        f"a {what} that is {state} cannot {event}",
+        hint=f"from {state} it can: {', '.join(allowed)}" if allowed else f"{state} is final",
+    )
+
+
 def _next(what: str, table: Mapping[tuple[_S, _I], _S], state: _S, event: _I) -> _S:
     try:
         return table[state, event]
     except KeyError:
-        allowed = sorted(i for s, i in table if s == state)
-        raise IllegalTransition(
-            f"a {what} that is {state} cannot {event}",
-            hint=f"from {state} it can: {', '.join(allowed)}" if allowed else f"{state} is final",
-        ) from None
+        raise illegal_transition(what, table, state, event) from None
 
 
 def next_run_state(state: RunState, event: RunInput) -> RunState:
