@@ -22,13 +22,13 @@ __all__ = [
     "PRIVATE_NAMES",
     "BareLoop",
     "Cancel",
+    "LoopTimer",
     "StepHandle",
     "awaited_future",
     "cancelling_all_tasks_with",
     "expect_pending",
     "is_result_unretrieved",
     "run_handle",
-    "set_scheduled",
 ]
 
 PRIVATE_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -60,11 +60,17 @@ _TimerHandle = cast(Any, asyncio.TimerHandle)
 
 run_handle: Final[Callable[[asyncio.Handle], None]] = _Handle._run
 """Run a handle's callback in its context."""
-set_scheduled: Final[Callable[[asyncio.TimerHandle, bool], None]] = _TimerHandle._scheduled.__set__
-"""Note whether a timer is among its loop's timers, so that the loop hears of its cancelling."""
 
 
-class StepHandle(asyncio.TimerHandle):
+class LoopTimer(asyncio.TimerHandle):
+    """asyncio's timer; its loop hears of a cancelling while the timer ``is_scheduled``."""
+
+    __slots__ = ()
+
+    is_scheduled: Any = _TimerHandle._scheduled
+
+
+class StepHandle(LoopTimer):
     """A handle without the debugging of asyncio's, for a loop that makes one for each of its steps.
 
     Parameters:
@@ -77,7 +83,6 @@ class StepHandle(asyncio.TimerHandle):
 
     loop: Any = _Handle._loop
     run: Callable[[], None] = _Handle._run
-    is_scheduled: Any = _TimerHandle._scheduled
 
     def __init__(
         self,
@@ -102,15 +107,18 @@ class StepHandle(asyncio.TimerHandle):
         self.since = when
 
     def cancel(self) -> None:
-        """Like asyncio's; calls `on_cancel` first."""
+        """Like asyncio's; the loop hears of a cancelled step, too."""
         if not self._cancelled:
-            self.on_cancel()
+            if self._scheduled:
+                self.loop.on_timer_cancelled(self)
+            else:
+                self.on_cancel()
             self._cancelled = True
             self._callback = _nothing
             self._args = ()
 
     def on_cancel(self) -> None:
-        """Tell the loop. Called once, when the handle is cancelled."""
+        """Tell the loop. Called once, when a handle other than a scheduled timer is cancelled."""
         raise NotImplementedError
 
 
@@ -125,7 +133,7 @@ class BareLoop(asyncio.BaseEventLoop):
         raise NotImplementedError
 
     def on_timer_cancelled(self, timer: asyncio.TimerHandle) -> None:
-        """Note that a timer was cancelled that `set_scheduled` had marked."""
+        """Note that a scheduled timer was cancelled."""
         raise NotImplementedError
 
     def on_wakeup(self) -> None:
@@ -135,11 +143,11 @@ class BareLoop(asyncio.BaseEventLoop):
     @property
     def has_generators(self) -> bool:
         """Whether async generators were begun here and are not closed."""
-        return bool(cast(Any, self)._asyncgens)
+        return bool(self._asyncgens)  # type: ignore[attr-defined]
 
     def run_until(self, begin: Callable[[], None], is_finished: Callable[[], bool], thread: int) -> None:
         """Call ``begin``, then take steps until ``is_finished()``, as the running loop of this thread."""
-        this = cast(Any, self)
+        this: Any = self
         self.check_open()
         hooks = sys.get_asyncgen_hooks()
         this._thread_id = thread
@@ -170,12 +178,12 @@ class BareLoop(asyncio.BaseEventLoop):
 
 def is_result_unretrieved(future: asyncio.Future[Any]) -> bool:
     """Whether a future failed and its error was never retrieved."""
-    return bool(cast(Any, future)._log_traceback)
+    return bool(future._log_traceback)
 
 
 def expect_pending(task: asyncio.Task[Any]) -> None:
     """Let a task be destroyed while it is pending, without a message in the log."""
-    cast(Any, task)._log_destroy_pending = False
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
 
 
 def awaited_future(task: asyncio.Task[Any]) -> object:

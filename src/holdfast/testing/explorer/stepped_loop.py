@@ -74,10 +74,7 @@ class LoopStep(StepHandle):
 
     def on_cancel(self) -> None:
         """Keep the chooser from being offered the step."""
-        if self.is_scheduled:
-            self.loop.on_timer_cancelled(self)
-        else:
-            self.loop.stale = True
+        self.loop.stale = True
 
     def overdue(self, steps: int) -> bool:
         """Whether it was runnable for more than `steps` steps."""
@@ -206,13 +203,12 @@ class SteppedLoop(VirtualLoop):
 
     def make_timer(
         self, when: float, callback: Callable[..., object], args: Sequence[Any], context: Context | None
-    ) -> asyncio.TimerHandle:
+    ) -> LoopStep:
         """Return a timer, whose actor is that of the callbacks of what runs."""
         return LoopStep(when, callback, args, self, context, self.callbacks_of(self.running_actor))
 
-    def make_runnable(self, handle: asyncio.Handle) -> None:
+    def make_runnable(self, handle: LoopStep) -> None:  # type: ignore[override]
         """Offer a step to the chooser from now on, after those that its actor has already."""
-        assert isinstance(handle, LoopStep)
         actor = handle.actor
         if actor.runnable:
             actor.queue.append(handle)

@@ -18,7 +18,7 @@ from concurrent.futures import Executor
 from contextvars import Context, copy_context
 from typing import Any, NoReturn, TypeVar, TypeVarTuple
 
-from holdfast.testing.asyncio_internals import BareLoop, expect_pending, run_handle, set_scheduled
+from holdfast.testing.asyncio_internals import BareLoop, LoopTimer, expect_pending, run_handle
 from holdfast.testing.explorer.failures import Deadlock, Livelock, NotExplorable, describe_task
 
 __all__ = ["VirtualLoop"]
@@ -55,7 +55,7 @@ class VirtualLoop(BareLoop):
         self.errors: list[dict[str, Any]] = []
         self.home = threading.get_ident()
         self.now = _START_S
-        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._timers: list[tuple[float, int, LoopTimer]] = []
         self._timers_made = 0
         self._timers_cancelled = 0
         self._threads_busy = 0
@@ -78,17 +78,17 @@ class VirtualLoop(BareLoop):
         self.set_timer(timer)
         return timer
 
-    def set_timer(self, timer: asyncio.TimerHandle) -> None:
+    def set_timer(self, timer: LoopTimer) -> None:
         """Let a timer fire in its time."""
         self._timers_made += 1
-        set_scheduled(timer, True)
+        timer.is_scheduled = True
         heapq.heappush(self._timers, (timer.when(), self._timers_made, timer))
 
     def make_timer(
         self, when: float, callback: Callable[..., object], args: Sequence[Any], context: Context | None
-    ) -> asyncio.TimerHandle:
+    ) -> LoopTimer:
         """Return a timer that is not set yet."""
-        return asyncio.TimerHandle(when, callback, args, self, context)
+        return LoopTimer(when, callback, args, self, context)
 
     def on_timer_cancelled(self, timer: asyncio.TimerHandle) -> None:
         """Drop cancelled timers when they are many."""
@@ -119,7 +119,7 @@ class VirtualLoop(BareLoop):
             if timer.cancelled():
                 self._timers_cancelled -= 1
             else:
-                set_scheduled(timer, False)
+                timer.is_scheduled = False
                 self.make_runnable(timer)
         return True
 
