@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-__all__ = ["circles", "folder_of", "imports", "modules", "private_uses"]
+__all__ = ["STDLIB_INTERNALS", "circles", "folder_of", "imports", "modules", "private_uses"]
+
+STDLIB_INTERNALS = (
+    "holdfast.runtime.executor_internals",
+    "holdfast.runtime.multiprocessing_internals",
+    "holdfast.testing.asyncio_internals",
+    "holdfast.testing.threading_internals",
+)
+"""The modules that may use private names of the standard library; each lists its own in ``PRIVATE_NAMES``."""
 
 SOURCE = Path(__file__).parents[2] / "src" / "holdfast"
 
@@ -78,21 +87,54 @@ def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
 
 
 def private_uses(tree: ast.Module) -> list[tuple[int, str]]:
-    """Return line and name of each use of a private name that the module itself does not define."""
+    """Return line and name of each use of a private name that the module itself does not define.
+
+    A name with an underscore is public where its module lists it in ``__all__`` (`asyncio._get_running_loop`), and
+    where Python's documentation describes it (`sys._getframe`, the methods of named tuples).
+    """
     own = set(_defined(tree))
-    uses = []
+    imported = dict(_imported_names(tree))
+    uses: list[tuple[int, str]] = []
     for node in ast.walk(tree):
         match node:
-            case ast.Attribute(attr=name) if _is_private(name) and name not in own:
-                if not isinstance(node.value, ast.Name) or node.value.id not in sys.stdlib_module_names:
+            case ast.Attribute(value=ast.Name(id=owner), attr=name) if owner in imported:
+                if not _is_exported(imported[owner], name):
                     uses.append((node.lineno, name))
-            case ast.ImportFrom(module=str() as module, names=names) if module.startswith("holdfast"):
-                uses += [(node.lineno, one.name) for one in names if _is_private(one.name)]
-    return sorted(uses)
+            case ast.Attribute(attr=name) if name not in own:
+                uses.append((node.lineno, name))
+            case ast.ImportFrom(module=str() as module, names=names):
+                uses += [(node.lineno, one.name) for one in names if not _is_exported(module, one.name)]
+            case ast.Call(func=ast.Name(id="getattr" | "setattr" | "delattr" | "hasattr"), args=[_, named, *_]):
+                match named:
+                    case ast.Constant(value=str() as name) if name not in own:
+                        uses.append((node.lineno, name))
+    return sorted((line, name) for line, name in uses if _is_private(name))
+
+
+DOCUMENTED = frozenset(
+    {"_asdict", "_current_frames", "_exit", "_field_defaults", "_fields", "_getframe", "_make", "_replace"}
+)
+"""Names of the standard library that begin with an underscore and are described in Python's documentation."""
 
 
 def _is_private(name: str) -> bool:
-    return name.startswith("_") and not name.startswith("__")
+    return name.startswith("_") and not name.startswith("__") and name != "_" and name not in DOCUMENTED
+
+
+def _is_exported(module: str, name: str) -> bool:
+    if module.partition(".")[0] not in sys.stdlib_module_names:
+        return False
+    return name in getattr(importlib.import_module(module), "__all__", ())
+
+
+def _imported_names(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Yield each name that an import binds, and the module that it stands for or comes from."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                yield from ((one.asname or one.name.partition(".")[0], one.name) for one in names)
+            case ast.ImportFrom(module=str() as module, names=names):
+                yield from ((one.asname or one.name, module) for one in names)
 
 
 def _defined(tree: ast.Module) -> Iterator[str]:
@@ -105,5 +147,7 @@ def _defined(tree: ast.Module) -> Iterator[str]:
                 yield name
             case ast.Name(id=name, ctx=ast.Store()):
                 yield name
-            case ast.Constant(value=str() as name):  # a slot
-                yield name
+            case ast.Assign(targets=[ast.Name(id="__slots__")], value=slots):
+                yield from (
+                    one.value for one in ast.walk(slots) if isinstance(one, ast.Constant) and isinstance(one.value, str)
+                )

@@ -34,6 +34,10 @@ def _asyncio(main: Main) -> None:
         runner.run(_bounded(main))
 
 
+def _virtually(main: Main) -> None:
+    run_virtual(main())
+
+
 def _uvloop(main: Main) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_bounded(main))
@@ -350,7 +354,15 @@ async def _stop_from_a_thread(scope: Scope) -> None:
 
 
 Stop = Callable[[Scope], Coroutine[Any, Any, None]]
-ways_to_stop = pytest.mark.parametrize("stop", [_stop_awaited, _stop_requested, _stop_from_a_thread])
+ways_to_stop = pytest.mark.parametrize(
+    ("stop", "run"),
+    [
+        (_stop_awaited, _virtually),
+        (_stop_requested, _virtually),
+        (_stop_from_a_thread, _asyncio),  # a thread that waits for the loop needs real time
+    ],
+    ids=["awaited", "requested", "from a thread"],
+)
 
 
 async def cleaned_up_in(clean_up_s: float, ends: list[str], name: str) -> None:
@@ -362,7 +374,9 @@ async def cleaned_up_in(clean_up_s: float, ends: list[str], name: str) -> None:
 
 
 @ways_to_stop
-def test_the_grace_given_to_a_stop_holds_though_it_is_longer_than_the_scopes_own(stop: Stop) -> None:
+def test_the_grace_given_to_a_stop_holds_though_it_is_longer_than_the_scopes_own(
+    stop: Stop, run: Callable[[Main], None]
+) -> None:
     async def main() -> None:
         ends: list[str] = []
         scope = Scope("run", parent=None, grace_s=0.05, abandon_after_s=0.05).open()
@@ -377,11 +391,11 @@ def test_the_grace_given_to_a_stop_holds_though_it_is_longer_than_the_scopes_own
             assert owner.receipt is not None
             assert (owner.receipt.outcome, owner.receipt.forced) == ("gone", ())
 
-    _asyncio(main)
+    run(main)
 
 
 @ways_to_stop
-def test_a_scope_inside_gets_no_more_grace_than_it_was_created_with(stop: Stop) -> None:
+def test_a_scope_inside_gets_no_more_grace_than_it_was_created_with(stop: Stop, run: Callable[[Main], None]) -> None:
     async def main() -> None:
         ends: list[str] = []
         scope = Scope("run", parent=None, grace_s=0.05).open()
@@ -397,7 +411,7 @@ def test_a_scope_inside_gets_no_more_grace_than_it_was_created_with(stop: Stop) 
             assert owner.receipt is not None
             assert owner.receipt.forced
 
-    _asyncio(main)
+    run(main)
 
 
 def test_the_grace_given_to_a_stop_holds_in_a_scope_that_a_task_has_entered() -> None:

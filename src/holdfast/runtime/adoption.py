@@ -33,6 +33,7 @@ from holdfast.runtime.adoption_threads import (
     watch_threads,
 )
 from holdfast.runtime.cancel_claim import current_claim, inside
+from holdfast.runtime.executor_internals import default_executor
 from holdfast.runtime.fork_signals import watch_forks
 from holdfast.runtime.scope import Scope, current_scope
 from holdfast.runtime.scope_state import ScopeState
@@ -231,7 +232,7 @@ def install(loop: asyncio.AbstractEventLoop, *, threads: ThreadPool | None = Non
     global _sealing
     factory = loop.get_task_factory()
     adopter = TaskAdopter(factory)
-    executor = getattr(loop, "_default_executor", None)
+    executor = default_executor(loop)
     loop.set_task_factory(cast(Any, adopter))
     loop.set_default_executor(PoolExecutor(threads))
     watch_threads(1)

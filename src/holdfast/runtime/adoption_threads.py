@@ -14,8 +14,6 @@ Invariants
 
 from __future__ import annotations
 
-import concurrent.futures
-import concurrent.futures.thread
 import contextlib
 import contextvars
 import functools
@@ -31,6 +29,7 @@ from holdfast.errors import ScopeClosed
 from holdfast.protocol.stopping import Abandoned
 from holdfast.runtime.adoption_processes import leave_thread
 from holdfast.runtime.cancel_claim import current_claim
+from holdfast.runtime.executor_internals import is_executor_thread
 from holdfast.runtime.handle import Handle, Member, MemberKind
 from holdfast.runtime.interrupt import Interrupt
 from holdfast.runtime.scope import Scope, current_scope
@@ -203,11 +202,7 @@ def _of_a_pool(thread: threading.Thread) -> bool:
     if type(thread).__module__ == _ANYIO:
         _watch_anyio()
         return True
-    target = getattr(thread, "_target", None)
-    return target is _EXECUTOR_THREAD or thread.name.startswith(_OURS)
-
-
-_EXECUTOR_THREAD = getattr(concurrent.futures.thread, "_worker", None)
+    return is_executor_thread(thread) or thread.name.startswith(_OURS)
 
 
 def _submit(executor: ThreadPoolExecutor, fn: Callable[..., Any], /, *values: Any, **options: Any) -> Future[Any]:

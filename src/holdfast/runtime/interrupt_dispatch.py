@@ -31,6 +31,7 @@ from holdfast.protocol.stopping import Cause, CauseKind
 
 __all__ = [
     "CHUNK",
+    "CallbackDispatcher",
     "FdLatch",
     "FutureGroup",
     "Loop",
@@ -339,7 +340,7 @@ def start_timer(delay_s: float, interrupt: Source) -> Timer:
     return _ThreadTimer(interrupt, delay_s) if loop is None else _LoopTimer(interrupt, delay_s, loop)
 
 
-class _Dispatcher:
+class CallbackDispatcher:
     """The single thread that runs callbacks and deadlines without a loop; started on first use.
 
     Only the thread uses `timers`.
@@ -385,13 +386,13 @@ class _Dispatcher:
             self._inbox.get(timeout=idle_s)()
 
 
-dispatcher = _Dispatcher()
+dispatcher = CallbackDispatcher()
 
 
 def _start_anew_after_fork() -> None:
     # The child has neither the thread nor its waiters.
     global dispatcher
-    dispatcher = _Dispatcher()
+    dispatcher = CallbackDispatcher()
 
 
 if hasattr(os, "register_at_fork"):

@@ -10,9 +10,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Coroutine, Generator
-from typing import Any, cast
+from typing import Any
 
 from holdfast.runtime import procfs
+from holdfast.runtime.multiprocessing_internals import fork_server_pid, start_method_of
 from holdfast.runtime.process_spec import host_marker
 from holdfast.runtime.program_adoption import ProgramAdoption
 
@@ -175,11 +176,11 @@ def _around_start(hooks: StartHooks, plain: Callable[[Any], None]) -> Callable[[
     def start(self: Any) -> None:
         adoption = hooks.adoption
         owner = None if adoption.off() else adoption.owner()
-        if owner is None or _start_method(self) != "forkserver":
+        if owner is None or start_method_of(self) != "forkserver":
             plain(self)
             return
         tag = adoption.programs.tag_for(owner)
-        with adoption.tags.bequeath_by(_fork_server(), tag):  # it is not our child but the server's
+        with adoption.tags.bequeath_by(fork_server_pid(), tag):  # it is not our child but the server's
             plain(self)
         adoption.programs.enter(owner, self.pid, self.name, tag)
 
@@ -275,19 +276,6 @@ def _starts_what_is_shared() -> bool:
     if frame.f_globals.get("__name__") == "multiprocessing.util" and frame.f_back is not None:
         frame = frame.f_back
     return frame.f_globals.get("__name__") in _SHARED
-
-
-def _start_method(process: Any) -> str | None:
-    method: str | None = getattr(process, "_start_method", None)
-    return multiprocessing.get_start_method() if method is None else method
-
-
-def _fork_server() -> int:
-    """Return the pid of the fork server of ``multiprocessing``, starting it if necessary."""
-    from multiprocessing import forkserver
-
-    forkserver.ensure_running()
-    return int(cast(Any, forkserver)._forkserver._forkserver_pid)
 
 
 _MARK_PREFIXES = (procfs.HOST_MARKER + b"=", procfs.SCOPE_MARKER + b"=")

@@ -19,8 +19,9 @@ import sys
 import threading
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from types import CodeType
 from typing import Any
 
 from holdfast.errors import LimitExceeded, Unavailable
@@ -31,7 +32,9 @@ __all__ = [
     "ThreadPoolStatistics",
     "any_abandoned",
     "call_of_thread",
+    "runs_a_call",
     "shared_threads",
+    "start_plainly",
     "thread_stack",
 ]
 
@@ -261,7 +264,7 @@ class ThreadPool:
             self._threads += 1
             thread = threading.Thread(target=self._serve, name=f"{self.name}-{self._serial}", daemon=True)
             try:
-                _start_plain(thread)
+                start_plainly(thread)
             except BaseException:
                 self._threads -= 1
                 raise
@@ -362,13 +365,19 @@ class ThreadPool:
             one.wake.release()
 
 
-_start_plain = threading.Thread.start
+start_plainly = threading.Thread.start
+"""Start a thread as the interpreter does, also when `holdfast.runtime.adoption_threads` watches what starts threads."""
 
 _begun: dict[int, ThreadCall] = {}
 """Running call of each thread of any pool, by native thread id."""
 
 on_leave: Callable[[], object] | None = None
 """Called on a pool's thread after it ran a call, because C code in the call may have started programs."""
+
+
+def runs_a_call(stack: Collection[CodeType]) -> bool:
+    """Whether a thread with this code on its stack belongs to a pool and is not idle."""
+    return ThreadPool._serve.__code__ in stack and ThreadPool._next.__code__ not in stack
 
 
 def call_of_thread(native_id: int) -> ThreadCall | None:

@@ -145,8 +145,13 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 def _values(pyfuncitem: pytest.Function) -> dict[str, Any]:
-    """Return the fixtures and parameters that the test names."""
-    return {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    """Return the fixtures and parameters that the test names; those that it uses otherwise are in force already."""
+    named = inspect.signature(pyfuncitem.obj).parameters.values()
+    return {
+        one.name: pyfuncitem.funcargs[one.name]
+        for one in named
+        if one.default is one.empty and one.name in pyfuncitem.funcargs
+    }
 
 
 def _keep(config: pytest.Config, recorded: Replay) -> str:
@@ -227,7 +232,8 @@ def _holdfast_watch(request: pytest.FixtureRequest) -> Iterator[None]:
             from holdfast.testing.detectors.leaks import Inventory, left_to_runners
 
             kinds = _looked_at(request)
-            before = request.node.stash[_BEFORE] = Inventory(kinds)
+            before = request.config.stash[_BEFORE] = Inventory(kinds)
+            stack.callback(request.config.stash.__delitem__, _BEFORE)
             if "tasks" in kinds:
                 unended = stack.enter_context(left_to_runners())
         if "no_network" in wanted:
@@ -252,8 +258,7 @@ def pytest_fixture_setup(
     fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
 ) -> Generator[None, object, object]:
     """Exclude from a test's leaks what a wider fixture makes when the test first asks for it."""
-    item = getattr(request, "_pyfuncitem", None)
-    before = None if item is None or fixturedef.scope == "function" else item.stash.get(_BEFORE, None)
+    before = None if fixturedef.scope == "function" else request.config.stash.get(_BEFORE, None)
     if before is None:
         return (yield)
     with before.passed_over():

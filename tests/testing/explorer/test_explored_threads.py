@@ -399,7 +399,8 @@ def test_threads_are_started_under_the_explorer_only() -> None:
 
 def test_a_test_that_is_over_leaves_no_thread_and_puts_everything_back() -> None:
     def names() -> list[object]:
-        return [vars(threads)["threading"], threads._start_plain, vars(writer)["SimpleQueue"], vars(threading)["_time"]]
+        places = ((threads, "threading"), (threads, "start_plainly"), (writer, "SimpleQueue"), (threading, "_time"))
+        return [vars(module)[name] for module, name in places]
 
     unchanged = names()
     before = set(threading.enumerate())

@@ -8,6 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import ipaddress
 import os
@@ -17,7 +18,6 @@ import subprocess
 import sys
 import threading
 import time
-from asyncio import events
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -183,7 +183,7 @@ def _guarded(owner: Any, name: str, blocks: _Blocks, instead: str, refused: list
 
     def guarded(*values: Any, **options: Any) -> Any:
         __tracebackhide__ = True
-        if events._get_running_loop() is not None and blocks(*values, **options):
+        if asyncio._get_running_loop() is not None and blocks(*values, **options):
             error = BlockedLoop(
                 f"{owner.__name__}.{name} blocks the event loop it is called on; {instead}; or: {_IN_A_THREAD}"
             )

@@ -9,7 +9,6 @@ possible, they are started before the first look, so that they are never mistake
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures.thread
 import gc
 import importlib.util
 import os
@@ -17,17 +16,19 @@ import sys
 import threading
 import time
 import traceback
-from asyncio import runners
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import psutil
 
+from holdfast.runtime.executor_internals import waits_for_a_call
+from holdfast.runtime.multiprocessing_internals import kept_descriptors, kept_pids
 from holdfast.runtime.processes import process_host
 from holdfast.runtime.seal import seal
-from holdfast.runtime.threads import ThreadPool, thread_stack
+from holdfast.runtime.threads import runs_a_call, thread_stack
+from holdfast.testing.asyncio_internals import Cancel, cancelling_all_tasks_with
 
 __all__ = ["KINDS", "Inventory", "LeakKind", "left_to_runners"]
 
@@ -95,12 +96,11 @@ def left_to_runners() -> Iterator[list[str]]:
     loop gets it.
     """
     left: list[str] = []
-    cancel_all: Any = runners._cancel_all_tasks  # type: ignore[attr-defined]
 
     async def turn() -> None:
         await asyncio.sleep(0)
 
-    def look_first(loop: asyncio.AbstractEventLoop) -> None:
+    def look_first(cancel_all: Cancel, loop: asyncio.AbstractEventLoop) -> None:
         for _ in range(_TURNS):
             if not asyncio.all_tasks(loop):
                 break
@@ -112,11 +112,8 @@ def left_to_runners() -> Iterator[list[str]]:
         )
         cancel_all(loop)
 
-    runners._cancel_all_tasks = look_first  # type: ignore[attr-defined]
-    try:
+    with cancelling_all_tasks_with(look_first):
         yield left
-    finally:
-        runners._cancel_all_tasks = cancel_all  # type: ignore[attr-defined]
 
 
 @cache
@@ -154,16 +151,15 @@ def _waits_for_its_next_use(thread: threading.Thread) -> bool:
     frame = sys._current_frames().get(thread.ident or 0)
     codes = [one.f_code for one, _ in traceback.walk_stack(frame)] if frame is not None else []
     if thread.name.startswith("holdfast"):
-        return ThreadPool._serve.__code__ not in codes or ThreadPool._next.__code__ in codes
-    idle: Any = concurrent.futures.thread._worker
-    return thread.name.startswith("asyncio_") and codes[:1] == [idle.__code__]
+        return not runs_a_call(codes)
+    return thread.name.startswith("asyncio_") and bool(codes) and waits_for_a_call(codes[0])
 
 
 def _descriptors() -> dict[object, str]:
     folder = next((path for path in _DESCRIPTORS if os.path.isdir(path)), None)
     if folder is None:
         return {}
-    kept = _of_multiprocessing("_fd", "_forkserver_alive_fd")
+    kept = kept_descriptors()
     found: dict[object, str] = {}
     for number in os.listdir(folder):
         try:
@@ -179,7 +175,7 @@ def _descriptors() -> dict[object, str]:
 def _processes() -> dict[object, str]:
     """Return this process's children (but for the one that starts programs for Holdfast), and Holdfast's programs."""
     found: dict[object, str] = {}
-    kept = _of_multiprocessing("_pid", "_forkserver_pid")
+    kept = kept_pids()
     children = psutil.Process().children()
     for child in [*children, *(one for keeper in children if keeper.pid in kept for one in _children_of(keeper))]:
         if child.pid in kept:
@@ -199,17 +195,6 @@ def _children_of(keeper: psutil.Process) -> list[psutil.Process]:
         return keeper.children()
     except psutil.NoSuchProcess:
         return []
-
-
-def _of_multiprocessing(of_tracker: str, of_fork_server: str) -> set[int]:
-    """Return what this process has of ``multiprocessing``'s resource tracker and fork server, which start once."""
-    tracker = sys.modules.get("multiprocessing.resource_tracker")
-    server = sys.modules.get("multiprocessing.forkserver")
-    found = (
-        getattr(getattr(tracker, "_resource_tracker", None), of_tracker, None),
-        getattr(getattr(server, "_forkserver", None), of_fork_server, None),
-    )
-    return {number for number in found if isinstance(number, int)}
 
 
 _LOOK = {"tasks": _tasks, "threads": _threads, "fds": _descriptors, "processes": _processes}

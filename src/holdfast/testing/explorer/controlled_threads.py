@@ -23,23 +23,21 @@ import sys
 import threading
 import traceback
 from _thread import LockType, allocate_lock
-from asyncio import events
 from collections.abc import Callable, Sequence
 from contextvars import Context
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from holdfast.runtime import threads as pool_module
+from holdfast.testing.asyncio_internals import is_result_unretrieved
 from holdfast.testing.explorer.failures import Deadlock, NotExplorable
-
-if TYPE_CHECKING:
-    from holdfast.testing.explorer.explored_loop import Actor, ExploredLoop, LoopStep
+from holdfast.testing.explorer.stepped_loop import Actor, LoopStep, SteppedLoop
 
 __all__ = ["ControlledThread", "ThreadController", "Unwound", "end_carriers", "strands_here"]
 
 _PATIENCE_S: Final = 30.0
 """How long, in real time, a strand may take from one switch point to the next."""
 _UNWINDING_TRIES: Final = 100
-_plain_start = pool_module._start_plain
+_start_plainly = pool_module.start_plainly
 
 
 class Unwound(BaseException):
@@ -56,7 +54,7 @@ class _Carrier:
         self.back.acquire()
         self.work: Callable[[], object] | None = None
         self.thread = threading.Thread(target=self._carry, name="explored thread", daemon=True)
-        _plain_start(self.thread)
+        _start_plainly(self.thread)
 
     def _carry(self) -> None:
         while True:
@@ -86,14 +84,14 @@ def end_carriers() -> None:
 
 def strands_here() -> ThreadController | None:
     """Return the strands of the schedule that this thread belongs to, as its loop or as one of them; None elsewhere."""
-    loop = events._get_running_loop()
+    loop = asyncio._get_running_loop()
     if loop is not None:
         return getattr(loop, "strands", None)
     strand = _by_thread.get(threading.get_ident())
     return None if strand is None else strand.strands
 
 
-class ControlledThread:
+class ControlledThread(Actor):
     """One thread of a schedule.
 
     Parameters:
@@ -106,8 +104,8 @@ class ControlledThread:
     """
 
     __slots__ = (
-        "actor", "carrier", "ended", "ending", "fn", "future", "joining", "must_end", "name", "strands", "thread",
-        "timer", "waits_for",
+        "carrier", "ended", "ending", "fn", "future", "joining", "label", "must_end", "strands", "thread", "timer",
+        "waits_for",
     )  # fmt: skip
 
     def __init__(
@@ -120,20 +118,25 @@ class ControlledThread:
         thread: object | None = None,
         future: asyncio.Future[Any] | None = None,
     ) -> None:
+        super().__init__(len(strands.loop.actors), None, None)
+        strands.loop.actors.append(self)
         self.strands = strands
         self.fn = fn
-        self.name = name
+        self.label = name
         self.must_end = must_end
         self.thread = thread
         self.future = future
-        self.actor: Actor = strands.loop._new_actor(None, None)
-        self.actor.strand = self
         self.carrier: _Carrier | None = None
         self.ended = False
         self.ending = False
         self.joining: dict[ControlledThread, None] = {}
         self.timer: LoopStep | None = None
         self.waits_for: object = None
+
+    @property
+    def name(self) -> str:
+        """The name in a list of actors."""
+        return f"thread {self.label}"
 
     @property
     def ident(self) -> int | None:
@@ -145,7 +148,7 @@ class ControlledThread:
         why = "" if self.waits_for is None else f", waits for {self.waits_for}"
         frame = sys._current_frames().get(self.ident) if self.ident is not None else None
         where = _places(traceback.extract_stack(frame)) if frame is not None else "not started"
-        return f"thread {self.name!r} at {where}{why}"
+        return f"thread {self.label!r} at {where}{why}"
 
 
 def _places(stack: traceback.StackSummary) -> str:
@@ -166,7 +169,7 @@ class ThreadController:
         loop: whose schedule it is.
     """
 
-    def __init__(self, loop: ExploredLoop) -> None:
+    def __init__(self, loop: SteppedLoop) -> None:
         self.loop = loop
         self.all: list[ControlledThread] = []
         self.running: ControlledThread | None = None
@@ -176,7 +179,7 @@ class ThreadController:
         self._own: dict[str, Any] = {}
         self._context = Context()
         self._loop_left = False  # the loop's thread is in the middle of a step,
-        self._left_by = loop._running_actor  # of this actor,
+        self._left_by = loop.running_actor  # of this actor,
         self._may_go_on = False  # and does not block
         self._going_on: LoopStep | None = None
 
@@ -190,11 +193,11 @@ class ThreadController:
         """Return errors of threads whose result was never retrieved."""
         return [
             {
-                "message": f"thread {strand.name!r} failed and its result was never retrieved",
+                "message": f"thread {strand.label!r} failed and its result was never retrieved",
                 "exception": strand.future.exception(),
             }
             for strand in self.all
-            if strand.future is not None and strand.future.done() and strand.future._log_traceback
+            if strand.future is not None and strand.future.done() and is_result_unretrieved(strand.future)
         ]
 
     def left(self) -> list[ControlledThread]:
@@ -215,10 +218,10 @@ class ThreadController:
         strand = self.running
         loop = self.loop
         if strand is None:
-            if self.all and loop._stepping and not self._loop_left:
+            if self.all and loop.stepping and not self._loop_left:
                 self._switch(may_go_on=True)
         elif not strand.ending:
-            if not loop._runnable and not self._loop_left and loop._clock is None and loop.steps < loop.max_steps:
+            if not loop.runnable and not self._loop_left and loop.clock is None and loop.steps < loop.max_steps:
                 loop.steps += 1  # no other could go
                 return
             self._let_go(strand)
@@ -237,20 +240,20 @@ class ThreadController:
             timeout_s: in virtual seconds; None waits for as long as it takes.
         """
         loop = self.loop
-        until = None if timeout_s is None else loop._now + timeout_s
+        until = None if timeout_s is None else loop.now + timeout_s
         strand = self.running
         if strand is None:
             return self._block_loop(ready, what, until)
         while not ready():
             if strand.ending:
                 raise Unwound
-            if until is not None and loop._now >= until:
+            if until is not None and loop.now >= until:
                 return False
             waiting[strand] = None
             strand.waits_for = what
             if until is not None:
                 strand.timer = self._new_step(strand, until)
-                loop._set_timer(strand.timer)
+                loop.set_timer(strand.timer)
             self._hand_back(strand)
             strand.waits_for = strand.timer = None
             waiting.pop(strand, None)
@@ -281,19 +284,19 @@ class ThreadController:
             if self._loop_left:
                 offered = self._offered()
             else:
-                if loop._stale:
-                    loop._drop_cancelled()
-                offered = loop._runnable if loop._clock is None else loop._with_clock(loop._runnable)
-            step = offered[loop._next_of(offered)]
-            if step.actor is not strand.actor:
+                if loop.stale:
+                    loop.drop_cancelled()
+                offered = loop.runnable if loop.clock is None else loop.with_clock(loop.runnable)
+            step = offered[loop.next_of(offered)]
+            if step.actor is not strand:
                 loop.chosen = step
                 return False
-            loop._take(_at(loop._runnable, step))
-            loop._count(strand.actor)
+            loop.take(_at(loop.runnable, step))
+            loop.count(strand)
         except Exception as error:
             loop.halt(error)
             return False
-        loop.recent.append(strand.actor)
+        loop.recent.append(strand)
         return True
 
     def _hand_back(self, strand: ControlledThread) -> None:
@@ -313,7 +316,7 @@ class ThreadController:
         except Unwound:
             pass
         except BaseException as error:
-            text = f"thread {strand.name!r} raised {type(error).__name__}: {error}"
+            text = f"thread {strand.label!r} raised {type(error).__name__}: {error}"
             self.loop.call_exception_handler({"message": text, "exception": error})
         finally:
             del _by_thread[me]
@@ -324,12 +327,12 @@ class ThreadController:
     # on the loop's thread
 
     def _new_step(self, strand: ControlledThread, when: float = 0.0) -> LoopStep:
-        return self.loop._new_step(when, self._resume, (strand,), self._context, strand.actor)
+        return LoopStep(when, self._resume, (strand,), self.loop, self._context, strand)
 
     def _let_go(self, strand: ControlledThread) -> None:
         if strand.timer is not None:
             strand.timer.cancel()  # also when it has fired: one step lets it go
-        self.loop._make_runnable(self._new_step(strand))
+        self.loop.make_runnable(self._new_step(strand))
 
     def _resume(self, strand: ControlledThread) -> None:
         """Let a strand run to its next switch point. The callback of its steps."""
@@ -338,8 +341,8 @@ class ThreadController:
         if carrier is None:
             carrier = strand.carrier = self._take_carrier()
             carrier.work = lambda: self._run(strand)
-            carrier.thread.name = strand.name
-        before, loop._running_actor = loop._running_actor, strand.actor
+            carrier.thread.name = strand.label
+        before, loop.running_actor = loop.running_actor, strand
         self.running = strand
         came_back = False
         try:
@@ -347,7 +350,7 @@ class ThreadController:
             came_back = carrier.back.acquire(timeout=_PATIENCE_S)
         finally:
             self.running = None
-            loop._running_actor = before
+            loop.running_actor = before
             if not came_back:
                 strand.ended = True  # as far as this schedule goes; its real thread is given up
         if not came_back:
@@ -367,33 +370,33 @@ class ThreadController:
     def _take_carrier(self) -> _Carrier:
         if _idle_carriers:
             return _idle_carriers.pop()
-        events._set_running_loop(None)  # so that no thread of the schedule starts it
+        asyncio._set_running_loop(None)  # so that no thread of the schedule starts it
         try:
             return _Carrier()
         finally:
-            events._set_running_loop(self.loop)
+            asyncio._set_running_loop(self.loop)
 
     def _switch(self, *, may_go_on: bool) -> bool:
         """Let strands go in the middle of a step, until the loop's thread is chosen; or one of them, if it may not
         continue. False when none can."""
         loop = self.loop
-        runnable = loop._runnable
+        runnable = loop.runnable
         if loop.halted is not None:
             raise loop.halted
         self._loop_left = True
         self._may_go_on = may_go_on
-        self._left_by = loop._running_actor
+        self._left_by = loop.running_actor
         try:
             while True:
                 offered = self._offered()
                 if not offered:
                     return False
-                at = loop._next_of(offered)
-                strand = offered[at].actor.strand
-                if strand is None:
+                at = loop.next_of(offered)
+                strand = offered[at].actor
+                if not isinstance(strand, ControlledThread):
                     return False
-                step = loop._take(_at(runnable, offered[at]))
-                loop._count(step.actor)
+                step = loop.take(_at(runnable, offered[at]))
+                loop.count(step.actor)
                 loop.recent.append(step.actor)
                 self._resume(strand)
                 if loop.halted is not None:
@@ -406,9 +409,9 @@ class ThreadController:
     def _offered(self) -> list[LoopStep]:
         """Return who can go in the middle of a step of the loop."""
         loop = self.loop
-        if loop._stale:
-            loop._drop_cancelled()
-        offered = [step for step in loop._runnable if step.actor.strand is not None]
+        if loop.stale:
+            loop.drop_cancelled()
+        offered = [step for step in loop.runnable if isinstance(step.actor, ControlledThread)]
         if offered and self._may_go_on:
             offered.insert(0, self._own_step())
         return offered
@@ -416,10 +419,10 @@ class ThreadController:
     def _own_step(self) -> LoopStep:
         loop = self.loop
         if self._going_on is None:
-            self._going_on = loop._new_step(0.0, _nothing, (), self._context, self._left_by)
+            self._going_on = LoopStep(0.0, _nothing, (), loop, self._context, self._left_by)
         self._going_on.actor = self._left_by
         self._going_on.born = loop.steps
-        self._going_on.since = loop._now
+        self._going_on.since = loop.now
         return self._going_on
 
     def _block_loop(self, ready: Callable[[], object], what: object, until: float | None) -> bool:
@@ -427,15 +430,15 @@ class ThreadController:
         while not ready():
             if self._switch(may_go_on=False):
                 continue
-            when = loop._next_timer()
+            when = loop.next_timer()
             if until is not None and (when is None or when > until):
-                loop._now = max(loop._now, until)
+                loop.now = max(loop.now, until)
                 return False
             if when is None:
                 self.blocked = f"the loop's own thread at {_places(traceback.extract_stack())}, waits for {what}"
                 loop.halt(Deadlock())
                 raise Deadlock
-            loop._pass_time()
+            loop.pass_time()
         return True
 
     def unwind(self) -> None:

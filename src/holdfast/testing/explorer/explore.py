@@ -9,12 +9,13 @@ from typing import Any, Literal, TypeVar
 
 from holdfast.protocol.supervision import is_seconds
 from holdfast.testing.explorer.coverage import States
-from holdfast.testing.explorer.explored_loop import Chooser, ExploredLoop
+from holdfast.testing.explorer.explored_loop import ExploredLoop
 from holdfast.testing.explorer.isolation_guard import collect_some_garbage, garbage_left, real_world_closed
 from holdfast.testing.explorer.patching import swapped_in
 from holdfast.testing.explorer.replay import Replay
 from holdfast.testing.explorer.schedule import NOT_REPEATED, ScheduleOutcome, run_one
 from holdfast.testing.explorer.shrinker import shrink as shrunk_choices
+from holdfast.testing.explorer.stepped_loop import Chooser
 from holdfast.testing.explorer.strategies import (
     ExhaustiveChooser,
     NearChooser,

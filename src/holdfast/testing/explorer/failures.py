@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from types import CodeType, FrameType
 from typing import Literal
 
+from holdfast.testing.asyncio_internals import awaited_future
 from holdfast.testing.explorer.replay import Replay
 
 __all__ = [
@@ -103,6 +104,6 @@ def describe_task(task: asyncio.Task[object]) -> str:
         places.append(f"{code.co_name} ({os.path.basename(code.co_filename)}:{frame.f_lineno})")
         awaited = following
     where = " > ".join(places) if places else "not started"
-    waits_for = getattr(task, "_fut_waiter", None)
+    waits_for = awaited_future(task)
     whom = f", waits for task {waits_for.get_name()!r}" if isinstance(waits_for, asyncio.Task) else ""
     return f"task {task.get_name()!r} at {where}{whom}"

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from holdfast.testing.explorer.controlled_threads import strands_here
-from holdfast.testing.explorer.explored_loop import ExploredLoop
+from holdfast.testing.explorer.stepped_loop import SteppedLoop
 
 __all__ = ["collect_some_garbage", "garbage_left", "real_world_closed"]
 
@@ -72,7 +72,7 @@ def collect_some_garbage() -> None:
         gc.collect()
 
 
-def _explored_loop() -> ExploredLoop | None:
+def _explored_loop() -> SteppedLoop | None:
     strands = strands_here()
     return None if strands is None else strands.loop
 
@@ -80,8 +80,8 @@ def _explored_loop() -> ExploredLoop | None:
 def _audit(event: str, _: tuple[Any, ...]) -> None:
     if event in _REFUSED and (loop := _explored_loop()) is not None:
         if event == "_thread.start_new_thread":
-            loop._refuse_thread()
-        loop._refuse(
+            loop.refuse_thread()
+        loop.refuse(
             f"{event}: the explored test reaches for {_REFUSED[event]}, which no schedule can repeat; "
             f"{_DOUBLE}, or test that part with asyncio.run"
         )
@@ -99,12 +99,12 @@ def real_world_closed() -> Iterator[None]:
 
     def guarded_start(thread: threading.Thread) -> None:
         if (loop := _explored_loop()) is not None:
-            loop._refuse_thread()
+            loop.refuse_thread()
         start_thread(thread)
 
     def guarded_start_by_hand(*values: Any) -> int:  # tells no audit hook before Python 3.12
         if (loop := _explored_loop()) is not None:
-            loop._refuse_thread()
+            loop.refuse_thread()
         return start_by_hand(*values)
 
     def guarded_sleep(seconds: float, /) -> None:
@@ -114,7 +114,7 @@ def real_world_closed() -> Iterator[None]:
         elif strands is None or not seconds:
             sleep(seconds)
         else:
-            strands.loop._refuse(
+            strands.loop.refuse(
                 f"time.sleep({seconds}) stops the whole loop, and the explored time does not move; "
                 "use `await asyncio.sleep(…)`, which costs no real time here"
             )
@@ -122,7 +122,7 @@ def real_world_closed() -> Iterator[None]:
     def guarded_wait(condition: threading.Condition, timeout: float | None = None) -> bool:
         waits = timeout is None or timeout > 0
         if waits and (strands := strands_here()) is not None and strands.running is None:
-            strands.loop._refuse(
+            strands.loop.refuse(
                 "a wait of threads (threading.Event, Condition, Semaphore or Barrier, queue.Queue.get, Future.result "
                 "of concurrent.futures) stops the whole loop, and the explored time does not move; "
                 "await an asyncio.Event, asyncio.Queue or a future, or use holdfast.runtime's Interrupt; "

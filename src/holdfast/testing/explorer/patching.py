@@ -37,6 +37,7 @@ from holdfast.testing.explorer.thread_primitives import (
     OwnSimpleQueue,
     look,
 )
+from holdfast.testing.threading_internals import CLOCK, MAKE_LOCK, lock_of_event
 
 __all__ = ["start_thread", "swapped_in"]
 
@@ -44,7 +45,7 @@ T = TypeVar("T")
 
 _monotonic, _sleep = time.monotonic, time.sleep
 _is_set_plain = threading.Event.is_set
-_start_plain = threads._start_plain
+_start_plainly = threads.start_plainly
 _shared_threads = threads.shared_threads
 
 
@@ -185,7 +186,7 @@ class _Dispatcher:
         strands = strands_here()
         if strands is None or strands.over:
             return getattr(self._real, name)
-        return getattr(strands.the_only("dispatcher", interrupt_dispatch._Dispatcher), name)
+        return getattr(strands.the_only("dispatcher", interrupt_dispatch.CallbackDispatcher), name)
 
 
 def _now() -> float:
@@ -198,7 +199,7 @@ def _gate() -> Any:
     if strands is None:
         return REAL_LOCK()
     if strands.running is None:
-        strands.loop._refuse(
+        strands.loop.refuse(
             "Interrupt.wait_blocking and sleep_blocking stop the whole loop; use `await interrupt.wait()` and "
             "`await interrupt.sleep(…)` on a loop, these are for threads (holdfast.testing.start_thread)"
         )
@@ -211,7 +212,7 @@ def _gate_of_condition() -> LockType | Lock:
 
 
 def _is_set(event: threading.Event) -> bool:
-    look(event._cond)  # type: ignore[attr-defined]
+    look(lock_of_event(event))
     return _is_set_plain(event)
 
 
@@ -219,7 +220,7 @@ def _start(thread: Any) -> None:
     if isinstance(thread, Thread):
         thread.start()
     else:
-        _start_plain(thread)
+        _start_plainly(thread)
 
 
 def _threads_here() -> threads.ThreadPool:
@@ -233,7 +234,7 @@ def _threads_here() -> threads.ThreadPool:
 _threading, _time, _queue = _Threading(), _Time(), _Queue()
 _SWAPPED: Final[tuple[tuple[ModuleType | type, str, Any], ...]] = (
     (threads, "threading", _threading),
-    (threads, "_start_plain", _start),
+    (threads, "start_plainly", _start),
     (scope_state, "threading", _threading),
     (scope_state, "shared_threads", _threads_here),
     (adoption, "shared_threads", _threads_here),
@@ -251,8 +252,8 @@ _SWAPPED: Final[tuple[tuple[ModuleType | type, str, Any], ...]] = (
     (readers, "SimpleQueue", _queue.SimpleQueue),
     (readers, "system_clock", _time),
     # What the interpreter's own conditions, events, queues and futures wait with.
-    (threading, "_allocate_lock", _gate_of_condition),
-    (threading, "_time", _now),
+    (threading, MAKE_LOCK, _gate_of_condition),
+    (threading, CLOCK, _now),
     (queue, "time", _now),
     # What code outside of the runtime makes.
     (threading, "Lock", OwnLock),

@@ -20,39 +20,39 @@ class Lock:
         quiet: only waiting for it is a switch point, not taking and releasing it. Conditions wait with such locks.
     """
 
-    __slots__ = ("_locked", "_owner", "_quiet", "_strands", "_waiting")
+    __slots__ = ("_quiet", "is_locked", "owner", "strands", "waiting")
 
     def __init__(self, strands: ThreadController, *, quiet: bool = False) -> None:
-        self._strands = strands
+        self.strands = strands
         self._quiet = quiet
-        self._locked = False
-        self._owner: ControlledThread | None = None
-        self._waiting: dict[ControlledThread, None] = {}
+        self.is_locked = False
+        self.owner: ControlledThread | None = None
+        self.waiting: dict[ControlledThread, None] = {}
 
     def __str__(self) -> str:
         if self._quiet:
             return "a condition, an event, a queue or a future"
-        if not self._locked:
+        if not self.is_locked:
             return "a lock that is free"
-        return "a lock that the loop has" if self._owner is None else f"a lock that thread {self._owner.name!r} has"
+        return "a lock that the loop has" if self.owner is None else f"a lock that thread {self.owner.label!r} has"
 
     def _free(self) -> bool:
-        return not self._locked
+        return not self.is_locked
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         """Take it; times in virtual seconds."""
-        strands = self._strands
+        strands = self.strands
         if not self._quiet:
             strands.pause()
-        if self._locked and self._quiet and strands.over:
+        if self.is_locked and self._quiet and strands.over:
             raise Unwound  # a loop around a condition would never end
-        must_wait = self._locked and not strands.over
+        must_wait = self.is_locked and not strands.over
         if must_wait and not (
-            blocking and strands.wait(self._free, self._waiting, self, None if timeout < 0 else timeout)
+            blocking and strands.wait(self._free, self.waiting, self, None if timeout < 0 else timeout)
         ):
             return False
-        self._locked = True
-        self._owner = strands.running
+        self.is_locked = True
+        self.owner = strands.running
         return True
 
     def release(self) -> None:
@@ -61,16 +61,16 @@ class Lock:
         Raises:
             RuntimeError: it is not held.
         """
-        if not self._locked:
+        if not self.is_locked:
             raise RuntimeError("release unlocked lock")
-        self._locked = False
-        self._strands.wake(self._waiting)
+        self.is_locked = False
+        self.strands.wake(self.waiting)
         if not self._quiet:
-            self._strands.pause()
+            self.strands.pause()
 
     def locked(self) -> bool:
         """Whether it is held."""
-        return self._locked
+        return self.is_locked
 
     def __enter__(self) -> bool:
         return self.acquire()
@@ -91,7 +91,7 @@ class RLock:
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         """Take it once more."""
         lock = self._lock
-        if not (lock._locked and lock._owner is lock._strands.running) and not lock.acquire(blocking, timeout):
+        if not (lock.is_locked and lock.owner is lock.strands.running) and not lock.acquire(blocking, timeout):
             return False
         self._depth += 1
         return True
@@ -102,7 +102,7 @@ class RLock:
         Raises:
             RuntimeError: this thread does not have it.
         """
-        if not self._depth or self._lock._owner is not self._lock._strands.running:
+        if not self._depth or self._lock.owner is not self._lock.strands.running:
             raise RuntimeError("cannot release un-acquired lock")
         self._depth -= 1
         if not self._depth:
@@ -118,21 +118,22 @@ class RLock:
 class SimpleQueue:
     """`queue.SimpleQueue` for the threads of a schedule."""
 
-    __slots__ = ("_items", "_strands", "_waiting")
+    # Names that a subclass of a test's own would not use.
+    __slots__ = ("explored_items", "explored_strands", "explored_waiting")
 
     def __init__(self, strands: ThreadController) -> None:
-        self._strands = strands
-        self._items: deque[Any] = deque()
-        self._waiting: dict[ControlledThread, None] = {}
+        self.explored_strands = strands
+        self.explored_items: deque[Any] = deque()
+        self.explored_waiting: dict[ControlledThread, None] = {}
 
     def __str__(self) -> str:
         return "an empty queue"
 
     def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
         """Hand an item over."""
-        self._items.append(item)
-        self._strands.wake(self._waiting)
-        self._strands.pause()
+        self.explored_items.append(item)
+        self.explored_strands.wake(self.explored_waiting)
+        self.explored_strands.pause()
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
         """Take the first item.
@@ -140,12 +141,12 @@ class SimpleQueue:
         Raises:
             queue.Empty: the queue is empty, and no item came in time.
         """
-        self._strands.pause()
-        if not self._items and block:
-            self._strands.wait(lambda: self._items, self._waiting, self, timeout)
-        if not self._items:
+        self.explored_strands.pause()
+        if not self.explored_items and block:
+            self.explored_strands.wait(lambda: self.explored_items, self.explored_waiting, self, timeout)
+        if not self.explored_items:
             raise queue.Empty
-        return self._items.popleft()
+        return self.explored_items.popleft()
 
     def get_nowait(self) -> Any:
         """Take the first item, if there is one."""
@@ -153,11 +154,11 @@ class SimpleQueue:
 
     def empty(self) -> bool:
         """Whether it is empty."""
-        return not self._items
+        return not self.explored_items
 
     def qsize(self) -> int:
         """Return the number of items."""
-        return len(self._items)
+        return len(self.explored_items)
 
 
 class Thread:

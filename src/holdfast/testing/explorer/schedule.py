@@ -6,7 +6,6 @@ import asyncio
 import os
 import sys
 import traceback
-from asyncio import events
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -14,7 +13,7 @@ from typing import Any
 
 from holdfast.errors import Interrupted
 from holdfast.testing.explorer.controlled_threads import strands_here
-from holdfast.testing.explorer.explored_loop import Actor, Chooser, ExploredLoop
+from holdfast.testing.explorer.explored_loop import ExploredLoop
 from holdfast.testing.explorer.failures import (
     Deadlock,
     Livelock,
@@ -24,6 +23,7 @@ from holdfast.testing.explorer.failures import (
 )
 from holdfast.testing.explorer.replay import Replay
 from holdfast.testing.explorer.shrinker import stripped
+from holdfast.testing.explorer.stepped_loop import Actor, Chooser
 from holdfast.testing.explorer.strategies import ReplayMismatch
 from holdfast.testing.explorer.virtual_loop import VirtualLoop
 
@@ -195,7 +195,7 @@ def run_one(loop: VirtualLoop, test: Callable[[], Coroutine[Any, Any, Any]], pic
     Raises:
         RuntimeError: a loop is running in this thread already.
     """
-    if events._get_running_loop() is not None or strands_here() is not None:
+    if asyncio._get_running_loop() is not None or strands_here() is not None:
         loop.close()
         raise RuntimeError("a loop is running already; call explore() and run_virtual() from a plain function")
     explored = loop if isinstance(loop, ExploredLoop) else None

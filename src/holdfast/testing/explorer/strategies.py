@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from holdfast.testing.explorer.explored_loop import Actor, ExploredLoop, LoopStep
+    from holdfast.testing.explorer.stepped_loop import Actor, LoopStep, SteppedLoop
 
 __all__ = ["ExhaustiveChooser", "NearChooser", "PctChooser", "RandomChooser", "ReplayChooser", "ReplayMismatch"]
 
@@ -39,7 +39,7 @@ class RandomChooser:
         """Pick any step."""
         return int(self._random() * len(runnable))
 
-    def end(self, loop: ExploredLoop) -> None:
+    def end(self, loop: SteppedLoop) -> None:
         """Do nothing: this chooser learns nothing from a schedule."""
 
 
@@ -100,7 +100,7 @@ class PctChooser:
         self._made += 1
         return best
 
-    def end(self, loop: ExploredLoop) -> None:
+    def end(self, loop: SteppedLoop) -> None:
         """Learn how long schedules are, to spread the moments of change."""
         self._length = max(1, len(loop.choices)) if self._length == 20 else max(self._length, len(loop.choices))
 
@@ -137,7 +137,7 @@ class ReplayChooser:
             raise ReplayMismatch(f"choice {made} of the replay is {choice}, but only {len(runnable)} can run: {names}")
         return choice
 
-    def end(self, loop: ExploredLoop) -> None:
+    def end(self, loop: SteppedLoop) -> None:
         """Do nothing: this chooser learns nothing from a schedule."""
 
 
@@ -165,7 +165,7 @@ class ExhaustiveChooser(ReplayChooser):
         super().begin()
         return not self.exhausted
 
-    def end(self, loop: ExploredLoop) -> None:
+    def end(self, loop: SteppedLoop) -> None:
         """Find the last choice that has an alternative left.
 
         Raises:

@@ -24,6 +24,7 @@ from typing import Any, Final
 
 from holdfast.testing.explorer.controlled_threads import ThreadController, strands_here
 from holdfast.testing.explorer.runtime_primitives import Lock, SimpleQueue
+from holdfast.testing.threading_internals import acquire_restore, is_owned, release_save
 
 __all__ = ["OwnLock", "OwnRLock", "OwnSimpleQueue", "look"]
 
@@ -75,20 +76,20 @@ class OwnLock(Lock, metaclass=_StandIn):
         self._real_one: LockType | None = None
 
     def __str__(self) -> str:
-        owner = self._owner
-        if self._locked and owner is not None and owner.ended:
-            return f"a lock that thread {owner.name!r} took and did not release before it ended"
+        owner = self.owner
+        if self.is_locked and owner is not None and owner.ended:
+            return f"a lock that thread {owner.label!r} took and did not release before it ended"
         return super().__str__()
 
     def _in_schedule(self) -> bool:
         """Whether a thread of the schedule uses it; moves it to a later schedule."""
         here = strands_here()
-        if here is self._strands:
+        if here is self.strands:
             return True
-        if not _moves_to(self._strands, here):
+        if not _moves_to(self.strands, here):
             return False
         assert here is not None
-        self._strands, self._locked, self._owner, self._waiting = here, False, None, {}
+        self.strands, self.is_locked, self.owner, self.waiting = here, False, None, {}
         return True
 
     def _real(self) -> LockType:
@@ -117,16 +118,16 @@ class OwnLock(Lock, metaclass=_StandIn):
         Raises:
             RuntimeError: it is not locked.
         """
-        strands = self._strands
+        strands = self.strands
         if not self._in_schedule():
-            if self._locked and not self._real().locked():
-                self._locked = False  # taken in a schedule that is over
+            if self.is_locked and not self._real().locked():
+                self.is_locked = False  # taken in a schedule that is over
             else:
                 self._real().release()
         elif strands.over:
-            self._locked = False  # any thread that took it meanwhile is ended, too
+            self.is_locked = False  # any thread that took it meanwhile is ended, too
         else:
-            if self._found_held and self._locked:
+            if self._found_held and self.is_locked:
                 strands.pause()
             super().release()
 
@@ -134,18 +135,18 @@ class OwnLock(Lock, metaclass=_StandIn):
         """Whether it is held."""
         if not self._in_schedule():
             return self._real().locked()
-        self._strands.pause()
-        return self._locked
+        self.strands.pause()
+        return self.is_locked
 
     def _is_owned(self) -> bool:
         # What a condition asks before it wakes or waits: not a switch point.
-        return self._locked if self._in_schedule() else self._real().locked()
+        return self.is_locked if self._in_schedule() else self._real().locked()
 
     def _at_fork_reinit(self) -> None:
-        self._locked, self._owner, self._real_one = False, None, None
+        self.is_locked, self.owner, self._real_one = False, None, None
 
     def __repr__(self) -> str:
-        return f"<explored {'locked' if self._locked else 'unlocked'} threading.Lock>"
+        return f"<explored {'locked' if self.is_locked else 'unlocked'} threading.Lock>"
 
 
 class OwnRLock(metaclass=_StandIn):
@@ -163,9 +164,9 @@ class OwnRLock(metaclass=_StandIn):
         self._real_one: Any = None
 
     def _in_schedule(self) -> bool:
-        strands = self._lock._strands
+        strands = self._lock.strands
         inside = self._lock._in_schedule()
-        if self._lock._strands is not strands:
+        if self._lock.strands is not strands:
             self._depth = 0
         return inside
 
@@ -177,7 +178,7 @@ class OwnRLock(metaclass=_StandIn):
 
     def _mine(self) -> bool:
         lock = self._lock
-        return lock._locked and lock._owner is lock._strands.running
+        return lock.is_locked and lock.owner is lock.strands.running
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         """Take it once more; times in virtual seconds."""
@@ -202,7 +203,7 @@ class OwnRLock(metaclass=_StandIn):
             self._real().release()
             return
         if not self._mine():
-            if self._lock._strands.over:
+            if self._lock.strands.over:
                 return  # another thread that is being ended took it
             raise RuntimeError("cannot release un-acquired lock")
         self._depth -= 1
@@ -214,7 +215,7 @@ class OwnRLock(metaclass=_StandIn):
     def _pause(self) -> None:
         # Taking it once more is invisible, but not what the thread did before and does then.
         if self._lock._found_held:
-            self._lock._strands.pause()
+            self._lock.strands.pause()
 
     def __enter__(self) -> bool:
         return self.acquire()
@@ -223,17 +224,17 @@ class OwnRLock(metaclass=_StandIn):
         self.release()
 
     def __repr__(self) -> str:
-        state = "locked" if self._lock._locked else "unlocked"
+        state = "locked" if self._lock.is_locked else "unlocked"
         return f"<explored {state} threading.RLock, taken {self._depth} times>"
 
     # what a condition does with it
 
     def _is_owned(self) -> bool:
-        return self._mine() if self._in_schedule() else bool(self._real()._is_owned())
+        return self._mine() if self._in_schedule() else is_owned(self._real())
 
     def _release_save(self) -> Any:
         if not self._in_schedule():
-            return self._real()._release_save()
+            return release_save(self._real())
         if not self._mine():
             raise RuntimeError("cannot release un-acquired lock")
         depth, self._depth = self._depth, 0
@@ -242,7 +243,7 @@ class OwnRLock(metaclass=_StandIn):
 
     def _acquire_restore(self, saved: Any) -> None:
         if not self._in_schedule():
-            self._real()._acquire_restore(saved)
+            acquire_restore(self._real(), saved)
             return
         self._lock.acquire()
         self._depth = saved
@@ -270,14 +271,14 @@ class OwnSimpleQueue(SimpleQueue, metaclass=_StandIn):
 
     def _in_schedule(self) -> bool:
         here = strands_here()
-        strands: ThreadController | None = self._strands
+        strands: ThreadController | None = self.explored_strands
         if here is strands:
             return here is not None
         if here is None or not (strands is None or _moves_to(strands, here)):
             return False
-        self._strands, self._waiting = here, {}
+        self.explored_strands, self.explored_waiting = here, {}
         while not self._real_one.empty():
-            self._items.append(self._real_one.get_nowait())
+            self.explored_items.append(self._real_one.get_nowait())
         return True
 
     def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
@@ -285,7 +286,7 @@ class OwnSimpleQueue(SimpleQueue, metaclass=_StandIn):
         if not self._in_schedule():
             self._real_one.put(item)
             return
-        self._strands.pause()
+        self.explored_strands.pause()
         super().put(item)
 
     def put_nowait(self, item: Any) -> None:
@@ -303,8 +304,8 @@ class OwnSimpleQueue(SimpleQueue, metaclass=_StandIn):
             raise ValueError("'timeout' must be a non-negative number")
         if self._in_schedule():
             return super().get(block, timeout)
-        if self._items:
-            return self._items.popleft()  # from a schedule that is over
+        if self.explored_items:
+            return self.explored_items.popleft()  # from a schedule that is over
         return self._real_one.get(block, timeout)
 
     def empty(self) -> bool:
@@ -314,13 +315,12 @@ class OwnSimpleQueue(SimpleQueue, metaclass=_StandIn):
     def qsize(self) -> int:
         """Return the number of items."""
         if not self._in_schedule():
-            return len(self._items) + self._real_one.qsize()
-        self._strands.pause()
-        return len(self._items)
+            return len(self.explored_items) + self._real_one.qsize()
+        self.explored_strands.pause()
+        return len(self.explored_items)
 
 
-def look(condition: threading.Condition) -> None:
-    """Let others go before a thread looks at what this condition guards without taking its lock."""
-    lock = getattr(condition, "_lock", None)
+def look(lock: object) -> None:
+    """Let others go before a thread looks at what this lock guards without taking it."""
     if type(lock) is OwnLock and lock._in_schedule():
-        lock._strands.pause()
+        lock.strands.pause()

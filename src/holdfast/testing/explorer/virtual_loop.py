@@ -11,15 +11,14 @@ from __future__ import annotations
 import asyncio
 import gc
 import heapq
-import sys
 import threading
-from asyncio import events
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Executor
 from contextvars import Context, copy_context
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, TypeVarTuple
+from typing import Any, NoReturn, TypeVar, TypeVarTuple
 
+from holdfast.testing.asyncio_internals import BareLoop, LoopTimer, expect_pending, run_handle
 from holdfast.testing.explorer.failures import Deadlock, Livelock, NotExplorable, describe_task
 
 __all__ = ["VirtualLoop"]
@@ -36,7 +35,7 @@ _PATIENCE_WITH_OLD_THREADS_S = 1.0
 _MANY_CANCELLED = 100
 
 
-class VirtualLoop(asyncio.BaseEventLoop):
+class VirtualLoop(BareLoop):
     """An asyncio loop in asyncio's own order, without I/O, on virtual time.
 
     ``time()`` stands still while anything can run and jumps to the next timer otherwise. Executor calls run in real
@@ -49,22 +48,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
     virtual = True
     """Tells the runtime not to watch this loop by the real clock, and not to look for programs that it starts."""
 
-    if TYPE_CHECKING:  # missing from the type stubs of asyncio's base class
-        _asyncgens: set[object]
-        _check_closed: Callable[[], None]
-        _closed: bool
-        _asyncgen_firstiter_hook: Callable[..., Any]
-        _asyncgen_finalizer_hook: Callable[..., Any]
-        _thread_id: int | None
-
     def __init__(self, *, max_steps: int = 1_000_000) -> None:
         super().__init__()
         self.steps = 0
         self.max_steps = max_steps
         self.errors: list[dict[str, Any]] = []
-        self._home = threading.get_ident()
-        self._now = _START_S
-        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self.home = threading.get_ident()
+        self.now = _START_S
+        self._timers: list[tuple[float, int, LoopTimer]] = []
         self._timers_made = 0
         self._timers_cancelled = 0
         self._threads_busy = 0
@@ -77,55 +68,59 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def time(self) -> float:
         """Return virtual seconds; starts at 1000."""
-        return self._now
+        return self.now
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         """Like asyncio's; timers of one instant fire in the order in which they were set."""
-        timer = self._make_timer(when, callback, args, context)
-        self._set_timer(timer)
+        timer = self.make_timer(when, callback, args, context)
+        self.set_timer(timer)
         return timer
 
-    def _set_timer(self, timer: asyncio.TimerHandle) -> None:
+    def set_timer(self, timer: LoopTimer) -> None:
+        """Let a timer fire in its time."""
         self._timers_made += 1
-        timer._scheduled = True  # type: ignore[attr-defined]
+        timer.is_scheduled = True
         heapq.heappush(self._timers, (timer.when(), self._timers_made, timer))
 
-    def _make_timer(
+    def make_timer(
         self, when: float, callback: Callable[..., object], args: Sequence[Any], context: Context | None
-    ) -> asyncio.TimerHandle:
-        return asyncio.TimerHandle(when, callback, args, self, context)
+    ) -> LoopTimer:
+        """Return a timer that is not set yet."""
+        return LoopTimer(when, callback, args, self, context)
 
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+    def on_timer_cancelled(self, timer: asyncio.TimerHandle) -> None:
+        """Drop cancelled timers when they are many."""
         self._timers_cancelled += 1
         if self._timers_cancelled > _MANY_CANCELLED and self._timers_cancelled * 2 > len(self._timers):
             self._timers = [entry for entry in self._timers if not entry[2].cancelled()]
             heapq.heapify(self._timers)
             self._timers_cancelled = 0
 
-    def _next_timer(self) -> float | None:
+    def next_timer(self) -> float | None:
+        """Return when the next timer fires."""
         timers = self._timers
         while timers and timers[0][2].cancelled():
             heapq.heappop(timers)
             self._timers_cancelled -= 1
         return timers[0][0] if timers else None
 
-    def _pass_time(self) -> bool:
+    def pass_time(self) -> bool:
         """Jump to the next timer and make all timers of that instant runnable; False without a timer."""
-        when = self._next_timer()
+        when = self.next_timer()
         if when is None:
             return False
-        self._now = max(self._now, when)
-        last = self._now + _SAME_INSTANT_S
+        self.now = max(self.now, when)
+        last = self.now + _SAME_INSTANT_S
         timers = self._timers
         while timers and timers[0][0] <= last:
             timer = heapq.heappop(timers)[2]
             if timer.cancelled():
                 self._timers_cancelled -= 1
             else:
-                timer._scheduled = False  # type: ignore[attr-defined]
-                self._make_runnable(timer)
+                timer.is_scheduled = False
+                self.make_runnable(timer)
         return True
 
     # handles
@@ -134,9 +129,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
         """Like asyncio's, but refuses other threads, also outside of debug mode."""
-        self._check_closed()
-        if threading.get_ident() != self._home:
-            self._refuse("call_soon was called from another thread; use call_soon_threadsafe")
+        self.check_open()
+        if threading.get_ident() != self.home:
+            self.refuse("call_soon was called from another thread; use call_soon_threadsafe")
         handle = asyncio.Handle(callback, args, self, context)
         self._fifo.append(handle)
         return handle
@@ -145,32 +140,34 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
         """Like asyncio's."""
-        if threading.get_ident() == self._home:
+        if threading.get_ident() == self.home:
             return self.call_soon(callback, *args, context=context)
-        self._check_closed()
+        self.check_open()
         handle = asyncio.Handle(callback, args, self, context)
         self._inbox.append(handle)
         self._bell.set()
         return handle
 
-    def _make_runnable(self, handle: asyncio.Handle) -> None:
+    def make_runnable(self, handle: asyncio.Handle) -> None:
+        """Let a handle run after those that can run already."""
         self._fifo.append(handle)
 
-    def _run_once(self) -> None:
+    def run_step(self) -> None:
+        """Run one handle; let time pass, or wait for a thread, when none can run."""
         self._count_step()
         while self._inbox:
             self._fifo.append(self._inbox.popleft())
         if not self._fifo:
-            if self._threads_busy or self._next_timer() is None:
+            if self._threads_busy or self.next_timer() is None:
                 # Only another thread can continue; give it real time.
                 if not self._bell.wait(self._patience_s()):
                     raise Deadlock
                 self._bell.clear()
                 return
-            self._pass_time()
+            self.pass_time()
         handle = self._fifo.popleft()
         if not handle.cancelled():
-            handle._run()
+            run_handle(handle)
 
     def _patience_s(self) -> float:
         if self._threads_busy or not self._old_threads.issuperset(threading.enumerate()):
@@ -217,20 +214,22 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 raise TypeError(f"a coroutine was expected, as an `async def` makes it; the test made {coro!r}")
             main.append(self.create_task(coro, name="main"))
 
-        self._note_threads()
+        self.note_threads()
         self._inside(lambda: copy_context().run(begin), lambda: main[0].done())
-        self._settle()
+        self.settle()
         return main[0]
 
-    def _note_threads(self) -> None:
+    def note_threads(self) -> None:
+        """Remember the threads that were there before the test."""
         self._old_threads = frozenset(threading.enumerate())
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Let what can still run at this instant end, in asyncio's order; no time passes."""
-        if self._can_run():
-            self._inside(lambda: None, lambda: not self._can_run())
+        if self.can_run():
+            self._inside(lambda: None, lambda: not self.can_run())
 
-    def _can_run(self) -> bool:
+    def can_run(self) -> bool:
+        """Whether a handle can run at this instant."""
         return bool(self._fifo or self._inbox)
 
     def unwind(self, steps: int = 10_000) -> None:
@@ -241,17 +240,17 @@ class VirtualLoop(asyncio.BaseEventLoop):
         def begin() -> None:
             for task in left:
                 task.cancel()
-            if self._asyncgens:
+            if self.has_generators:
                 left.append(self.create_task(self.shutdown_asyncgens(), name="close generators"))
 
-        if not left and not self._asyncgens:
+        if not left and not self.has_generators:
             return
         try:
             self._inside(begin, lambda: all(task.done() for task in left))
         except (Deadlock, Livelock, NotExplorable):
             pass  # the failure that led here is reported; what resists is dropped silently
         for task in left:
-            task._log_destroy_pending = False  # type: ignore[attr-defined]
+            expect_pending(task)
 
     def unfinished(self) -> list[asyncio.Task[Any]]:
         """Return the tasks of this loop that are not done."""
@@ -271,40 +270,21 @@ class VirtualLoop(asyncio.BaseEventLoop):
         gc.collect()
         return self.errors
 
-    def _inside(self, begin: Callable[[], None], finished: Callable[[], bool]) -> None:
-        self._check_closed()
-        hooks = sys.get_asyncgen_hooks()
-        self._thread_id = self._home
-        events._set_running_loop(self)
-        sys.set_asyncgen_hooks(
-            firstiter=self._asyncgen_firstiter_hook,
-            finalizer=self._asyncgen_finalizer_hook,
-        )
-        run_once = self._run_once
-        try:
-            begin()
-            while not finished():
-                run_once()
-        finally:
-            sys.set_asyncgen_hooks(*hooks)
-            events._set_running_loop(None)
-            self._thread_id = None
+    def _inside(self, begin: Callable[[], None], is_finished: Callable[[], bool]) -> None:
+        self.run_until(begin, is_finished, self.home)
 
-    # what this loop does not have
-
-    def _process_events(self, event_list: object) -> None:
-        """Do nothing: this loop has no selector."""
-
-    def _write_to_self(self) -> None:
+    def on_wakeup(self) -> None:
+        """Let a stuck loop look again."""
         self._bell.set()
 
-    def _refuse(self, text: str) -> NoReturn:
+    def refuse(self, text: str) -> NoReturn:
+        """Raise `NotExplorable`."""
         raise NotExplorable(text)
 
 
 def _refusing(name: str) -> Callable[..., Any]:
     def refused(self: VirtualLoop, *args: Any, **kwargs: Any) -> Any:
-        self._refuse(
+        self.refuse(
             f"loop.{name} needs real input and output, which a virtual loop does not have; "
             "hand the code under test an in-memory double (a queue, a StreamReader fed by the test, store memory://), "
             "or run this test with asyncio.run"

@@ -1,0 +1,63 @@
+"""The private names of `multiprocessing` that the runtime and the leak detector need, each behind a public one.
+
+``multiprocessing`` starts two processes of its own that stay: the resource tracker and the fork server. Nothing public
+tells their ids, nor the start method of one process.
+
+`PRIVATE_NAMES` lists what is used. The names were read on CPython 3.11 to 3.14;
+``tests/testing/test_stdlib_internals.py`` fails on a Python in which one of them is missing.
+"""
+
+from __future__ import annotations
+
+import multiprocessing.process
+import sys
+from collections.abc import Mapping
+from typing import Any, Final
+
+__all__ = ["PRIVATE_NAMES", "fork_server_pid", "kept_descriptors", "kept_pids", "start_method_of"]
+
+PRIVATE_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
+    "multiprocessing.Process": ("_start_method",),
+    "multiprocessing.forkserver": ("_forkserver",),
+    "multiprocessing.forkserver.ForkServer": ("_forkserver_alive_fd", "_forkserver_pid"),
+    "multiprocessing.resource_tracker": ("_resource_tracker",),
+    "multiprocessing.resource_tracker.ResourceTracker": ("_fd", "_pid"),
+}
+"""The names by their owners."""
+
+
+def start_method_of(process: Any) -> str | None:
+    """Return the method by which a process of ``multiprocessing`` is started."""
+    method: str | None = getattr(process, "_start_method", None)
+    return multiprocessing.get_start_method() if method is None else method
+
+
+def fork_server_pid() -> int:
+    """Return the pid of the fork server, starting it if necessary."""
+    from multiprocessing import forkserver
+
+    forkserver.ensure_running()
+    server: Any = forkserver
+    return int(server._forkserver._forkserver_pid)
+
+
+def kept_pids() -> set[int]:
+    """Return the pids of the resource tracker and the fork server, where they run."""
+    return _numbers(getattr(_tracker(), "_pid", None), getattr(_fork_server(), "_forkserver_pid", None))
+
+
+def kept_descriptors() -> set[int]:
+    """Return the descriptors that lead to the resource tracker and the fork server, where they run."""
+    return _numbers(getattr(_tracker(), "_fd", None), getattr(_fork_server(), "_forkserver_alive_fd", None))
+
+
+def _tracker() -> object:
+    return getattr(sys.modules.get("multiprocessing.resource_tracker"), "_resource_tracker", None)
+
+
+def _fork_server() -> object:
+    return getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
+
+
+def _numbers(*found: object) -> set[int]:
+    return {number for number in found if isinstance(number, int)}
