@@ -3,7 +3,7 @@
 A thread of a `concurrent.futures.ThreadPoolExecutor` has no owner: only its calls count. Nothing public tells such a
 thread from another, nor which executor a loop uses by default.
 
-`PRIVATE_NAMES` lists what is used. The names were read on CPython 3.11 to 3.14;
+`PRIVATE_NAMES` lists what is used. Checked on CPython 3.11;
 ``tests/testing/test_stdlib_internals.py`` fails on a Python in which one of them is missing.
 """
 

@@ -3,7 +3,7 @@
 ``multiprocessing`` starts two processes of its own that stay: the resource tracker and the fork server. Nothing public
 tells their ids, nor the start method of one process.
 
-`PRIVATE_NAMES` lists what is used. The names were read on CPython 3.11 to 3.14;
+`PRIVATE_NAMES` lists what is used. Checked on CPython 3.11;
 ``tests/testing/test_stdlib_internals.py`` fails on a Python in which one of them is missing.
 """
 

@@ -3,7 +3,7 @@
 A virtual loop has its own ready queue, its own timers and its own clock. asyncio offers no public way to replace them:
 a loop of its own derives from `asyncio.BaseEventLoop`, and a step of its own from `asyncio.TimerHandle`.
 
-`PRIVATE_NAMES` lists what is used. The names were read on CPython 3.11 to 3.14;
+`PRIVATE_NAMES` lists what is used. Checked on CPython 3.11;
 ``tests/testing/test_stdlib_internals.py`` fails on a Python in which one of them is missing.
 """
 

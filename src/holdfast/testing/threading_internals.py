@@ -3,7 +3,7 @@
 Conditions, events and queues of the standard library are written in Python on top of locks. An explored schedule gives
 them locks of its own, which a condition treats as it treats the interpreter's: by private methods.
 
-`PRIVATE_NAMES` lists what is used. The names were read on CPython 3.11 to 3.14;
+`PRIVATE_NAMES` lists what is used. Checked on CPython 3.11;
 ``tests/testing/test_stdlib_internals.py`` fails on a Python in which one of them is missing.
 """
 
