@@ -34,7 +34,7 @@ Work = Callable[[Scope, int, Any], Awaitable[Any]]
 
 
 class Home(Protocol):
-    """The bridge, as far as a flow needs it."""
+    """Interface that a flow needs from the bridge."""
 
     scope: Scope
 
@@ -44,7 +44,7 @@ class Home(Protocol):
         ...
 
     def ended(self, flow: Flow) -> None:
-        """Note that the flow has settled."""
+        """Record that the flow has settled."""
         ...
 
 
@@ -86,7 +86,7 @@ class Shape:
 
 
 class Flow:
-    """One subscription of an observable that a bridge made.
+    """One subscription of a bridge's observable.
 
     Parameters:
         home: the bridge.

@@ -6,7 +6,7 @@ Invariants:
   schedules (timers included) are one more actor, whose callbacks stay in order among themselves, as transports need it.
 - Choice 0 is the step that became runnable first, as in asyncio; but steps that became runnable together stand in the
   order of their actors' age and not of the calls, so that walking a set of tasks does not make two runs differ.
-- A number of choices identifies a schedule: the same choices give the same schedule.
+- A list of choices identifies a schedule: the same choices give the same schedule.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class LoopStep(asyncio.TimerHandle):
             self._args = ()
 
     def overdue(self, steps: int) -> bool:
-        """Whether it was runnable for more than `steps` steps."""
+        """Whether it has been runnable for more than `steps` steps."""
         return self._loop.steps - self.born > steps
 
     def __repr__(self) -> str:
@@ -138,8 +138,8 @@ class ExploredLoop(VirtualLoop):
     Parameters:
         chooser: who picks.
         max_steps: `Livelock` is raised when more steps than this were taken.
-        late_s: how late a step may be, in virtual seconds after it could run. While none would be later than that,
-            letting the time pass to the next timer is one more choice.
+        late_s: how late a step may be, in virtual seconds after it could run. As long as no step would be later than
+            that, advancing the time to the next timer is one more choice.
         tasks: ``eager``: a new task takes its first step inside ``create_task``.
     """
 
@@ -369,7 +369,7 @@ class ExploredLoop(VirtualLoop):
         return [task for task in self._by_task if not task.done()]
 
     def left_over(self) -> str:
-        """Describe what the test left over and should not have, for people."""
+        """Describe the tasks and threads that the test left unfinished."""
         threads = sum(strand.must_end for strand in self.strands.left())
         parts = (super().left_over(), f"{threads} of its threads" if threads else "")
         return " and ".join(part for part in parts if part)
