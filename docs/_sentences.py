@@ -75,8 +75,7 @@ def sentences_of_module(root: Path, path: Path) -> Iterator[Sentence]:
     name = path.relative_to(root).as_posix()
     of_command_line = "cli" in path.parts
     for source, node in texts_of(tree, of_command_line=of_command_line):
-        blocks = blocks_of_docstring(node) if source == "docstrings" else [Block(node.lineno, text_of(node))]
-        for block in blocks:
+        for block in [Block(node.lineno, text_of(node))] if source == "errors" else blocks_of_docstring(node):
             yield from split(block, source, name)
 
 

@@ -47,7 +47,7 @@ class HostContext:
 
     Parameters:
         now: the wall-clock time, from `clock`.
-        in_memory: whether the store has no file.
+        in_memory: whether the store is without a file.
         stored_limit: bytes that a principal may have stored.
         run_stored_limit: the same, including the allowance for its active runs.
     """

@@ -3,7 +3,7 @@
 Invariants
 - The driving task is a member of the bridge's scope before it exists, whichever thread subscribes; all work on items is
   in a scope inside it.
-- The observer gets the end (error or completion) once nothing of the stream is alive.
+- The observer gets the end (error or completion) once all work of the stream has ended.
 - A flow settles once: by its driving task, or by the bridge if that task never started.
 """
 
@@ -172,7 +172,7 @@ class Flow:
             self.settle(error)
 
     def settle(self, error: Exception | None) -> None:
-        """Finalize the counts and notify the observer, once. On the loop, when nothing of the stream is alive."""
+        """Finalize the counts and notify the observer, once. On the loop, when all work of the stream has ended."""
         if self._settled:
             return
         self.stop_source()

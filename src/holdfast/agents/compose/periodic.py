@@ -4,7 +4,7 @@ Invariants
 - The child of one tick is active at a time; between ticks, the agent has a timer and no task.
 - Ticks are those of `holdfast.protocol.schedules`: ticks missed while a child is active, the loop is blocked or the
   clock jumps follow the miss policy.
-- The agents beside the ticks end with them, and all of them are gone when the agent ends.
+- The agents in `beside` end with the ticks, and all of them are gone when the composite agent ends.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ Invariants:
   own, so that only the faulty write fails.
 - A loop that never idles would keep the GIL from the thread: each of the thread's calls into SQLite releases the GIL
   and needs up to 5 ms to get it back. So if a batch is in flight for long, the loop yields: it blocks until the thread
-  has prepared the batch, 2 ms at most. While the disk syncs it naps for some microseconds, so that the thread can
-  report back. A loop that idles loses nothing by this.
+  has prepared the batch, 2 ms at most. While the disk syncs, the loop sleeps for a few microseconds at a time, so that
+  the thread can report back. A loop that idles loses nothing by this.
 """
 
 from __future__ import annotations

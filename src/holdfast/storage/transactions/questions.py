@@ -1,4 +1,4 @@
-"""Transactions on the questions of a run: suspend, answer, park, and the claim that resumes it.
+"""Transactions on the questions of a run: suspend, answer, unload (`park`), and the claim that resumes it.
 
 Invariants:
 

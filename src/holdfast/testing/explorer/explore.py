@@ -121,7 +121,7 @@ def explore(
             number below 0, or ``chooser`` or ``tasks`` is unknown.
         TypeError: ``test`` makes no coroutine, ``replay`` is not a list of numbers, or a number is not an integer.
         BaseException: anything but an `Exception`, unchanged: a time limit of pytest ends the exploration and is not a
-            finding. What ``pytest.fail`` and ``pytest.raises`` raise in the test is one.
+            finding. A failure raised by ``pytest.fail`` or ``pytest.raises`` counts as a finding.
     """
     __tracebackhide__ = True
     if not callable(test):
