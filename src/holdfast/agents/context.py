@@ -179,7 +179,7 @@ class RunContext:
         self.replaced_history: tuple[Entry, ...] | None = None
         """The entries that replace the session's transcript before this run, once it was summarized; None: none do."""
         self.subtasks: list[Handle[Any]] = []
-        """What `Run.spawn` started; the run joins it at its end."""
+        """Subtasks that `Run.spawn` started; the run joins them at its end."""
         self.active_children = 0
         self.child_waiters: list[asyncio.Future[None]] = []
         """Children that wait until fewer are active."""
@@ -192,9 +192,9 @@ class RunContext:
         depth = limits.depth if agent.model is None else min(limits.depth, agent.limits.depth)
         if parent is None:
             self.depth_left = depth
-            """How deep children may still nest."""
+            """Remaining depth for nested children."""
             self.activity = ActivityCounter(host.on_quiescence)
-            """What of the run and its children does something, rather than to wait for people."""
+            """Activity of the run and its children, apart from waiting for people."""
             self.exclusive_calls = ExclusiveCalls()
         else:
             self.depth_left = min(parent.depth_left - 1, depth)

@@ -138,7 +138,7 @@ class Journal:
 
     @property
     def steered_ids(self) -> frozenset[str]:
-        """The ids of the messages that earlier attempts took by steering."""
+        """The ids of the steered messages that earlier attempts took."""
         if not self._steered:
             return _NO_IDS
         return frozenset(message_id for ids in self._steered.values() for message_id in ids)

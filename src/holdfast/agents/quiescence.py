@@ -22,7 +22,7 @@ class ActivityCounter:
 
     def __init__(self, on_change: Callable[[bool], None]) -> None:
         self.busy = 1
-        """How many are active."""
+        """Number of active tasks and threads."""
         self._on_change = on_change
 
     def add(self, number: int = 1) -> None:

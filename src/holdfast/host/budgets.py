@@ -521,7 +521,7 @@ class Budgets:
     ) -> tuple[Sequence[E], Charge]:
         """Read a consistent transcript, and charge its memory; up to ``FREE_BYTES`` are free.
 
-        Nothing is held while waiting for room: the transcript is read again once there is room.
+        While it waits for room, it holds nothing: the transcript is read again once there is room.
 
         Parameters:
             principal: the principal to charge.

@@ -43,7 +43,7 @@ class Lifecycle:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HostContext:
-    """What every part of a host shares. Use it on the host's loop only.
+    """State shared by every part of a host. Use it on the host's loop only.
 
     Parameters:
         now: the wall-clock time, from `clock`.

@@ -433,7 +433,7 @@ class Share(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class SharesCounted(RecordBase, frozen=True, kw_only=True, tag="shares.counted"):
-    """How often each consumer got the contested resource, out of ``given`` times in all."""
+    """Number of times that each consumer got the contested resource, out of ``given`` in all."""
 
     resource: str
     given: int

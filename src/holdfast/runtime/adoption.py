@@ -260,7 +260,7 @@ def _scope_for_program() -> ScopeState | None:
     """Return the scope that owns a program started here.
 
     Raises:
-        ScopeClosed: the scope has ended. Otherwise a pool would replace its killed processes for ever.
+        ScopeClosed: the scope has ended. Otherwise a pool would replace its killed processes forever.
     """
     scope = starting_scope()
     if scope is not None and scope.closed:

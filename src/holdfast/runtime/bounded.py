@@ -2,7 +2,7 @@
 
 Invariants:
 
-- Waiters are served first come, first served; none overtakes. Items leave in order of arrival.
+- Waiters are served in order of arrival. Items leave in order of arrival.
 - While tasks wait to take, every item is promised to one of them; while tasks wait to put, so is every free place. So a
   caller that finds an unpromised one may take it at once.
 - A put that raises has put nothing in; a get that raises has taken nothing out.

@@ -126,7 +126,7 @@ class Scope:
             new_stop=Stopping,
         )
         self.core: ScopeState = core
-        """What its handles and its stop use."""
+        """State that its handles and its stop use."""
         self.name = name
         self.parent: Scope | None = parent
         self.interrupt: Interrupt = interrupt

@@ -138,9 +138,9 @@ class ScopeState:
         self.opened_at = 0.0
         self.opened_ticks = 0.0
         self.members: dict[Handle[Any] | ScopeState, object] = {}
-        """What the scope waits for; with a child's state, the child."""
+        """Members that the scope waits for; for a child, together with the child's state."""
         self.adopted: dict[Handle[Any], None] = {}
-        """What ends with the scope, but is not waited for."""
+        """Members that end with the scope without being waited for."""
         self.survived: list[StopReceipt] = []
         """Receipts of children that left something behind before any stop of this scope."""
         self.unproven_trees: tuple[TreeResult, ...] = ()

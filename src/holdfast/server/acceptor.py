@@ -50,7 +50,7 @@ _FEW = 2
 _BURST = 24
 """Connections of bursts that are served immediately, at most."""
 _BURST_PER_S = 500
-"""How fast that allowance grows again."""
+"""Rate at which that allowance grows again."""
 _PEEK_BYTES = 8192
 _PEEKS = 2
 """Peeks at an incomplete head."""

@@ -13,7 +13,7 @@ from holdfast.proof.nemesis.episode import Episode
 __all__ = ["QUESTION_TTL_S", "clock_jumps"]
 
 QUESTION_TTL_S = 3600.0
-"""How long questions stay open in this episode."""
+"""Time that questions stay open in this episode."""
 
 _JUMPS_S = (3 * 3600.0, -3 * 3600.0, 26 * 3600.0, -26 * 3600.0, 0.0)
 _QUIET_S = 0.3

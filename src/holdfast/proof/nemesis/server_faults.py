@@ -49,7 +49,7 @@ _SPARED = frozenset(("open", "add_key", "revoke_key"))
 
 
 class Levers(msgspec.Struct, frozen=True, kw_only=True):
-    """How the levers stand.
+    """Positions of the levers.
 
     Parameters:
         clock_s: offset of the wall clock, in seconds.
@@ -121,7 +121,7 @@ class _Victim:
                 raise StorageError("the store's answer was lost", hint="send again with the same idempotency key")
 
     def listen(self, listener: socket.socket) -> None:
-        """Obey one connection after another, for ever."""
+        """Obey one connection after another, forever."""
         while True:
             connection, _ = listener.accept()
             with connection, connection.makefile("rwb", buffering=0) as lines:
@@ -203,4 +203,4 @@ def expose() -> None:
 
 
 _attending = ExitStack()
-"""What holds as long as the process."""
+"""State that lasts as long as the process."""

@@ -105,7 +105,7 @@ class People:
                 wrong.append(f"message {message_id} of session {key} was accepted, and now: {error.message}")
                 continue
             if state not in _SETTLED:
-                wrong.append(f"message {message_id} ({name}) of session {key} is {state} for ever")
+                wrong.append(f"message {message_id} ({name}) of session {key} is {state} forever")
         self.checked += len(self._answered)
         wrong += [f"question {question_id} was answered, and is open again" for question_id in self._asked_again]
         return [*wrong, *await self._come_back(), *await self._lost_files()]

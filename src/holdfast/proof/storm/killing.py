@@ -38,11 +38,12 @@ _OF_STOPS = ("interrupt", "stop_session")
 """Verbs of the store that have to meet an active run."""
 
 _QUIET_S = 2.0
-"""How long a server's memory must not have grown before it is compared, so that the load's own use does not count."""
+"""Time for which a server's memory must have been stable before it is compared, so that the load's own use does not
+count."""
 _GROWTH_BYTES = 1_000_000
 _SETTLE_LONGEST_S = 20.0
 _BESIEGED_S = 8.0
-"""How long a hostile principal acts before the first kill, at least."""
+"""Minimum time that a hostile principal acts before the first kill."""
 _BESIEGED_LONGEST_S = 60.0
 _HOSTILE_SESSIONS, _HOSTILE_RATE = 3, 10.0
 _AT_START = ("restart", "rescue")

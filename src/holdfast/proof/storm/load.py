@@ -84,7 +84,7 @@ class Load:
         self._outages = (ServerUnreachable, StorageError, *((LimitExceeded, HostBusy) if limited else ()))
         self.calm = False
         self.refused: Counter[str] = Counter()
-        """How many messages were refused, by the code of the error."""
+        """Number of refused messages, by error code."""
         self.sessions: list[StormSession] = []
         self.others: list[StormSession] = []
         for number in range(sessions):

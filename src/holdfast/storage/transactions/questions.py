@@ -131,7 +131,7 @@ def park(tables: Tables, lease: Lease, at: float) -> Parked:
 
 
 def resume(tables: Tables, row: SessionRow, run_id: str, at: float) -> Claim | None:
-    """Claim a parked run that waits for nothing; None if it is not one. ``run_id`` is the caller's, for a
+    """Claim a parked run that waits for nothing; None for any other run. ``run_id`` is the caller's, for a
     repetition."""
     if row.holder != NOBODY or row.questions:
         return None

@@ -172,7 +172,7 @@ class ThreadController:
         self.running: ControlledThread | None = None
         self.over = False
         self.blocked = ""
-        """Where the loop's own thread waits for ever, when it does."""
+        """Where the loop's own thread waits forever, when it does."""
         self._own: dict[str, Any] = {}
         self._context = Context()
         self._loop_left = False  # the loop's thread is in the middle of a step,
