@@ -8,7 +8,7 @@ Invariants
   belong to the foreign code that started them: an error does not interrupt the scope.
 - During the grace period of a stop, cleanup code may still start tasks and calls; afterwards, new ones start cancelled.
 - ``sys.exit()`` in such a task or call ends only that task or call, with an error that names it, and not the loop,
-  which others share. `KeyboardInterrupt` (Ctrl-C) is the user's and propagates.
+  which others share. `KeyboardInterrupt` (Ctrl-C) comes from the user and propagates.
 """
 
 from __future__ import annotations

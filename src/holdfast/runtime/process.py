@@ -51,7 +51,7 @@ class Process:
         return self.tree.gone.value
 
     def living(self) -> list[int]:
-        """Return pids of the tree that run now, as far as visible from here."""
+        """Return the pids of the tree's running processes, as far as visible from here."""
         return self.tree.living()
 
     async def wait(self) -> int:

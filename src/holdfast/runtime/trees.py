@@ -84,7 +84,7 @@ class Held(Protocol):
         ...
 
     def living(self) -> list[int]:
-        """Return pids of the tree that run now, as far as visible from here."""
+        """Return the pids of the tree's running processes, as far as visible from here."""
         ...
 
 

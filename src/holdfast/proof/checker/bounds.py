@@ -159,8 +159,8 @@ def private(facts: Facts, ledger: Ledger) -> None:
 
     *Violations*:
 
-    - such an attempt gets an answer other than not found or forbidden;
-    - an owner gets not found for its own session;
+    - the answer to such an attempt is neither ``not found`` nor ``forbidden``;
+    - an owner's own session is reported as not found;
     - a list names another principal's session;
     - a session's log contains a message that another principal sent;
     - a session's run is stopped for a reason that another principal gave;

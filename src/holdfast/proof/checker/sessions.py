@@ -55,9 +55,8 @@ def one_run(facts: Facts, ledger: Ledger) -> None:
     - a run starts, or writes, while another one of its session holds the slot (from ``run.started`` to
       ``run.finished``);
     - a run starts twice without a restart;
-    - by the agents' own stamps, an agent function starts before its predecessor in the session has ended (by its last
-      action, the kill of its host, or a receipt that names it as abandoned), or a predecessor shows a sign of life
-      after that;
+    - by the agents' own stamps, an agent function starts before its predecessor has ended, or the predecessor shows a
+      sign of life after its end (its last action, the kill of its host, or a receipt that names it as abandoned);
     - one attempt runs twice or in two hosts;
     - a run is attempted again although its host was not killed;
     - an agent ran without a claim in the log;

@@ -66,7 +66,7 @@ def free_port() -> int:
     """Return a free TCP port of loopback.
 
     It is outside the range that Linux assigns to outgoing connections, so none of them can take it before the server
-    does, or during a restart. Other processes rarely pick a port below that range.
+    does, or during a restart. Each process starts its search at a different port.
     """
     while True:
         port = _FIRST_PORT + next(_numbers) % _PORTS
