@@ -109,6 +109,6 @@ def test_another_child_or_call_than_before_is_named() -> None:
     journal = Journal([child(), started("r_1.1")])
     with pytest.raises(NotDeterministic, match="was 'child' in an earlier attempt and is 'other' now"):
         journal.outcome("r_1.2", "other")
-    with pytest.raises(NotDeterministic, match="had other arguments"):
+    with pytest.raises(NotDeterministic, match="had different arguments"):
         journal.past("r_1.1", "tool", {"a": 1})
     assert journal.begun_names == ("tool",)

@@ -134,9 +134,9 @@ def test_what_cannot_be_a_tool_is_told_with_what_to_do() -> None:
     def unschemed(value: complex | Tool) -> None: ...
 
     for function, text in (
-        (starred, "cannot give by name"),
+        (starred, "cannot pass by name"),
         (unknown, "cannot be read"),
-        (unschemed, "no JSON Schema"),
+        (unschemed, "without a JSON Schema"),
     ):
         with pytest.raises(ConfigurationError, match=text):
             tool(function)

@@ -92,10 +92,10 @@ MUTANTS = (
         breaks="a task that was abandoned still speaks for a run that is over",
         file="agents/context.py",
         old='''
-        """Reject all that comes from now on: every use raises `RunClosed`."""
+        """Reject all further use with `RunClosed`."""
         self.closed = True
 ''',
-        new='        """Reject all that comes from now on: every use raises `RunClosed`."""',
+        new='        """Reject all further use with `RunClosed`."""',
         tests=("tests/host/test_bad_agents.py", "tests/host/test_adversarial_agents.py"),
     ),
     Mutant(

@@ -25,25 +25,26 @@ if TYPE_CHECKING:
 __all__ = ["Agent", "AgentLike", "AgentWork", "ToolLike", "agent", "as_agent"]
 
 AgentWork: TypeAlias = "Callable[[Any], Any]"
-"""A function of a `Run`. The parameter has no type here, as `Run` knows agents: agents know no `Run`."""
+"""A function of a `Run`. The parameter has no type here: `Run` depends on agents, so agents must not depend on
+`Run`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agent:
-    """An agent that a host can run: a function of its `Run`, or a model with tools, for which the loop is built in.
+    """An agent that a host can run: a function of its `Run`, or a model with tools and the built-in loop.
 
     Parameters:
         name: the name by which messages address it.
         work: takes the `Run`. It may return text or None, yield text, or use the run. None for an agent with a model.
-        replayable: all its effects go through `Run.call`, so that its run can be resumed after a crash. An agent with a
-            model always is.
-        description: one line for people, and for models that may delegate to it.
-        model: a `Model`, or the name of one as `find_model` takes it, in place of `work`.
+        replayable: whether all its effects go through `Run.call`, so that its run can resume after a crash. An agent
+            with a model always counts as such.
+        description: one-line description, for people and for models that may delegate to it.
+        model: a `Model`, or the name of one for `find_model`, in place of `work`.
         instructions: the system prompt.
         tools: functions, `Tool` and `Toolset` objects, and agents, to which the model may delegate.
         limits: budgets and deadlines of a run.
         settings: for the model layer, such as ``temperature``.
-        parts: agents that its work delegates to: the host starts their toolsets too.
+        parts: agents that its work delegates to; the host also starts their toolsets.
 
     Raises:
         ConfigurationError: neither work nor a model, or both; an invalid model or tool.
@@ -77,7 +78,8 @@ class Agent:
 
     @property
     def toolsets(self) -> tuple[Toolset, ...]:
-        """The toolsets of the agent and of those it may delegate to, each once; its model too if that is a toolset."""
+        """The toolsets of the agent and of those it may delegate to, each once; includes its model if that is a
+        toolset."""
         found: list[Toolset] = []
         for thing in (self.model, *self.tools, *self.parts):
             for toolset in (thing,) if isinstance(thing, Toolset) else getattr(thing, "toolsets", ()):
@@ -133,7 +135,7 @@ def agent(
     replayable: bool = False,
     description: str | None = None,
 ) -> Agent | Callable[[AgentWork], Agent]:
-    """Make an `Agent` of a function; usable with and without arguments.
+    """Make an `Agent` from a function; usable with and without arguments.
 
     Parameters:
         name: default: the function's name.

@@ -1,14 +1,14 @@
-"""Many coroutines of one run, a bounded number at a time, with a task only for those that wait.
+"""Run many coroutines of one run, a bounded number at a time, with a task only for those that wait.
 
 A lane is a task that runs one coroutine after another, each in a context of its own, up to the first one that waits:
 that one is its last, and other lanes start for the rest. So a coroutine that never waits costs no task, as with eager
 tasks, and one that waits has a task to itself: `asyncio.timeout`, task groups and scopes inside it work as everywhere,
-and a cancellation that comes too late for it reaches no other one.
+and a cancellation that comes too late for it cannot reach another one.
 
 Invariants
-- Coroutines begin in the order of their source; the next one is taken when there is room for it, and not before.
-- At most ``room`` lanes have work, so at most ``room`` coroutines have begun and not ended.
-- Each lane is counted off once, also one that is cancelled before it begins and never runs.
+- Coroutines start in the order of their source; the next one is taken only when there is room for it.
+- At most ``room`` lanes have work, so at most ``room`` coroutines are active.
+- Each lane is counted off once, even if it is cancelled before it starts.
 - An async source is awaited by one task, the one that called `done`; each of its items has a lane.
 - A task that takes many in a row waits while the log is behind, and yields to the loop's other tasks in between.
 - The number of a coroutine is its place in the source, and in the journal.
@@ -67,9 +67,9 @@ class BoundedMap:
         scope: owns the lanes; not yet open.
         label: returns the display name of the coroutine with this number (from 0).
         items: the source.
-        begin: makes the coroutine for an item.
+        begin: returns the coroutine for an item.
         place: returns the call path of the coroutine with this number (from 0).
-        room: how many may be active.
+        room: maximum number of active coroutines.
     """
 
     __slots__ = (
@@ -110,7 +110,7 @@ class BoundedMap:
         self._over = False  # no more are taken: the source has ended, or one has raised
 
     async def done(self) -> list[Any]:
-        """Run all; return the results in the order of the items.
+        """Run all coroutines; return the results in the order of the items.
 
         The first error interrupts the scope and is raised, with notes about later ones.
         """

@@ -1,4 +1,4 @@
-"""A running call: what its function gets of it, and its start on the loop, in a thread or in a process."""
+"""A running call: the handle that its function gets, and its start on the loop, in a thread or in a process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["CallContext", "start_call"]
 
 
 class CallContext:
-    """The state of a running call. Functions get it as a `Call`, which has the call's `Run` too.
+    """The state of a running call. Functions get it as a `Call`, which also has the call's `Run`.
 
     Parameters:
         context: the run that the call belongs to.
@@ -66,7 +66,7 @@ def start_call(
     """Start a call's function in the call's own scope.
 
     Parameters:
-        exclusive: the run does not end before the function has really ended; see `ExclusiveCalls`.
+        exclusive: whether the run waits until the function has really ended; see `ExclusiveCalls`.
     """
     context = call.context
     if where == "process":

@@ -1,10 +1,11 @@
 """Children of one run that are active at the same time, and the one task that handles their ends.
 
 Invariants
-- Each child has one scope and one task. Its end is reported once, when its scope has closed; also when the whole group
-  is interrupted: then before `ChildGroup.driven` raises.
-- A child that ended by itself before its interrupt reached it is reported as completed, whatever stopped the others.
-- A task that begins many in a row waits while the log is behind, and yields to the loop's other tasks in between.
+- Each child has one scope and one task. Its end is reported once, when its scope has closed. If the whole group is
+  interrupted, that happens before `ChildGroup.driven` raises.
+- A child that ended by itself before its interrupt reached it is reported as completed, even if the others were
+  stopped.
+- A task that starts many in a row waits while the log is behind, and yields to the loop's other tasks in between.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ _BEGIN_AT_ONCE = 32
 
 
 class ChildGroup(Generic[K]):
-    """See the module. On the run's loop, by one task.
+    """See the module. Use it on the run's loop, from one task.
 
     Parameters:
         parent: the children's parent.
         on_end: called for each child that has ended: with its key, its outcome, and the error that it raised, if any.
-        on_closed: called before that, when the child's scope has closed: for a task that waits for something else.
+        on_closed: called before that, when the child's scope has closed; for a task that waits for something else.
     """
 
     __slots__ = ("_begun", "_ended", "_on_closed", "_on_end", "_open", "_waiter", "parent", "scope")
@@ -60,11 +61,11 @@ class ChildGroup(Generic[K]):
 
     @property
     def busy(self) -> int:
-        """Children that have begun and whose end was not reported."""
+        """Children that have started and whose end was not reported."""
         return len(self._open)
 
     async def driven(self, drive: Callable[[], Awaitable[T]]) -> T:
-        """Run `drive`, which begins the children and handles their ends; when it ends, however it does, they are gone.
+        """Run `drive`, which starts the children and handles their ends. However it ends, no child is left.
 
         Raises what `drive` raises, or `Interrupted`.
         """
@@ -77,7 +78,7 @@ class ChildGroup(Generic[K]):
             self.report_ends()
 
     async def begin(self, task: ChildTask, key: K) -> Child:
-        """Begin a child with this key. Inside `driven` only.
+        """Start a child with this key. Inside `driven` only.
 
         Raises:
             AgentCycle, LimitExceeded: the child is refused; see `Run.delegate`.
@@ -109,7 +110,7 @@ class ChildGroup(Generic[K]):
             child.scope.request_stop(cause)
 
     def stop_all(self, cause: Cause) -> None:
-        """Interrupt all that are open, the last that began first."""
+        """Interrupt all open children, the most recently started first."""
         for child in reversed(list(self._open)):
             self.stop(child, cause)
 

@@ -1,4 +1,4 @@
-"""A child: an agent that runs inside another one's run, with its scope, its journal and its budget."""
+"""A child: an agent that runs inside another agent's run, with its own scope, journal and budget."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class ChildTask:
     Parameters:
         agent: does it.
         text: the request.
-        branch: its call path; the path is the child's id.
+        branch: its call path, which is the child's id.
         name: display name for the tree and for causes; default: the agent's name.
         deadline_s: interrupt the child after this many seconds.
         attachments: the attachments of the request.
-        inherits_history: the child sees the session's history as its parent does.
-        streams_to_parent: the child's text is also emitted by its parent, as it comes.
+        inherits_history: whether the child sees the session's history as its parent does.
+        streams_to_parent: whether the parent also emits the child's text as it arrives.
     """
 
     agent: Agent
@@ -58,10 +58,10 @@ class ChildTask:
 
 
 def check_delegation_cycle(parent: RunContext, task: ChildTask) -> None:
-    """Refuse delegation without an end.
+    """Refuse a delegation cycle or too deep a nesting.
 
     Raises:
-        AgentCycle: a run above already asks this agent the same.
+        AgentCycle: delegation cycle: a parent run already has this request in progress with the same agent.
         LimitExceeded: children are nested too deep.
     """
     if parent.depth_left < 1:
@@ -93,7 +93,7 @@ def _same(one: Agent, other: Agent) -> bool:
 
 
 def recorded_outcome(parent: RunContext, task: ChildTask) -> ChildFinished | None:
-    """Return the child's recorded outcome if an earlier attempt has one that stands; it is not run again then."""
+    """Return the child's recorded outcome if an earlier attempt has a final one; the child then does not run again."""
     past = parent.journal.outcome(task.branch.path, task.agent.name)
     if past is not None:
         parent.journal.replayed += 1
@@ -123,7 +123,7 @@ def _interrupted(task: ChildTask, cause: Cause) -> str:
 
 
 async def delegate(parent: RunContext, task: ChildTask) -> str:
-    """Run a child, or take its recorded outcome, and return its answer. Raises as `Run.delegate` does."""
+    """Run a child, or use its recorded outcome, and return its answer. Raises as `Run.delegate` does."""
     check_delegation_cycle(parent, task)
     past = recorded_outcome(parent, task)
     if past is None:
@@ -176,7 +176,7 @@ class Child:
     """An active child. Its owner calls `ended` once, when the child's scope has closed.
 
     Parameters:
-        around: the scope that owns the child's.
+        around: the scope that owns the child's scope.
     """
 
     __slots__ = ("around", "context", "handle", "parent", "scope", "task")
@@ -235,7 +235,7 @@ class Child:
         self.scope.close_when_done(on_closed)
 
     def ended(self) -> tuple[ChildFinished, BaseException | None]:
-        """Write the outcome, now that the scope has closed; return it with the error that the child raised, if any."""
+        """Record the outcome, now that the scope has closed; return it with the child's error, if any."""
         scope, handle = self.scope, self.handle
         if scope.ended_by == "failure":
             problem = scope.errors[0]
@@ -281,6 +281,6 @@ class Child:
 
     @property
     def partial_answer(self) -> str:
-        """The hint of an error: the end of the text that the child emitted before it failed."""
+        """Return the hint of an error: the end of the text that the child emitted before it failed."""
         text = self.context.transcript.text
         return f"its output so far: {text[-_PARTIAL_ANSWER_LIMIT:]}" if text else ""

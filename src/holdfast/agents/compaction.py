@@ -1,6 +1,6 @@
-"""Summarizes a conversation with the agent's model when it is too long for one request.
+"""Summarize a conversation with the agent's model when it is too long for one request.
 
-The history before the run is summarized when the run begins, for good: the summary replaces it in the transcript. The
+The history before the run is summarized permanently when the run starts: the summary replaces it in the transcript. The
 run's own messages are summarized for its next requests only; its entries in the transcript stay as they are.
 """
 
@@ -42,7 +42,7 @@ BYTES_PER_TOKEN = 4
 MESSAGE_TOKENS = 8
 LONGEST_RESULT_BYTES = 2000
 KEPT = 2
-"""The last user messages that stay as they are, with all that follows them, if there is room."""
+"""Number of the last user messages that stay unchanged, with everything after them, if there is room."""
 
 
 def estimated_tokens(messages: Sequence[ModelMessage]) -> int:
@@ -64,7 +64,8 @@ def context_limit(model: Model, limits: AgentLimits) -> int | None:
 
 
 def split(entries: Sequence[Entry], *, keep: int = KEPT) -> tuple[Sequence[Entry], Sequence[Entry]]:
-    """Split into the entries to summarize and those that stay: the last `keep` user messages and all that follows."""
+    """Split into the entries to summarize and those that stay: the last `keep` user messages and everything after
+    them."""
     if keep < 1:
         return entries, ()
     heads = [at for at, entry in enumerate(entries) if entry.role == "user"]
@@ -108,7 +109,7 @@ async def summary_of(
     """Request a summary of the messages from the model, as that step of the run. Raises `ModelFailed`.
 
     Parameters:
-        limit: the tokens that the request may take; None: any number.
+        limit: maximum tokens of the request; None: no limit.
     """
     text = "\n\n".join(map(_line, messages))
     if limit is not None:

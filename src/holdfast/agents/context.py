@@ -1,11 +1,11 @@
-"""The context of one run: all that its calls, children and model loop share, below the `Run` that agents get.
+"""The context of one run: the state that its calls, children and model loop share, below the `Run` that agents get.
 
-The modules of this folder take a `RunContext`, none a `Run`. On top, `holdfast.agents.perform` runs an agent's code and
-gives it a `Run`. What lies below reaches it through `RunContext.perform` only.
+The modules of this folder take a `RunContext`, never a `Run`. On top, `holdfast.agents.perform` runs an agent's code
+and gives it a `Run`. Lower modules reach it through `RunContext.perform` only.
 
 Invariants
 - A child has a context of its own, with its parent's journal, recorder, limits and activity.
-- Once a context is closed, nothing of the run counts any more, from whatever thread it comes.
+- Once a context is closed, further output of the run does not count, whatever thread it comes from.
 - Events from threads reach the recorder in the order in which they were written, through one queue.
 """
 
@@ -69,7 +69,7 @@ _NO_USAGE = Usage()
 
 
 class RunContext:
-    """The state of one run, shared by all that works for it. Made by the host, or by `Child` for a child.
+    """The state of one run, shared by all code that works for it. Created by the host, or by `Child` for a child.
 
     Methods belong to the run's event loop; `emit`, `write`, `check_open`, `close`, `now`, `next_id`, `call_on_loop` and
     `innermost_scope` may be called from any thread of the run.
@@ -78,16 +78,16 @@ class RunContext:
         run_id: the run's id; a child's is its call path.
         root_id: the id of the run at the top.
         messages: the input. Those that an earlier attempt took by steering are given again at their step.
-        scope: owns all that the run starts.
+        scope: owns everything that the run starts.
         recorder: takes the run's events.
         journal: the results of earlier attempts.
-        host: what the host lends to the run.
+        host: the services of the host for the run.
         limits: the host's bounds.
         call_path: numbers the run's calls.
         perform: runs an agent's code with a context; `holdfast.agents.perform.perform`.
         parent: the context of the parent run; None: it is the run at the top.
-        inherits_history: the child sees the session's history as its parent does.
-        streams_to_parent: the child's text is also emitted by its parent, as it comes.
+        inherits_history: whether the child sees the session's history as its parent does.
+        streams_to_parent: whether the parent also emits the child's text as it arrives.
     """
 
     __slots__ = (
@@ -179,7 +179,7 @@ class RunContext:
         self.replaced_history: tuple[Entry, ...] | None = None
         """The entries that replace the session's transcript before this run, once it was summarized; None: none do."""
         self.subtasks: list[Handle[Any]] = []
-        """What `Run.spawn` started; the run joins it at its end."""
+        """Subtasks that `Run.spawn` started; the run joins them at its end."""
         self.active_children = 0
         self.child_waiters: list[asyncio.Future[None]] = []
         """Children that wait until fewer are active."""
@@ -192,9 +192,9 @@ class RunContext:
         depth = limits.depth if agent.model is None else min(limits.depth, agent.limits.depth)
         if parent is None:
             self.depth_left = depth
-            """How deep children may still nest."""
+            """Remaining depth for nested children."""
             self.activity = ActivityCounter(host.on_quiescence)
-            """What of the run and its children does something, rather than to wait for people."""
+            """Activity of the run and its children, apart from waiting for people."""
             self.exclusive_calls = ExclusiveCalls()
         else:
             self.depth_left = min(parent.depth_left - 1, depth)
@@ -224,7 +224,7 @@ class RunContext:
         """Take the messages that were steered to the run, before the step with this number; a child gets none.
 
         Parameters:
-            only_recorded: take only those that an earlier attempt took before this step.
+            only_recorded: whether to take only those that an earlier attempt took before this step.
         """
         if self.parent is not None:
             return []
@@ -273,11 +273,11 @@ class RunContext:
             raise RunClosed(f"run {self.run_id} has ended")
 
     def close(self) -> None:
-        """Reject all that comes from now on: every use raises `RunClosed`."""
+        """Reject all further use with `RunClosed`."""
         self.closed = True
 
     def replay_step(self, step: StepFinished) -> None:
-        """Take the model's output of an earlier attempt into the transcript; the log already has it."""
+        """Add the model's output of an earlier attempt to the transcript; the log already has it."""
         before = len(self.transcript.text) if self.streams_to_parent else 0
         self.transcript.feed(step)
         if self.streams_to_parent and (text := self.transcript.text[before:]):
@@ -345,7 +345,7 @@ class RunContext:
 
     @contextlib.contextmanager
     def deadlines_held(self) -> Iterator[None]:
-        """Hold the deadlines around this code, up to the whole run's: it waits for a person."""
+        """Pause the deadlines around this code, up to the whole run's, while it waits for a person."""
         root = self
         while root.parent is not None:
             root = root.parent
@@ -357,6 +357,6 @@ class RunContext:
             yield
 
     def call_on_loop(self, callback: Callable[[], object]) -> None:
-        """Call it soon on the run's loop; not if the loop is closed. From any thread."""
+        """Call it soon on the run's loop, unless the loop is closed. From any thread."""
         with contextlib.suppress(RuntimeError):
             self.loop.call_soon_threadsafe(callback)

@@ -1,4 +1,4 @@
-"""The demo agent: a scripted workbench that needs no key and does real work, to try stops and crashes on.
+"""The demo agent: a scripted workbench that needs no key and does real work, for trying out stops and crashes.
 
 It is replayable: everything it does goes through `Run.call` as an idempotent call, so a run that was killed in the
 middle resumes after the restart, and reports that.
@@ -192,4 +192,4 @@ async def _work(run: Run) -> AsyncIterator[str]:
 
 
 agent = Agent(name="demo", work=_work, replayable=True, description="a scripted workbench; send help")
-"""The agent that `holdfast serve` hosts when none is named."""
+"""The default agent of `holdfast serve`."""

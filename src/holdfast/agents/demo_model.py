@@ -1,7 +1,7 @@
-"""``scripted:demo``: a model of a few rules that does real work with the assistant's tools, without a key or network.
+"""``scripted:demo``: a small rule-based model that does real work with the assistant's tools, without a key or network.
 
-It looks at the last request and the results of the calls since then, and chooses the next answer. It does without tools
-that its agent does not have.
+It looks at the last request and the results of the calls since then, and chooses the next answer. It manages without
+tools that its agent lacks.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def demo_model(*, pace_s: float = 0.02) -> ScriptedModel:
     """Return a new demo model.
 
     Parameters:
-        pace_s: time before each piece of an answer, in seconds.
+        pace_s: delay before each piece of an answer, in seconds.
     """
     return ScriptedModel(_answer, name="scripted:demo", chunk=_CHUNK, delay_s=pace_s, keep_requests=0)
 

@@ -1,4 +1,4 @@
-"""The exclusive calls of a run that have not really ended; a call that was given up counts until it has."""
+"""The exclusive calls of a run that have not really ended; an abandoned call counts until it has."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ __all__ = ["ExclusiveCalls"]
 
 
 class ExclusiveCalls:
-    """The exclusive calls of a run and its children. `begin` may be called from any thread; the rest on the loop."""
+    """The exclusive calls of a run and its children. `begin` may be called from any thread, the other methods on the
+    loop."""
 
     __slots__ = ("_callbacks", "_names")
 
@@ -26,13 +27,13 @@ class ExclusiveCalls:
         self._names[call_id] = name
 
     def end(self, call_id: str) -> None:
-        """Remove a call, if it is there; after the last one, call the callbacks."""
+        """Remove a call, if present; after the last one, run the callbacks."""
         self._names.pop(call_id, None)
         while self._callbacks and not self._names:
             self._callbacks.pop()()
 
     def when_ended(self, callback: Callable[[], object]) -> None:
-        """Call it once all calls have ended; at once if none is open."""
+        """Call it once all calls have ended, or at once if none is open."""
         if self._names:
             self._callbacks.append(callback)
         else:

@@ -1,7 +1,7 @@
-"""`Run.map` and `Run.parallel`: the same work for many items, or several functions, a bounded number at a time.
+"""`Run.map` and `Run.parallel`: the same work for many items, or several functions, with bounded concurrency.
 
-Functions run in `holdfast.agents.bounded_map`, agents in `holdfast.agents.child_group`. Both bound how many are active,
-and take the next one only when there is room for it.
+Functions run in `holdfast.agents.bounded_map`, agents in `holdfast.agents.child_group`. Both limit the number of active
+ones, and take the next one only when there is room for it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The journal of a run: each call's intent is durable before its effect, and a recorded result is replayed.
 
-A call's id is its place in the program: the run's id, then the numbers on the way down to it. Subtasks, parallel
-functions and children number their own calls, so the ids are the same in every attempt, however these interleave.
+A call's id is its place in the program: the run's id, then the numbers of the path down to it. Subtasks, parallel
+functions and children number their own calls, so the ids are the same in every attempt, however the work interleaves.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class Journal:
 
     @property
     def steered_ids(self) -> frozenset[str]:
-        """The ids of the messages that earlier attempts took by steering."""
+        """The ids of the steered messages that earlier attempts took."""
         if not self._steered:
             return _NO_IDS
         return frozenset(message_id for ids in self._steered.values() for message_id in ids)
@@ -160,7 +160,7 @@ class Journal:
             self._close_inside(call.call_id)
 
     def child_ended(self, child: ChildFinished) -> None:
-        """Record the end of a child. If its end stands (`outcome`), its open calls are not repeated either."""
+        """Record the end of a child. If its end is final (`outcome`), its open calls are not repeated either."""
         if self.remembers:
             self._children[child.child_id] = child
         if stands(child):
@@ -172,14 +172,14 @@ class Journal:
                 del self._open[call_id]
 
     def past(self, call_id: str, name: str, arguments: object) -> ToolFinished | None:
-        """Return the call's result from an earlier attempt. Raises `NotDeterministic` if that was another call."""
+        """Return the call's result from an earlier attempt. Raises `NotDeterministic` if that was a different call."""
         intent = self._intents.get(call_id)
         if intent is None:
             return None
         if intent.name != name:
             raise NotDeterministic(f"call {call_id} was {intent.name!r} in an earlier attempt and is {name!r} now")
         if intent.arguments != arguments:
-            raise NotDeterministic(f"call {call_id}, {name!r}, had other arguments in an earlier attempt than now")
+            raise NotDeterministic(f"call {call_id}, {name!r}, had different arguments in an earlier attempt")
         result = self._results.get(call_id)
         if result is not None:
             self.replayed += 1
@@ -202,7 +202,7 @@ class Journal:
         return self._answers.get(question_id)
 
     def outcome(self, child_id: str, agent: str) -> ChildFinished | None:
-        """Return the child's end in an earlier attempt. Raises `NotDeterministic` if that was another child."""
+        """Return the child's end in an earlier attempt. Raises `NotDeterministic` if that was a different child."""
         known = self._children.get(child_id)
         if known is None:
             return None
@@ -213,11 +213,11 @@ class Journal:
         return None
 
     def knows_child(self, child_id: str) -> bool:
-        """Return whether an earlier attempt began the child."""
+        """Return whether an earlier attempt started the child."""
         return child_id in self._children
 
     def left_open(self, child_id: str) -> bool:
-        """Return whether an earlier attempt began the child, and its end does not stand."""
+        """Return whether an earlier attempt started the child, and its end is not final."""
         known = self._children.get(child_id)
         return known is not None and not (isinstance(known, ChildFinished) and stands(known))
 

@@ -1,4 +1,4 @@
-"""Calls with the journal: the intent is stored first, then the call has its effect, then its result is stored."""
+"""Journaled calls: the intent is stored first, then the call has its effect, then its result is stored."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _ONE_CALL = Usage(tool_calls=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallRequest:
-    """A call that is to be made; see `Run.call`.
+    """A requested call; see `Run.call`.
 
     Parameters:
-        name: of the function, for people and the journal.
+        name: display name of the function, also in the journal.
         arguments: the arguments as the log and the journal show them.
     """
 
@@ -45,7 +45,7 @@ class CallRequest:
 
 
 async def make_call(call: CallContext, wanted: CallRequest) -> Any:
-    """Make the call, or take its result from the journal. Raises as `Run.call` does."""
+    """Make the call, or return its result from the journal. Raises as `Run.call` does."""
     context = call.context
     past = begin_call(context, call.call_id, wanted.name, wanted.arguments, idempotent=wanted.idempotent)
     if past is not None:
@@ -130,7 +130,7 @@ def written(context: RunContext, value: Any, what: str) -> Any:
     try:
         encoded = msgspec.json.encode(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise TypeError(f"{what} cannot be written down as JSON: {error}") from None
+        raise TypeError(f"{what} cannot be encoded as JSON: {error}") from None
     limit = context.limits.result_limit_bytes
     if len(encoded) > limit:
         raise LimitExceeded(

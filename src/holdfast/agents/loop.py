@@ -1,10 +1,10 @@
-"""Drives the agent loop of `holdfast.protocol.loop`: requests answers from the model, calls tools, writes the results.
+"""Drive the agent loop of `holdfast.protocol.loop`: request answers from the model, call tools, write the results.
 
 Invariants
 - A step's answer and a call's intent are durable before the call has its effect, all after one wait for the log.
-- Each request to the model has a scope of its own: whatever ends it, the connection is closed when the scope is.
+- Each request to the model has a scope of its own: however it ends, the connection closes with the scope.
 - Each call has a scope of its own in the step's, and is reported once that scope has closed: output after that does not
-  count. The step ends after all its calls, also when it is interrupted; then each gets its final result.
+  count. The step ends after all its calls, even when it is interrupted; then each gets its final result.
 - One task drives all of it. Calls and answers come in through `_post`, on the run's loop.
 """
 
@@ -70,10 +70,10 @@ async def work_with_model(context: RunContext, new_call: Callable[[str], CallCon
     """Run an agent that has a model.
 
     Parameters:
-        new_call: makes what a tool's function gets of its call, from the call's id.
+        new_call: returns the handle for a tool's function, from the call's id.
 
     Raises:
-        ModelFailed: the model failed, and retries did not help.
+        ModelFailed: the model failed, despite retries.
         ConfigurationError: two tools have the same name.
         Interrupted: the run was interrupted, perhaps by its budget or its deadline.
     """

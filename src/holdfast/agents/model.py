@@ -1,4 +1,4 @@
-"""The port to models: what the agent loop needs of one."""
+"""The port to models: the interface that the agent loop needs."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ class Model(Protocol):
     def stream(
         self, request: ModelRequest, *, attachment: Callable[[str], Awaitable[bytes]] | None = None
     ) -> AbstractAsyncContextManager[AsyncIterator[Part]]:
-        """Open one request. It yields parts as they come; the last one is `EndPart`.
+        """Open one request. It yields parts as they arrive; the last one is `EndPart`.
 
-        Leaving the block closes the connection, however much was read; an interrupt cancels the task that reads. A
+        Leaving the block closes the connection, even before all parts were read; an interrupt cancels the task that
+        reads. A
         model never retries a request: the agent loop does.
 
         Parameters:

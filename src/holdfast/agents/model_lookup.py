@@ -1,4 +1,4 @@
-"""Finds a model by its name, ``provider:model``."""
+"""Find a model by its name, ``provider:model``."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ __all__ = ["find_model"]
 
 
 def find_model(name: str) -> Model:
-    """Return the model of that name: ``provider:model``, ``scripted:demo``, or ``scripted:<text>``, which answers so.
+    """Return the model of that name: ``provider:model``, ``scripted:demo``, or ``scripted:<text>``, which always
+    answers with that text.
 
     Raises:
-        ConfigurationError: an unknown provider, or its key is missing.
+        ConfigurationError: the provider is unknown, or its key is missing.
         MissingExtra: the packages for real models are not installed.
     """
     provider, colon, rest = name.partition(":")

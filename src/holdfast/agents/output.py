@@ -1,4 +1,4 @@
-"""Text that a run or one of its calls emits: what is valid, and how its author waits while the log is behind."""
+"""Text that a run or one of its calls emits: its validation, and waiting while the log is behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs an agent: its function with a `Run`, or the loop of a model; then joins the subtasks that it left."""
+"""Run an agent: its function with a `Run`, or the loop of a model; then join its remaining subtasks."""
 
 from __future__ import annotations
 

@@ -35,10 +35,10 @@ def placement_of(work: Callable[..., Any]) -> Placement:
 def placed(
     work: Callable[[], Any], branch: CallPath, where: Placement, ended: Callable[[], object] | None = None
 ) -> Callable[[], Any]:
-    """Return `work` with its own call path; in another process it makes no calls.
+    """Return `work` with its own call path; in another process, it cannot make calls.
 
     Parameters:
-        ended: called where the work ran, when it has ended in any way; never for a process.
+        ended: called where the work ran, however it ended; never for a process.
     """
     match where:
         case "process":
@@ -76,7 +76,7 @@ def placed(
 
 
 def importable(work: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function as another process can import it: if ``@tool`` replaced it, through that tool."""
+    """Return the function in a form that another process can import; if ``@tool`` replaced it, through that tool."""
     found: Any = sys.modules.get(getattr(work, "__module__", ""))
     for part in getattr(work, "__qualname__", "").split("."):
         found = getattr(found, part, None)

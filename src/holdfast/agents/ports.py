@@ -35,7 +35,7 @@ class Recorder(Protocol):
         ...
 
     def late(self) -> None:
-        """Count output that came too late, from a run or call that has ended."""
+        """Count late output, from a run or call that has ended."""
         ...
 
 
@@ -74,7 +74,7 @@ class RunHost(Protocol):
         ...
 
     async def answered(self, question_id: str) -> Answer:
-        """Wait for the answer to an open question; ``expired`` is one too."""
+        """Wait for the answer to an open question, which may be ``expired``."""
         ...
 
     def on_quiescence(self, is_quiescent: bool) -> None:

@@ -1,4 +1,4 @@
-"""Questions of a run to people: each is durable before it is shown, and its answer is in the journal for good."""
+"""Questions of a run to people: each is durable before it is shown, and its answer stays in the journal."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def wait_for_answer(context: RunContext, question_id: str) -> Answer:
 
 
 async def require_approval(context: RunContext, call_id: str, tool: Tool, arguments: dict[str, Any]) -> None:
-    """Ask a person to approve a call inside another one. Raises `ToolFailed` unless it is approved."""
+    """Ask a person to approve a call inside another call. Raises `ToolFailed` unless it is approved."""
     answer = context.journal.answer(call_id)
     question = Question(
         question_id=call_id,

@@ -1,4 +1,4 @@
-"""Tells when a run is quiescent: all of its tasks and threads, and those of its children, wait for people."""
+"""Detect when a run is quiescent: all of its tasks and threads, and those of its children, wait for people."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ __all__ = ["ActivityCounter", "ChildWaiter"]
 
 class ActivityCounter:
     """Counts the tasks and threads of a run and its children that are active: a run is quiescent while all wait for
-    people. One that waits for others of the run is counted through them. On the run's loop only.
+    people. A task that waits for others of the run is counted through them. Use it on the run's loop only.
 
     Parameters:
-        on_change: called with True when nothing is active any more, and with False when something is again.
+        on_change: called with True when the run becomes quiescent, and with False when it is active again.
     """
 
     __slots__ = ("_on_change", "busy")
 
     def __init__(self, on_change: Callable[[bool], None]) -> None:
         self.busy = 1
-        """How many are active."""
+        """Number of active tasks and threads."""
         self._on_change = on_change
 
     def add(self, number: int = 1) -> None:
-        """Count that many more as active."""
+        """Add that many to the active ones."""
         self.busy += number
         if number and self.busy == number:
             self._on_change(False)
 
     def remove(self, number: int = 1) -> None:
-        """Count that many fewer as active."""
+        """Subtract that many from the active ones."""
         self.busy -= number
         if number and not self.busy:
             self._on_change(True)
 
 
 class ChildWaiter:
-    """Counts and awaits the tasks that one task starts: while it only waits, they are active in its place.
+    """Count and await the tasks that one task starts: while it only waits, they count as active in its place.
 
-    On the run's loop only.
+    Use it on the run's loop only.
 
     Parameters:
         activity: the run's.
@@ -57,12 +57,12 @@ class ChildWaiter:
         """Tasks that were started and have not ended."""
 
     def began(self) -> None:
-        """Count another task, before it begins."""
+        """Count another task, before it starts."""
         self.busy += 1
         self._activity.add()
 
     def ended(self) -> None:
-        """Count off a task that has ended; the waiting one is active in its place."""
+        """Count off a task that has ended; the waiting one counts as active in its place."""
         if not self.busy:
             return  # it was given up
         self.busy -= 1
@@ -74,7 +74,7 @@ class ChildWaiter:
             release(self._waiter)
 
     async def wait(self, until: float | None = None) -> None:
-        """Wait until the next task ends, or until that time of the loop. Earlier ends are not reported again."""
+        """Wait until the next task ends, or until that loop time. Earlier ends are not reported again."""
         loop = asyncio.get_running_loop()
         self._waiter = waiter = loop.create_future()
         timer = None if until is None else loop.call_at(until, release, waiter)

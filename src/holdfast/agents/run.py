@@ -1,7 +1,7 @@
 """`Run`, the handle that agents get: their input and output, and their calls, subtasks, children and questions.
 
-All that is started through the handle belongs to the run's scope and ends with it. After the run's end every use raises
-`RunClosed`, and what an abandoned thread still emits does not count.
+Everything started through the handle belongs to the run's scope and ends with it. After the run's end, every use raises
+`RunClosed`, and late output of an abandoned thread does not count.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Run:
 
     @property
     def scope(self) -> Scope:
-        """The scope that owns all that the run starts."""
+        """The scope that owns everything that the run starts."""
         return self.context.scope
 
     @property
@@ -118,7 +118,7 @@ class Run:
 
     @property
     def usage(self) -> Usage:
-        """The usage of the run and its children so far, in earlier attempts too."""
+        """The usage of the run and its children so far, including earlier attempts."""
         return self.context.usage
 
     async def take_steering(self) -> list[Message]:
@@ -132,7 +132,8 @@ class Run:
         return await context.take_steering(context.step + 1)
 
     async def history(self) -> Sequence[Entry]:
-        """Return the session's transcript before this run. A child has none, unless it is a branch of a composite."""
+        """Return the session's transcript before this run. A child has no history, unless it is a branch of a
+        composite."""
         return await self.context.history()
 
     async def attachment(self, digest: str) -> bytes:
@@ -140,7 +141,8 @@ class Run:
         return await self.context.host.attachment(digest)
 
     def now(self) -> float:
-        """Return the seconds since the epoch. They differ between attempts: a replayable agent reads them in `call`."""
+        """Return the seconds since the epoch. The time differs between attempts, so a replayable agent must read it in
+        a `call`."""
         return self.context.now()
 
     # ── output ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -148,7 +150,7 @@ class Run:
     def emit(self, text: str) -> Emission:
         """Emit a piece of the answer. It is accepted at once; ``await`` the result to wait while the log is behind.
 
-        From any thread of the run; in a thread it blocks while the log is behind.
+        Callable from any thread of the run; in a thread, it blocks while the log is behind.
 
         Raises:
             RunClosed: the run has ended; the text does not count.
@@ -182,7 +184,7 @@ class Run:
     ) -> Any:
         """Call a function with the journal: intent first, then the effect, then the result.
 
-        In a later attempt the result is taken from the log and the function is not called. A function whose first
+        In a later attempt, the result comes from the log and the function is not called. A function whose first
         parameter is named ``call`` gets a `Call`. Sync functions run in a thread.
 
         Parameters:
@@ -190,12 +192,12 @@ class Run:
             args, kwargs: JSON-serialisable; they are stored. (For keyword arguments that this method has itself, such
                 as ``name``, use `functools.partial`.)
             name: default: the function's name.
-            idempotent: it may be called again after a crash that left no result.
-            timeout_s: deadline; default: the host's ``tool_timeout_s``. The call is stopped then.
+            idempotent: whether it may be called again after a crash that left no result.
+            timeout_s: deadline; default: the host's ``tool_timeout_s``. The call is then stopped.
             on: where it runs; default: ``loop`` for async functions, else ``thread``.
 
         Raises:
-            what the function raises; in a later attempt `CallFailed` in its place.
+            whatever the function raises; in a later attempt, `CallFailed` in its place.
             TimeoutError: the deadline was over.
             NotDeterministic, RunClosed.
             InvalidRequest: ``timeout_s`` is not a number of seconds.
@@ -220,13 +222,13 @@ class Run:
         return await make_call(Call(self, context.next_id()), wanted)
 
     async def call_tool(self, tool: Tool, arguments: dict[str, Any]) -> Any:
-        """Call a tool inside another call, with arguments as a model gives them.
+        """Call a tool inside another call, with arguments in the form that a model gives.
 
         If the tool requires approval, a person is asked first. The run stays in memory while it waits for the answer,
         because the outer call is still running.
 
         Raises:
-            InvalidArguments: the arguments do not fit.
+            InvalidArguments: the arguments do not match the tool's parameters.
             ToolFailed: a person denied the call, or the approval request expired.
             what `call` raises.
         """
@@ -250,7 +252,7 @@ class Run:
 
     @property
     def exclusive_calls(self) -> tuple[str, ...]:
-        """The names of the exclusive calls that have not really ended; some may have been given up."""
+        """The names of the exclusive calls that have not really ended; some may have been abandoned."""
         return self.context.exclusive_calls.names
 
     def when_exclusive_calls_end(self, fn: Callable[[], object]) -> None:
@@ -266,7 +268,8 @@ class Run:
         on: Placement | None = None,
         name: str | None = None,
     ) -> Handle[Any]:
-        """Start work beside the agent; await the handle for its result. At the end the run joins what was not awaited.
+        """Start work that runs beside the agent; await the handle for its result. At its end, the run joins the work
+        that was not awaited.
 
         Parameters:
             work: an async function, a sync one (it gets a thread), or a coroutine.
@@ -280,10 +283,10 @@ class Run:
         return spawn_subtask(self.context, work, args, on, name)
 
     async def parallel(self, *branches: Callable[[], Any]) -> list[Any]:
-        """Run functions at the same time; results in order. The first error stops the others and is raised.
+        """Run functions concurrently; return the results in order. The first error stops the others and is raised.
 
         Raises:
-            InvalidRequest: one of them is not callable; none has begun then.
+            InvalidRequest: one of them is not callable; none is started.
         """
         self.context.check_open()
         return await run_parallel(self.context, branches)
@@ -292,17 +295,17 @@ class Run:
         """Run a child agent inside this run and return its answer.
 
         Its calls are in this run's journal; it is stopped with this run, with a cause that names it. Its usage counts
-        for this run too. In a later attempt a child that has ended is not run again.
+        for this run too. In a later attempt, a child that has ended does not run again.
 
         Parameters:
-            agent: an agent, or the name of one that the host has.
+            agent: an agent, or the name of one of the host's agents.
             text: the request.
             timeout_s: deadline, in seconds.
 
         Raises:
             RunFailed: the child raised an error (chained).
-            RunInterrupted: the child's deadline was over, or its budget used up.
-            AgentCycle: a run above already asks this agent the same.
+            RunInterrupted: the child exceeded its deadline or used up its budget.
+            AgentCycle: delegation cycle: a parent run already has this request in progress with the same agent.
             LimitExceeded: children are nested too deep.
             UnknownAgent.
         """
@@ -324,21 +327,22 @@ class Run:
     ) -> list[Any]:
         """Do the same for each item, a bounded number at a time; return the results in the order of the items.
 
-        Items are taken as there is room for them, so that waiting ones cost nothing; while the log is behind, none
-        begins. The first error stops the others and is raised, with a note that names its item. In a later attempt a
-        replayable agent must give the same items in the same order.
+        Items are taken only when there is room for them, so waiting ones cost nothing; while the log is behind, none is
+        started. The first error stops the others and is raised, with a note that names its item. In a later attempt, a
+        replayable agent must pass the same items in the same order.
 
         Parameters:
             work: an `Agent`, or the name of one that the host has: it gets each item (text) as a child. Any other
                 function is called with the item: an async one in a task, a sync one in a thread.
             items: any number.
-            concurrency: how many at a time. For sync functions, at most as many as the principal may have threads.
-            name: for people; default: the name of the agent or function.
+            concurrency: maximum number of concurrent items. For sync functions, the principal's thread limit also
+                applies.
+            name: display name; default: the name of the agent or function.
             timeout_s: deadline of each item, in seconds.
 
         Raises:
-            what the function raises; what `delegate` raises.
-            TimeoutError: the deadline of a function's item was over.
+            whatever the function or `delegate` raises.
+            TimeoutError: a function's item exceeded its deadline.
             TypeError, ValueError: ``concurrency`` is not a whole number, or below 1.
             InvalidRequest: ``work`` is not callable, or ``items`` not iterable.
         """
@@ -360,10 +364,10 @@ class Run:
     # ── people, and work that outlives the run ───────────────────────────────────────────────────────────────────
 
     async def ask_user(self, text: str) -> Answer:
-        """Ask a person, and wait for the answer: ``answered`` with a text, or ``expired``.
+        """Ask a person and wait for the answer: ``answered`` with a text, or ``expired``.
 
-        The question is durable before it is shown. A replayable agent may be unloaded meanwhile and resumes in a later
-        attempt, from its journal; any other one waits here, and is interrupted when the host ends.
+        The question is durable before it is shown. Meanwhile, a replayable agent may be unloaded, and resumes from its
+        journal in a later attempt. Any other agent waits here, and is interrupted when the host ends.
 
         Raises:
             Interrupted: the run is being stopped.
@@ -375,7 +379,7 @@ class Run:
     def background(self, work: Callable[[], Awaitable[Any]], *, name: str) -> None:
         """Start work that survives an interrupt of this run; it dies with the session's `stop`.
 
-        The text that it returns comes back to the session as a message.
+        The text that it returns is sent to the session as a message.
 
         Raises:
             RunClosed, Draining.
@@ -388,12 +392,13 @@ class Run:
 
 
 class Call(CallContext):
-    """The running call, for functions that want to stream output, or to name the call to outside services.
+    """The running call, for functions that stream output or need an idempotency key for external services.
 
     Parameters:
         run: the run it belongs to. Calls through `Run.call` are in the log and the journal, but not in the transcript.
-            What the function starts with ``current_scope()`` ends with the call, with ``run.scope`` with the run.
-        call_id: the same in every attempt: the idempotency key to give to outside services.
+            Work that the function starts in ``current_scope()`` ends with the call; work in ``run.scope`` ends with the
+            run.
+        call_id: the same in every attempt: the idempotency key for external services.
     """
 
     __slots__ = ("run",)

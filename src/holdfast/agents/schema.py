@@ -1,4 +1,4 @@
-"""The JSON Schema of a function's parameters, and whether a model's arguments fit one."""
+"""The JSON Schema of a function's parameters, and the validation of a model's arguments."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 class Signature:
-    """The parameters of a function, as a model sees them and as the function takes them.
+    """The parameters of a function: their JSON Schema for the model, and their types.
 
     Parameters:
         shape: a Struct type with the function's parameters as fields.
@@ -56,7 +56,7 @@ class Signature:
 def read_signature(function: Callable[..., Any], *, skip: int) -> Signature:
     """Return the signature of a function without its first `skip` parameters.
 
-    Raises `ConfigurationError` for one that a model cannot call.
+    Raises `ConfigurationError` for a function that a model cannot call.
     """
     label = getattr(function, "__qualname__", repr(function))
     described = _descriptions(inspect.getdoc(function) or "")
@@ -64,7 +64,7 @@ def read_signature(function: Callable[..., Any], *, skip: int) -> Signature:
     for parameter in list(inspect.signature(function).parameters.values())[skip:]:
         if parameter.kind not in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD):
             raise ConfigurationError(
-                f"the tool {label} takes {parameter}, which a model cannot give by name",
+                f"the tool {label} takes {parameter}, which a model cannot pass by name",
                 hint="name its parameters one by one, or give Tool(parameters=...) yourself",
             )
         hint = _hint(function, parameter)
@@ -82,7 +82,7 @@ def read_signature(function: Callable[..., Any], *, skip: int) -> Signature:
         (_,), parts = msgspec.json.schema_components([shape], ref_template="#/$defs/{name}")
     except (TypeError, ValueError) as error:
         raise ConfigurationError(
-            f"the tool {label} has a parameter that no JSON Schema can be made for: {error}",
+            f"the tool {label} has a parameter without a JSON Schema: {error}",
             hint="use str, int, float, bool, list, dict, Literal, dataclasses or msgspec Structs as hints",
         ) from None
     schema = dict(parts.pop("arguments"))
@@ -128,7 +128,7 @@ def _descriptions(doc: str) -> dict[str, str]:
 
 
 def check_schema(value: Any, schema: Mapping[str, Any] | bool, where: str = "") -> None:
-    """Raise `InvalidArguments` if the value breaks the basic rules of a schema from elsewhere.
+    """Raise `InvalidArguments` if the value breaks the basic rules of an external schema.
 
     It checks types, required and unknown properties, enumerations and items; the owner of the schema checks the rest.
     """

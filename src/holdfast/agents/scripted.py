@@ -1,4 +1,4 @@
-"""A model that follows a script: needs no key and no network, for demos and tests, faults and delays included."""
+"""A model that follows a script, with delays and faults, for demos and tests; it needs no key and no network."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ Script: TypeAlias = "str | Sequence[ScriptedAnswer] | Callable[[ModelRequest], S
 
 
 KEPT_REQUESTS = 1000
-"""Tests read the requests; a model that serves for weeks must not keep them all."""
+"""Tests read the requests; a model in long-running use must not keep all of them."""
 
 
 class ScriptedModel:
     """A model whose answers come from a script.
 
     Parameters:
-        script: one text for every answer; or a sequence of answers, the nth of which is given where the request has n-1
-            messages of the assistant; or a function of the request. An answer is a text, a call (`CallPart`), or a
-            sequence of texts, parts, pauses and errors. An `EndPart` is added where the answer has none.
+        script: one text for every answer; or a sequence of answers, of which the nth answers a request with n-1
+            assistant messages; or a function of the request. An answer is a text, a call (`CallPart`), or a sequence of
+            texts, parts, pauses and errors. An `EndPart` is added if the answer has none.
         name: for people.
         chunk: characters in each piece of a text.
         delay_s: a pause before each piece, in seconds.
         context_tokens: as in `Model`.
-        keep_requests: how many of the newest requests ``requests`` has; 0 for a model that serves people.
+        keep_requests: number of the newest requests to keep in ``requests``; use 0 in production.
 
     Its counters are for tests; it may be used by any number of runs on one loop.
     """
@@ -74,7 +74,7 @@ class ScriptedModel:
     def stream(
         self, request: ModelRequest, *, attachment: Callable[[str], Awaitable[bytes]] | None = None
     ) -> AbstractAsyncContextManager[AsyncIterator[Part]]:
-        """See `Model.stream`; attachments are not looked at."""
+        """See `Model.stream`; attachments are ignored."""
         return self._stream(request)
 
     @contextlib.asynccontextmanager
@@ -99,7 +99,7 @@ class ScriptedModel:
         else:
             said = sum(isinstance(message, AssistantMessage) for message in request.messages)
             if said >= len(script):
-                raise ModelFailed(f"the script has {len(script)} answers, and one more is asked for")
+                raise ModelFailed(f"the script has {len(script)} answers, and one more was requested")
             answer = script[said]
         return answer if isinstance(answer, Sequence) and not isinstance(answer, str) else (answer,)
 

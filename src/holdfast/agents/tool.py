@@ -1,4 +1,4 @@
-"""Tools that a model may call: functions with a schema, and groups of them with a life of their own."""
+"""Tools that a model may call: functions with a schema, and groups of them with a lifespan."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ class _Check(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """A function that a model may call. `tool` makes one of a function with type hints.
+    """A function that a model may call. `tool` makes one from a function with type hints.
 
     Parameters:
         name: 1 to 64 letters, digits, ``_`` and ``-``.
         description: for the model.
-        parameters: JSON Schema of an object; what `work` takes by keyword.
-        work: sync or async. If its first parameter is named ``call`` it gets the `Call`, which the model does not see.
-            Raise `ToolFailed` for a message that the model gets as it is; any other error is shown with its class.
-        timeout_s: deadline of a call, in seconds; None takes the host's, infinity none (a tool that waits for a
-            person). On expiry the call is stopped and the model gets an error.
-        isolation: where it runs; ``auto`` runs sync functions in a thread. In a ``process`` it can be killed whatever
-            it does; it is imported there, and `Call` has only ``call_id`` and ``output``.
-        idempotent: it may be made again after a crash that left no result.
-        exclusive: the run does not end before the call is really gone, however long that takes.
+        parameters: JSON Schema of an object: the keyword arguments of `work`.
+        work: sync or async. If its first parameter is named ``call``, it gets the `Call`, which the model does not see.
+            Raise `ToolFailed` for a message that the model gets unchanged; any other error is shown with its class.
+        timeout_s: deadline of a call, in seconds; None: the host's default; infinity: no deadline (for a tool that
+            waits for a person). On expiry, the call is stopped and the model gets an error.
+        isolation: where it runs; ``auto`` runs sync functions in a thread. In a ``process``, it can be killed at any
+            time; it is imported there, and `Call` has only ``call_id`` and ``output``.
+        idempotent: whether the call may be repeated after a crash that left no result.
+        exclusive: whether the run waits until the call has really ended, however long that takes.
         approval: whether a person must approve each call; or a predicate of its arguments.
-        convert: makes keyword arguments of what the model gave; raises `InvalidArguments`. Default: they are held
-            against `parameters` and passed as they are.
+        convert: converts the model's arguments to keyword arguments; raises `InvalidArguments`. Default: validate them
+            against `parameters` and pass them unchanged.
 
     Raises:
         ConfigurationError: an invalid name, or parameters that are not the schema of an object.
@@ -94,7 +94,7 @@ class Tool:
 
     @property
     def spec(self) -> ToolSpec:
-        """The tool as a model sees it."""
+        """The specification that the model sees."""
         return ToolSpec(name=self.name, description=self.description, parameters=self.parameters)
 
     def check(self, arguments: object) -> dict[str, Any]:
@@ -107,7 +107,7 @@ class Tool:
         return arguments
 
     def needs_approval(self, arguments: dict[str, Any]) -> bool:
-        """Return whether a person must approve a call with these arguments (as the model gave them)."""
+        """Return whether a person must approve a call with these arguments, as given by the model."""
         return bool(self.approval(arguments)) if callable(self.approval) else self.approval
 
 
@@ -136,7 +136,7 @@ def tool(
     exclusive: bool = False,
     approval: Approval = False,
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
-    """Make a `Tool` of a function; usable with and without arguments.
+    """Make a `Tool` from a function; usable with and without arguments.
 
     The schema comes from the type hints, its descriptions from the docstring's ``Parameters:`` or ``Args:``.
 
@@ -147,7 +147,7 @@ def tool(
         timeout_s, isolation, idempotent, exclusive, approval: see `Tool`.
 
     Raises:
-        ConfigurationError: parameters that a model cannot give.
+        ConfigurationError: the function has parameters that a model cannot pass.
     """
 
     def make(work: Callable[..., Any]) -> Tool:
@@ -212,16 +212,16 @@ class ToolsetContext(Protocol):
         ...
 
     async def tell(self, principal: str, session_key: str, text: str) -> None:
-        """Send a message to that session, to be run when it is free; durable when this returns."""
+        """Send a message to that session; it runs when the session is free, and is durable when this returns."""
         ...
 
 
 class Toolset:
-    """A group of tools with a life of its own: derive from it, and put an object of it among an agent's tools.
+    """A group of tools with a lifespan: subclass it, and add an instance to an agent's tools.
 
-    With ``executes`` a model may execute commands on this machine: a server then demands a token, even on loopback.
-    With ``unwalled`` its programs run with the rights of the server's user, and could use any credential in a file or
-    an environment: a server then takes approvals from a person only.
+    With ``executes``, a model may execute commands on this machine: a server then requires a token, even on loopback.
+    With ``unwalled``, its programs run with the rights of the server's user, and could use any credential in a file or
+    an environment: a server then accepts approvals only from a person.
     """
 
     executes: bool = False
@@ -232,9 +232,9 @@ class Toolset:
         raise NotImplementedError
 
     def folders(self) -> Sequence[Path]:
-        """Return the folders in which it reads or changes files; a host refuses those that have files of its own."""
+        """Return the folders in which it reads or changes files; a host refuses folders that contain its own files."""
         return ()
 
     def lifespan(self, home: ToolsetContext) -> AbstractAsyncContextManager[object]:
-        """Entered once when the host starts, outside of any run, and left when it closes. By default nothing."""
+        """Entered once when the host starts, outside any run, and exited when it closes. By default nothing."""
         return nullcontext()

@@ -23,7 +23,7 @@ __all__ = ["Channel", "Delivery", "Incoming", "Receive"]
 
 
 class Incoming(Value, frozen=True, kw_only=True):
-    """A message that a person wrote on the network.
+    """A message from a person on the network.
 
     Parameters:
         address: where it was written and where answers go: a room, chat or mailbox. A session belongs to one address.
@@ -72,9 +72,9 @@ class Channel(Protocol):
         """Stay connected within the block; leaving it ends every task and connection of the channel.
 
         Parameters:
-            receive: called for everything that people write, never for what `deliver` sent; for one address in order,
-                one message at a time. The network gets its acknowledgement only after it has returned; a message for
-                which it raised arrives again later.
+            receive: called for every message that people write, never for those that `deliver` sent; in order for each
+                address, one message at a time. The network gets its acknowledgement only after it has returned; a
+                message for which it raised arrives again later.
 
         Raises:
             ConfigurationError: the network refuses this account.

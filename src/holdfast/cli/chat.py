@@ -57,7 +57,7 @@ _LOOK_BACK = 200
 _PATIENCE_S = 120.0
 _LAST_LINE_S = 2.0
 _LOOK_S = 1.0
-"""How long a typed y does not approve a call that replaced another: it was meant for the other one."""
+"""Time during which a typed y does not approve a call that replaced another one: it was meant for that one."""
 _WAITS = {
     "queued": "waiting for its turn",
     "steering": "the agent sees it before its next step",

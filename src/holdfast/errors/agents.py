@@ -38,7 +38,7 @@ class AgentCycle(Conflict):
     """Delegation cycle: the agent is already handling this request."""
 
     code = "agent_cycle"
-    default_hint = "let one of them do the work itself, or delegate only a part of it"
+    default_hint = "let one of the agents do the work itself, or delegate only part of it"
 
 
 class RunError(HoldfastError):

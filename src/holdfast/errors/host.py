@@ -240,7 +240,7 @@ class WaitExpired(Unavailable):
     """The wait ended before the message was settled; the work continues."""
 
     code = "wait_expired"
-    default_hint = "follow the events from the receipt's cursor, or ask for the message's settlement"
+    default_hint = "follow the events from the receipt's cursor, or query the message's settlement"
 
 
 class MessageWithdrawn(RunError):

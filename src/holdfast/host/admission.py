@@ -70,7 +70,8 @@ class Admission:
             self._line.setdefault(principal, deque()).append(session)
 
     def admit(self) -> tuple[str, int] | None:
-        """Return the next session that may start, its slot reserved: principals in turn, each first in, first out."""
+        """Return the next session that may start, with its slot reserved: principals take turns, each first in, first
+        out."""
         for principal in list(self._line):
             if self._running >= self._max_runs:
                 return None

@@ -10,7 +10,7 @@ __all__ = ["AwaitedSessions"]
 class AwaitedSessions:
     """Futures by principal and key. Used on the host's loop only.
 
-    A finished wait leaves no trace here, and the store knows nothing of waits.
+    A finished wait leaves no trace here, and the store knows nothing about waits.
     """
 
     __slots__ = ("_closed", "_expected")

@@ -4,7 +4,7 @@ This is the only place that charges and releases them. A `Charge` is the amount 
 is a context manager and is released once. Rules:
 
 - A principal at its share is refused or waits alone: it never delays another principal.
-- At the host's limit, principals wait in turn, each first in, first out.
+- At the host's limit, principals take turns waiting, each first in, first out.
 - Charging costs one dictionary look-up. Small amounts are not charged: up to ``FREE_BYTES`` each way belong to the
   connection, and the number of connections is limited.
 
@@ -417,7 +417,7 @@ class Budgets:
     Parameters:
         settings: the limits and shares.
         clock: source of the time.
-        report: called with a text for people when a principal is refused at its share; at most once a minute for each.
+        report: called with a message when a principal is refused at its share; at most once a minute for each.
         memory: bytes of request and response bodies in progress.
         histories: bytes of complete transcripts in memory: read by runs, until they end, and by edits. Separate from
             `memory`, since a run may wait for requests of its principal.
@@ -521,7 +521,7 @@ class Budgets:
     ) -> tuple[Sequence[E], Charge]:
         """Read a consistent transcript, and charge its memory; up to ``FREE_BYTES`` are free.
 
-        Nothing is held while waiting for room: the transcript is read again once there is room.
+        While it waits for room, it holds nothing: the transcript is read again once there is room.
 
         Parameters:
             principal: the principal to charge.

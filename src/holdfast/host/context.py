@@ -43,11 +43,11 @@ class Lifecycle:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HostContext:
-    """What every part of a host shares. Use it on the host's loop only.
+    """State shared by every part of a host. Use it on the host's loop only.
 
     Parameters:
         now: the wall-clock time, from `clock`.
-        in_memory: whether the store has no file.
+        in_memory: whether the store is without a file.
         stored_limit: bytes that a principal may have stored.
         run_stored_limit: the same, including the allowance for its active runs.
     """

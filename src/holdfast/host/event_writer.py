@@ -4,7 +4,7 @@ Invariants
 - All output of the run goes to the log through one buffer, in order, with one append in flight; the commit takes the
   rest.
 - A failed append is retried unchanged until the store accepts it; later writes wait behind it.
-- Once the writer is no longer open, new output is dropped, and those who wait for the log get an error.
+- Once the writer is no longer open, new output is dropped, and waiters for the log get an error.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class EventWriter:
 
     @property
     def exhausted(self) -> bool:
-        """Whether the current write has failed so often that nobody should wait for it."""
+        """Whether the current write has failed so often that waiting for it is pointless."""
         return self.tries >= len(RETRY_S)
 
     def stop_accepting(self) -> None:
@@ -165,7 +165,7 @@ class EventWriter:
         self.cancel_timer()
 
     def discard(self, failure: HoldfastError) -> None:
-        """Drop all events that are not stored; those who wait for the log get `failure`."""
+        """Drop all events that are not stored; waiters for the log get `failure`."""
         self._failure = failure
         self.stop_accepting()
         self._batch = []
@@ -180,7 +180,7 @@ class EventWriter:
         self.wake()
 
     def wake(self) -> None:
-        """Have those who wait for the log look again."""
+        """Wake the waiters for the log, so that they check again."""
         waiting, self._waiting = self._waiting, []
         for future in waiting:
             if not future.done():

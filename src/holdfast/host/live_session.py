@@ -113,7 +113,7 @@ class LiveSession:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing keeps it in memory."""
+        """Whether it can leave memory."""
         return self.active is None and not self._background and not self.readers
 
     @property

@@ -27,7 +27,7 @@ READY_LIMIT = 100_000
 
 
 class StartupRecovery:
-    """What a host does first with the runs and messages that its predecessor left."""
+    """First step of a host: recover the runs and messages that its predecessor left."""
 
     __slots__ = ("_context", "_launcher", "_parts", "more_waiting")
 

@@ -1,4 +1,4 @@
-"""Count what runs do against the promises of the host, and report what people should know."""
+"""Count what runs do against the promises of the host, and report incidents to the operator."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class RunAccounting:
     def committed(
         self, claim: Claim, status: str, committed: Committed, steered: Sequence[str] = (), *, sure: bool = True
     ) -> None:
-        """Publish the durable end of a run, and wake those who wait for it.
+        """Publish the durable end of a run, and wake its waiters.
 
         Parameters:
             status: the committed status; a run that is rolled back ends ``interrupted``.
@@ -70,7 +70,7 @@ class RunAccounting:
         self._settlements.settle(committed.settled)
 
     def withdrawn(self, session: int, settled: Sequence[Settlement], events: Sequence[Stored]) -> None:
-        """Publish withdrawn messages, and wake those who wait for them."""
+        """Publish withdrawn messages, and wake their waiters."""
         self._directory.publish(session, events)
         self._context.incidents.promises.kept["P5"] += len(settled)
         self._settlements.settle(settled)
@@ -100,7 +100,7 @@ class RunAccounting:
         done.add_done_callback(recorded, context=context.variables)
 
     def stopped(self, run: LiveRun, receipt: StopReceipt) -> None:
-        """Count a stopped run, and report what is left."""
+        """Count a stopped run, and report its survivors."""
         incidents = self._context.incidents
         incidents.counts[f"stops_{receipt.outcome}"] += 1
         incidents.promises.kept["P3"] += 1

@@ -1,4 +1,4 @@
-"""The one port by which runs and the session queue reach the parts above them."""
+"""The only port through which runs and the session queue reach the parts above them."""
 
 from __future__ import annotations
 

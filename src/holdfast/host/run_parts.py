@@ -19,7 +19,7 @@ __all__ = ["RunParts"]
 
 
 class RunParts:
-    """What lies below the runs of a host, and the port above them."""
+    """The parts below the runs of a host, and the port above them."""
 
     __slots__ = ("accounting", "agents", "context", "directory", "limits", "observer", "queue", "threads")
 

@@ -64,7 +64,8 @@ class SessionQueue:
             self._unused.set_result(None)
 
     def next_run_id(self) -> str | None:
-        """Return an id for a run that may follow on the same slot; None if others wait for it or the host drains."""
+        """Return an id for a run that may follow on the same slot; None if others wait for it or the host is
+        draining."""
         return None if self._context.lifecycle.draining or self.admission.waiting else ids.run_id()
 
     async def unused(self) -> None:

@@ -1,4 +1,4 @@
-"""Host statistics: the counters, the counter behind each promise, and incidents for people to review."""
+"""Host statistics: counters, the counter behind each promise, and incidents to review."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class PromiseCount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Incident(msgspec.Struct, frozen=True, kw_only=True):
-    """A condition that people should know about.
+    """A condition that the operator should know about.
 
     Parameters:
         at: seconds since the epoch.

@@ -1,16 +1,15 @@
 """The history of a storm: everything its clients, readers, agents and watchers saw, as a closed set of records.
 
-A history is judged by `holdfast.proof.checker` and by nothing else; it is complete in itself, so that a kept file can
-be judged again later. Rules for the recorder:
+Only `holdfast.proof.checker` judges a history. A history is self-contained, so a saved file can be judged again later.
+Rules for the recorder:
 
-- ``at`` is the machine's monotonic clock in seconds, which all processes of one machine share. A record of an answer is
-  stamped *after* the answer arrived, a record of a request *before* the request left: what happened in between
-  happened between the two stamps.
-- A call has one token, and ends in exactly one answer: its own kind of answer, `Refused` or `Lost`. `Lost` means that
-  nothing is known: the call may have had its effect or not.
-- `LogRead`, and the last `SessionRead`, `TranscriptRead` and `SettlementRead` of a session, are taken after all work
-  has come to rest: what is open then stays open.
-- The contents of messages and the reasons of stops are unique within a history, so that each can be found again.
+- ``at`` is the machine's monotonic clock in seconds, which all processes of one machine share. An answer is stamped
+  *after* it arrived, a request *before* it was sent: its effect happened between the two stamps.
+- A call has one token and ends in exactly one answer: its own kind of answer, `Refused` or `Lost`. `Lost` means that
+  the outcome is unknown: the call may or may not have had its effect.
+- `LogRead`, and the last `SessionRead`, `TranscriptRead` and `SettlementRead` of a session, are taken once the host is
+  quiescent: anything still open then stays open.
+- Message contents and stop reasons are unique within a history, so that each can be identified.
 """
 
 from __future__ import annotations
@@ -73,29 +72,31 @@ __all__ = [
 ]
 
 Source = Literal["clients", "stamps", "processes", "kills", "drain", "host", "principals", "places"]
-"""What the recorder could see: its own calls and readers (always), the agents' stamps, the process list, kills that it
-did itself, a drain that it asked for, the host's own statistics, more than one principal, places for runs that can all
-be taken."""
+"""Sources that the recorder could observe: its own calls and readers (always), the agents' stamps, the process list,
+its own kills, a drain that it requested, the host's statistics, more than one principal, and run slots that can all be
+in use."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """The bounds that hold in the storm, in seconds and counts. They include what a busy machine needs.
+    """The bounds that hold in the storm, in seconds and counts. They allow for a busy machine.
 
     Parameters:
-        answer_s: from a request to its answer, for calls that do not wait for work to end.
+        answer_s: from a request to its answer, for calls that do not wait for work.
         stop_s: from a stop's request to its receipt: grace, kill time and ``answer_s``.
         ready_s: from the start of a server to its first answer.
         death_s: from the kill of a host to the end of its last process.
         wake_s: from the end of a run until a branch that its receipt names as left over sees the interrupt.
         drain_slack_s: how long a drain may exceed its deadline.
         mailbox: messages that may wait in a session; 0 when that is not known.
-        attempts: how often one run may be started without a call that comes to a result.
-        principal_runs: runs that one principal may have at once; 0 for no cap.
-        share_factor: a backlogged consumer gets at least its even share divided by this, and at most times this.
-        thread_slack, descriptor_slack: how many idle threads and descriptors a quiet host may hold beyond its baseline.
-        revoked_s: how long after a key's revocation the last byte may come on its streams; one second is promised.
-        kept_memory: how many bytes more a server may hold when a hostile principal has let go than before it began.
-        descriptors: how many descriptors a server may hold beside a hostile principal.
+        attempts: how often one run may be started without a completed call.
+        principal_runs: maximum number of concurrent runs of a principal; 0 for no cap.
+        share_factor: a backlogged consumer gets at least its even share divided by this, and at most its even share
+            times this.
+        thread_slack, descriptor_slack: maximum number of idle threads and descriptors of a quiet host beyond its
+            baseline.
+        revoked_s: maximum time from a key's revocation to the last byte on its streams; one second is promised.
+        kept_memory: maximum growth of the server's memory once a hostile principal has released everything, in bytes.
+        descriptors: maximum number of the server's descriptors while a hostile principal is active.
     """
 
     answer_s: float = 30.0
@@ -122,10 +123,10 @@ class RecordBase(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
 
 class Opened(RecordBase, frozen=True, kw_only=True, tag="opened"):
-    """The first record: what kind of storm this is, what it could see, and the bounds that hold.
+    """The first record: the kind of storm, the sources that it could observe, and its bounds.
 
-    ``failpoints`` are those that must have been hit; empty when none was to be armed. ``hostile`` is the principal that
-    did its worst; empty without one.
+    ``failpoints`` are those that must be hit; empty if none is armed. ``hostile`` is the hostile principal; empty
+    without one.
     """
 
     seed: int
@@ -150,14 +151,14 @@ class HostReady(RecordBase, frozen=True, kw_only=True, tag="host.ready"):
 
 
 class HostKilled(RecordBase, frozen=True, kw_only=True, tag="host.killed"):
-    """A host process was killed and has been reaped: nothing of it runs after ``at``."""
+    """A host process was killed and has been reaped: none of its code runs after ``at``."""
 
     incarnation: int
     failpoint: str | None = None
 
 
 class HostExited(RecordBase, frozen=True, kw_only=True, tag="host.exited"):
-    """A host ended because it was asked to. ``code`` is its exit code."""
+    """A host exited on request. ``code`` is its exit code."""
 
     incarnation: int
     code: int = 0
@@ -217,7 +218,7 @@ class Lost(RecordBase, frozen=True, kw_only=True, tag="lost"):
 
 
 class StopRequested(RecordBase, frozen=True, kw_only=True, tag="stop.requested"):
-    """An interrupt (``scope`` run) or a stop (``scope`` session) is about to be asked for. ``reason`` is unique."""
+    """An interrupt (``scope`` run) or a stop (``scope`` session) is about to be requested. ``reason`` is unique."""
 
     token: str
     principal: str
@@ -261,7 +262,7 @@ class SettlementRead(RecordBase, frozen=True, kw_only=True, tag="settlement.read
 
 
 class SessionRead(RecordBase, frozen=True, kw_only=True, tag="session.read"):
-    """A session and its runs were read, between ``began_at`` and ``at``. ``final``: after all work came to rest."""
+    """A session and its runs were read, between ``began_at`` and ``at``. ``final``: after the host became quiescent."""
 
     began_at: float
     view: SessionView
@@ -279,7 +280,7 @@ class TranscriptRead(RecordBase, frozen=True, kw_only=True, tag="transcript.read
 
 
 class LogRead(RecordBase, frozen=True, kw_only=True, tag="log.read"):
-    """A session's whole log was read from its beginning, after all work had come to rest."""
+    """A session's whole log was read from its beginning, after the host became quiescent."""
 
     principal: str
     session: str
@@ -299,7 +300,7 @@ class ReaderConnected(RecordBase, frozen=True, kw_only=True, tag="reader.connect
 
 
 class ReaderReceived(RecordBase, frozen=True, kw_only=True, tag="reader.received"):
-    """Events as they came, each as its seq and `digest`; all of them had come by ``at``."""
+    """Events in the order of arrival, each with its seq and `digest`; all of them had arrived by ``at``."""
 
     reader: str
     connection: int
@@ -333,18 +334,18 @@ class Stamp(RecordBase, frozen=True, kw_only=True, tag="stamp"):
     """An observation by an agent's own code, written by the code itself.
 
     Parameters:
-        what: ``start`` and ``finish`` of the agent function (``finish`` is its very last act); ``branch``: a branch
-            begins; ``tick``: it is alive; ``told``: it saw that it is interrupted; ``end``: it is over, for whatever
-            reason; ``effect``: a call took place.
-        run_id, attempt, principal, session: of the run that the code was started for.
+        what: ``start`` and ``finish`` of the agent function (``finish`` is its very last action); ``branch``: a branch
+            starts; ``tick``: it is alive; ``told``: it saw its interrupt; ``end``: it has ended, for any reason;
+            ``effect``: a call ran.
+        run_id, attempt, principal, session: principal of the run that the code was started for.
         branch: the branch's name within the run; ``main`` for the agent function.
         member: what the branch is.
-        pid: of the process that stamped; `host_pid`: of the host that it belongs to.
+        pid: pid of the process that wrote the stamp; `host_pid`: pid of its host.
         cooperative: the branch watches its interrupt.
         cause: for ``told``: the reason of the first cause, as the branch saw it.
         seen_session: for ``tick`` and ``told``: the session that the ambient context named, if any.
         effect: for ``effect``: the call's name, unique within the run.
-        idempotent: for ``effect``: the call was declared so.
+        idempotent: for ``effect``: whether the call was declared idempotent.
     """
 
     what: Literal["start", "finish", "branch", "tick", "told", "end", "effect"]
@@ -374,14 +375,14 @@ class ProcessSeen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class ProcessesListed(RecordBase, frozen=True, kw_only=True, tag="processes.listed"):
-    """All living processes with a marker of this storm, as looked up between ``began_at`` and ``at``."""
+    """All living processes with a marker of this storm, as listed between ``began_at`` and ``at``."""
 
     began_at: float
     alive: tuple[ProcessSeen, ...] = ()
 
 
 class DrainRequested(RecordBase, frozen=True, kw_only=True, tag="drain.requested"):
-    """The host is about to be asked to drain."""
+    """A drain of the host is about to be requested."""
 
     incarnation: int
     deadline_s: float
@@ -391,10 +392,10 @@ class Drained(RecordBase, frozen=True, kw_only=True, tag="drained"):
     """The report of a drain.
 
     Parameters:
-        elapsed_s: duration by the host's own account.
+        elapsed_s: duration as reported by the host.
         finished: how many runs ended by themselves.
-        interrupted, parked: run ids: ended by the drain, left for the next host.
-        orphans: names of what is left over, with the pid of each process among them.
+        interrupted, parked: ids of the runs that the drain ended, and of those that it left for the next host.
+        orphans: names of everything left over, with the pids of processes.
     """
 
     incarnation: int
@@ -423,7 +424,7 @@ class SessionsListed(RecordBase, frozen=True, kw_only=True, tag="sessions.listed
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One consumer's share while it was counted. ``backlogged``: it wanted more all the time."""
+    """One consumer's share during a count. ``backlogged``: it had demand throughout."""
 
     consumer: str
     got: int
@@ -432,7 +433,7 @@ class Share(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class SharesCounted(RecordBase, frozen=True, kw_only=True, tag="shares.counted"):
-    """How often each consumer got the contested thing: of ``given`` times in all."""
+    """Number of times that each consumer got the contested resource, out of ``given`` in all."""
 
     resource: str
     given: int
@@ -461,7 +462,7 @@ class StatisticsRead(RecordBase, frozen=True, kw_only=True, tag="statistics.read
 
 
 class PeopleSettled(RecordBase, frozen=True, kw_only=True, tag="people.settled"):
-    """The sessions of people, which stand outside the rest of the history, have come to rest and were checked.
+    """The human-in-the-loop sessions, which are outside the rest of the history, became quiescent and were checked.
 
     ``checked``: number of checks; ``wrong``: the problems found, in words.
     """
@@ -471,7 +472,7 @@ class PeopleSettled(RecordBase, frozen=True, kw_only=True, tag="people.settled")
 
 
 class HostileAct(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One kind of act of the hostile principal: how often it was done, felt by the server, and refused."""
+    """One kind of action of the hostile principal: how often it was done, had an effect, and was refused."""
 
     name: str
     did: int = 0
@@ -480,7 +481,7 @@ class HostileAct(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class HostileActed(RecordBase, frozen=True, kw_only=True, tag="hostile.acted"):
-    """Everything that the hostile principal did in the storm."""
+    """All actions of the hostile principal in the storm."""
 
     acts: tuple[HostileAct, ...]
 
@@ -497,10 +498,10 @@ class StreamRevoked(RecordBase, frozen=True, kw_only=True, tag="stream.revoked")
 
 
 class HoldingRead(RecordBase, frozen=True, kw_only=True, tag="holding.read"):
-    """The holdings of the server's process, its connections included.
+    """Memory and descriptors of the server's process, including its connections.
 
-    ``moment``: ``before`` the hostile principal began, ``beside`` it, and ``after`` it let go of everything. Before and
-    after, the reading waits until the memory grows no more.
+    ``moment``: ``before`` the hostile principal started, ``beside`` it, and ``after`` it released everything. Before
+        and after, the reading waits until memory stops growing.
     """
 
     incarnation: int
@@ -551,7 +552,7 @@ _decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
 
 
 def digest(event: Event) -> str:
-    """Return sixteen hexadecimal digits that stand for an event, number included."""
+    """Return sixteen hexadecimal digits that identify an event, including its number."""
     return hashlib.blake2b(_encoder.encode(event), digest_size=8).hexdigest()
 
 
@@ -563,7 +564,7 @@ def write_history(path: Path, records: Iterable[Record]) -> None:
 
 
 def read_history(path: Path) -> Iterator[Record]:
-    """Yield the records of a file. Raises `OSError`, and `msgspec.ValidationError` for an invalid line."""
+    """Yield the records in a file. Raises `OSError`, and `msgspec.ValidationError` for an invalid line."""
     with path.open("rb") as file:
         for line in file:
             yield _decoder.decode(line)

@@ -1,4 +1,4 @@
-"""Raw connection to a server, for clients that break the rules of HTTP."""
+"""Raw connection to a server, for clients that violate HTTP."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RESET = struct.pack("ii", 1, 0)
 
 
 class RawConnection:
-    """A connection to loopback; of one loop.
+    """A connection to loopback, for use on one loop.
 
     Parameters:
         port: the server's.

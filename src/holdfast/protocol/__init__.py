@@ -1,1 +1,1 @@
-"""Pure values and machines: no I/O, no clock, no threads, no asyncio."""
+"""Pure values and state machines, without I/O, clocks, threads or asyncio."""

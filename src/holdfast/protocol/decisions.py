@@ -1,6 +1,6 @@
 """Mailbox decisions: what a session does with an arriving message, and which messages the next run takes.
 
-Stores call these functions inside the writing transaction, so nothing comes between the check and the act.
+Stores call these functions inside the writing transaction, so nothing comes between the check and the action.
 
 Messages that one run takes together share a ``batch`` (the seq of its first message). ``queue`` opens a batch for
 each message. ``collect`` joins the newest batch if that is a waiting ``collect`` batch. ``interrupt`` and ``rollback``

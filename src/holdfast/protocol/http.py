@@ -1,4 +1,4 @@
-"""Bodies of the HTTP API, as the server and the client share them. Query parameters and routes are the server's."""
+"""Bodies of the HTTP API, shared by the server and the client. Query parameters and routes belong to the server."""
 
 from __future__ import annotations
 

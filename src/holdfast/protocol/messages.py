@@ -133,7 +133,7 @@ class Question(Value, frozen=True, kw_only=True):
 
 
 class Answer(Value, frozen=True, kw_only=True):
-    """A person's decision, or ``expired`` if it did not come in time.
+    """A person's decision, or ``expired`` if there was none in time.
 
     Parameters:
         question_id: the question.

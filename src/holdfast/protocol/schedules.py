@@ -2,13 +2,13 @@
 
 Invariants:
 
-- Every tick is either returned once for firing or counted as missed, never both and never neither. Time spent paused
+- Every tick is either returned once for firing or counted as missed, never both or neither. Time spent paused
   or finished has no ticks.
-- A tick's jitter depends only on the schedule and the tick: a repeated look, later or after a crash, changes nothing.
-- Ticks are in order of time. A clock set back by less than `SET_BACK_S` repeats no tick: the schedule waits until the
-  clock catches up. A clock set back further was wrong before: the schedule continues from the new time. A tick that
+- A tick's jitter depends only on the schedule and the tick: a repeated check, later or after a crash, changes nothing.
+- Ticks are in chronological order. A clock set back by less than `SET_BACK_S` repeats no tick: the schedule waits until
+  the clock catches up. A clock set back further was wrong before: the schedule continues from the new time. A tick that
   recurs is recognized by its time, which is part of its message's idempotency key.
-- One step looks at a bounded number of ticks; a schedule that missed more stays due until all are counted.
+- One step handles a bounded number of ticks; a schedule that missed more stays due until all are counted.
 
 A tick is on time until `ON_TIME_S` after it was due. The miss policy decides about later ones, missed because the host
 was down or the clock jumped:

@@ -22,12 +22,12 @@ class SendKeywords(TypedDict, total=False):
 
 
 class SendOptions(Value, frozen=True, kw_only=True):
-    """How a message is sent.
+    """Options for sending a message.
 
     Parameters:
         policy: what to do if a run is already active.
         idempotency_key: accepted once; a repeat returns the receipt of the first send.
-        agent: the agent of a new session, or a change for runs that start later.
+        agent: the agent for a new session; in an existing one, the agent for later runs.
         quiet_s, max_wait_s: for ``collect``, in seconds.
         attachments: attachments returned by `SessionAPI.attach`.
     """

@@ -1,4 +1,4 @@
-"""Tasks and threads that a stop abandoned, as long as they run: the tree shows them although their scope is closed."""
+"""Tasks and threads that a stop abandoned. The tree shows them while they run, although their scope is closed."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The programs that scopes have adopted: how they enter, how their strays are found, and how their ends are reported.
+"""Programs that scopes have adopted: entering them, finding their strays, and reporting their ends.
 
 Invariants
 - Each program is identified by a pidfd that was opened while its pid could not be reused.
 - When an adopted program ends and leaves strays, these are adopted before its end is reported.
-- This process waits only for orphans that came to it, never for a pid that foreign code was given.
+- This process reaps only orphans that were reparented to it, never a pid that foreign code owns.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class AdoptedPrograms:
     # -- starts
 
     def tag_for(self, owner: Owner) -> int:
-        """Return the tag of what ``owner`` starts now."""
+        """Return the tag for programs that ``owner`` starts now."""
         with self._lock:
             family = self._families.get(id(owner))
             if family is None:
@@ -94,13 +94,13 @@ class AdoptedPrograms:
                 return tag
 
     def known_tag(self, owner: object) -> int | None:
-        """Return the tag of what ``owner`` has started so far; None if it has started nothing."""
+        """Return the tag of the programs that ``owner`` has started; None if it has started none."""
         family = self._families.get(id(owner))
         return None if family is None else family.tag
 
     @contextlib.contextmanager
     def start(self) -> Iterator[None]:
-        """Surround a start until the new pid is known: meanwhile, no unknown child is taken for an orphan."""
+        """Guard a start until the new pid is known: until then, no unknown child is taken for an orphan."""
         self.begin()
         try:
             yield
@@ -108,20 +108,20 @@ class AdoptedPrograms:
             self.finish()
 
     def begin(self) -> None:
-        """Note the begin of a start."""
+        """Record the beginning of a start."""
         with self._lock:
             self._starting += 1
             self._busy = True
 
     def finish(self) -> None:
-        """Note the end of a start: the new pid is known, or the start failed."""
+        """Record the end of a start: the new pid is known, or the start failed."""
         with self._lock:
             self._starting -= 1
 
     def enter(self, owner: Owner, pid: int, name: str, tag: int, *, orphan: bool = False) -> None:
-        """Enter a program that was just started for ``owner``, or is an orphan of it, and was not waited for yet.
+        """Add a program that was just started for ``owner``, or is its orphan, and has not been reaped.
 
-        If the owner accepts no more, the program and what it had started by then are dead on return, because no other
+        If the owner accepts no more programs, this program and its descendants are dead on return, because no other
         code waits for them.
         """
         if not self._enter(owner, pid, name, tag, orphan=orphan):
@@ -202,9 +202,9 @@ class AdoptedPrograms:
         return living, over
 
     def enter_unnamed(self, owner: Owner, name: str, tag: int) -> None:
-        """Enter a program that was just started for ``owner`` and whose pid is not known yet. It counts as an orphan
-        until then, in case its start is cut and no other code waits for it. But its starter gets time to wait for it:
-        an event loop keeps its resources for a program for ever if other code waits for it."""
+        """Add a program that was just started for ``owner`` and whose pid is not known yet. It counts as an orphan
+        until then, in case its start is cut short and no other code waits for it. But its starter gets time to wait for
+        it: if other code reaps a program, its event loop never releases the resources for it."""
         with self._lock:  # it may already be known as a stray of a program that just ended: then it is one of these
             for known in self._known.values():
                 known.is_unnamed = known.is_unnamed or (known.is_orphan and known.tag == tag)
@@ -222,7 +222,7 @@ class AdoptedPrograms:
         return process_tags.host_of_tag(tag) == process_tags.host_of_tag(self._tags.own)
 
     def note_outside(self, pid: int) -> None:
-        """Note a program that was started outside of any scope."""
+        """Record a program that was started outside any scope."""
         self._outside.add(pid)
 
     # -- ends
@@ -273,11 +273,11 @@ class AdoptedPrograms:
             del self._by_tag[family.tag]
 
     def is_known(self, pid: int) -> bool:
-        """Whether it is a known child of this process: an adopted program, or one started outside of scopes."""
+        """Return whether it is a known child of this process: an adopted program, or one started outside scopes."""
         return pid in self._known or pid in self._outside
 
     def known_pids(self) -> set[int]:
-        """Return all pids that are known, those of the zygotes included."""
+        """Return all known pids, including those of the zygotes."""
         with self._lock:
             return {*self._known, *self._outside, *self._processes.zygote_pids()}
 
@@ -302,7 +302,7 @@ class AdoptedPrograms:
 
     def tick(self) -> float:
         """Forget children that were reaped; reap orphans that ended. Runs about once a second while there are any.
-        Return the seconds until the next call: few when orphans end by the hundred."""
+        Return the seconds until the next call, which are few while hundreds of orphans end."""
         self._just_buried = 0
         self._tick()
         return _TICK_S if self._just_buried < _MANY else _HASTY_TICK_S
@@ -342,8 +342,8 @@ class AdoptedPrograms:
             self._busy = True
 
     def bury(self, ours: Callable[[int | None], bool]) -> bool:
-        """Reap ended orphans that are certainly not another's, or that no code waited for in seconds; return True if
-        orphans are left."""
+        """Reap ended orphans that certainly have no other waiter, or that no code has reaped for seconds; return True
+        if orphans are left."""
         with self._burying:  # so that no pid is waited for twice
             return self._bury(ours)
 
@@ -377,8 +377,8 @@ class AdoptedPrograms:
     # -- kills
 
     def conclude(self, tags: frozenset[int]) -> None:
-        """Reap the orphans among the killed, and report the ends that waited for the kill. In the reading thread, after
-        a kill."""
+        """Reap the orphans among the killed, and report the ends that were waiting for the kill. In the reading thread,
+        after a kill."""
         self.bury(tags.__contains__)
         with self._lock:
             over = [(process, family) for process, family in self._restless if family.tag in tags]

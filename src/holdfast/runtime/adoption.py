@@ -1,4 +1,4 @@
-"""Adoption of what foreign code starts in a scope with plain asyncio: tasks, and calls on the loop's executor.
+"""Adoption of tasks and executor calls that foreign code starts in a scope with plain asyncio.
 
 `install` also switches on `adoption_threads` and `adoption_processes`.
 
@@ -6,9 +6,9 @@ Invariants
 - It is installed per loop; anything started outside any scope is started exactly as before.
 - Tasks and executor calls become members of the scope in whose context they were started. Their results and errors
   belong to the foreign code that started them: an error does not interrupt the scope.
-- During the grace period of a stop, cleanup code may still start tasks and calls; afterwards they are born cancelled.
+- During the grace period of a stop, cleanup code may still start tasks and calls; afterwards, new ones start cancelled.
 - ``sys.exit()`` in such a task or call ends only that task or call, with an error that names it, and not the loop,
-  which others share. `KeyboardInterrupt` (Ctrl-C) is the user's and propagates.
+  which others share. `KeyboardInterrupt` (Ctrl-C) comes from the user and propagates.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class TaskAdopter:
         name: str,
         context: contextvars.Context,
     ) -> asyncio.Task[T]:
-        """Create a task that a scope has already entered."""
+        """Create a task that already belongs to a scope."""
         return self._make(loop, coroutine, {"name": name, "context": context})
 
     def _make(
@@ -141,7 +141,7 @@ class PoolExecutor(ThreadPoolExecutor):
         """Run ``fn`` on a thread.
 
         Raises:
-            ScopeClosed: the scope that this code runs in accepts no calls any more, not even for cleanup.
+            ScopeClosed: the current scope no longer accepts calls, not even for cleanup.
             LimitExceeded: the pool is full.
         """
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
@@ -221,13 +221,13 @@ class Restorer:
 
 
 def install(loop: asyncio.AbstractEventLoop, *, threads: ThreadPool | None = None, sealed: bool = True) -> Restorer:
-    """Adopt what foreign code starts on ``loop`` in a scope, from now on.
+    """Adopt everything that foreign code starts on ``loop`` in a scope, from now on.
 
     Parameters:
         loop: loop to watch; it gets a task factory and a default executor.
         threads: pool of the default executor; default: the one shared by the process.
-        sealed: whether to make the tag of programs indelible, for this process and for good; see
-            `holdfast.runtime.seal` for what that costs an ordinary user. The first watched loop decides.
+        sealed: whether to make the tag of programs indelible, permanently for this process; see `holdfast.runtime.seal`
+            for the cost to an ordinary user. The first watched loop decides.
     """
     global _sealing
     factory = loop.get_task_factory()
@@ -261,7 +261,7 @@ def _scope_for_program() -> ScopeState | None:
     """Return the scope that owns a program started here.
 
     Raises:
-        ScopeClosed: the scope has ended. Otherwise a pool would replace its killed processes for ever.
+        ScopeClosed: the scope has ended. Otherwise a pool would replace its killed processes forever.
     """
     scope = starting_scope()
     if scope is not None and scope.closed:

@@ -1,10 +1,10 @@
-"""Adoption of programs that foreign code starts by itself in a scope, so that they end with the scope.
+"""Adoption of programs that foreign code starts in a scope, so that they end with the scope.
 
 While installed, programs that Python starts with ``subprocess``, ``asyncio.create_subprocess_*``, ``multiprocessing``,
 ``os.system``, ``os.fork`` and ``os.posix_spawn`` in a scope become a `ForeignProcess` of that scope. Invariants:
 
-- The program's exit status stays its starter's: this module never waits for a pid that foreign code was given. It waits
-  only for orphans that came to this process, which is a child subreaper meanwhile.
+- The program's exit status stays with its starter: this module never reaps a pid that foreign code owns. It reaps only
+  orphans that were reparented to this process, which is a child subreaper while adoption is installed.
 - Each scope has a number, which is in the tag (`holdfast.runtime.process_tags`) that everything started in it inherits.
   If the tag is sealed (`holdfast.runtime.seal`), no process can lose it. The number is also in the environment, if one
   can be given. Attribution does not depend on parents, sessions or groups.
@@ -17,11 +17,10 @@ While installed, programs that Python starts with ``subprocess``, ``asyncio.crea
 - A program has its tag from its first moment: during a start, of which only one runs at a time, the tag is set on this
   process.
 
-Known gap: a process that C code of an extension starts by itself, on another thread and at the moment of a start, gets
-that start's tag.
+Known gap: a process that an extension's C code starts on another thread during a start gets the tag of that start.
 
-Resources shared between scopes must be started outside of them (a process pool that was filled in a scope ends with
-that scope). The resource tracker and the fork server of ``multiprocessing`` are known to be shared and left alone.
+Start resources that scopes share outside of them: a process pool that was filled in a scope ends with that scope. The
+resource tracker and the fork server of ``multiprocessing`` are known to be shared and left alone.
 """
 
 from __future__ import annotations
@@ -82,10 +81,11 @@ class Restorer:
 async def kill_trees(
     roots: Sequence[ForeignProcess], *, owner: Owner | None = None, bound_s: float = KILL_BOUND_S
 ) -> TreeResult:
-    """Kill adopted programs of a scope with everything they ever started; their starters still get the exit statuses.
+    """Kill the adopted programs of a scope and everything they ever started; their starters still get the exit
+    statuses.
 
-    A zygote's fork does it, so a busy interpreter does not delay it; concurrent kills share it. On return, the killed
-    processes no longer run.
+    A fork of the zygote does the killing, so a busy interpreter does not delay it; concurrent kills share one fork. On
+    return, the killed processes no longer run.
 
     Parameters:
         roots: programs adopted by one or more scopes; everything that belongs to these scopes is killed.
@@ -107,7 +107,8 @@ async def kill_trees(
 
 
 async def kill_everything(*, bound_s: float = KILL_BOUND_S) -> TreeResult:
-    """Kill what any scope's foreign code started, and what C code started in this process; for the end of a host."""
+    """Kill everything that foreign code in any scope, or C code in this process, has started; used at the end of a
+    host."""
     adoption = _adoption
     if adoption is None:
         return TreeResult()
@@ -135,7 +136,7 @@ async def _kill(
 
 
 def leave_thread() -> None:
-    """Assign what C code started on the calling thread, which stops working for a scope, to that scope."""
+    """Assign programs that C code started on the calling thread to the scope that the thread is about to leave."""
     adoption = _adoption
     if adoption is None or adoption.forked:
         return
@@ -161,11 +162,11 @@ def strangers(since: float) -> int:
 
 
 def look_soon(loop: asyncio.AbstractEventLoop, since: float, tell: Callable[[int], object]) -> None:
-    """Call ``tell`` with the number of `strangers`; one search answers all requests made meanwhile.
+    """Call ``tell`` with the number of `strangers`; one search answers all pending requests.
 
-    This happens in one of the next turns of the loop. Each turn answers some requests, so that the ends of many scopes
-    do not stall the loop. If the last search was just before, it happens after a pause: a search reads a file for each
-    thread, so stops that end one by one share it.
+    The answer comes in one of the next turns of the loop. Each turn answers some requests, so that the ends of many
+    scopes do not stall the loop. A search soon after another one is delayed: it reads a file for each thread, and stops
+    that end one after another can share it.
     """
     adoption = _adoption
     if adoption is None:
@@ -189,13 +190,13 @@ def install(
     home: Callable[[int], Owner | None] = lambda thread: None,
     lingers: Callable[[], bool] = lambda: False,
 ) -> Restorer:
-    """Adopt what foreign code starts in a scope, from now on and in the whole process.
+    """Adopt programs that foreign code starts in a scope, from now on and in the whole process.
 
     Parameters:
-        current: returns the scope that the running code is in; it may raise to refuse a start.
+        current: returns the scope of the running code; it may raise to refuse a start.
         processes: its zygote does the killing; None for that of this process. The zygote is started now, so that it can
-            kill what is left if this process is killed.
-        sealed: whether to make tags indelible, for good: see `holdfast.runtime.seal` for the cost.
+            kill the remaining programs if this process is killed.
+        sealed: whether to make tags permanently indelible; see `holdfast.runtime.seal` for the cost.
         home: returns the scope that a thread (by native id) works for. A thread that stops working for a scope must
             call `leave_thread`.
         lingers: whether threads of ended scopes still run. If so at the end, ``current`` keeps refusing their starts,

@@ -3,13 +3,14 @@
 Invariants
 - A call that foreign code submits to its own executor, or to anyio's worker threads, is a member of the scope in whose
   context it was submitted, until it has ended. It runs as before: no context is added, and its result and error stay
-  with foreign code. A call that no thread has begun is cancelled when the scope stops.
+  with foreign code. A call that no thread has started is cancelled when the scope stops.
 - A thread of such a pool has no owner: only its calls count. Any other ``threading.Thread`` started in a scope is
   recorded, and reported as unowned while it lives.
 - Threads, calls and programs that such a call or thread starts belong to the same scope, although no context carries
   it; see `starting_scope`.
-- Outside of scopes everything runs as before, for the price of one context variable lookup.
-- A forked child is in no scope: the scope's loop is its parent's, and one of its locks may be held for ever there.
+- Outside scopes, everything runs as before, at the cost of one context variable lookup.
+- A forked child is outside all scopes: the scope's loop belongs to its parent, and a lock may be held forever in the
+  child.
 """
 
 from __future__ import annotations
@@ -60,10 +61,10 @@ class ForeignCall(Handle[None]):
         """Withdraws the call if no thread has begun it."""
 
     def enter(self) -> None:
-        """Enter the scope as a member.
+        """Join the scope as a member.
 
         Raises:
-            ScopeClosed: the scope accepts no calls any more, not even for cleanup.
+            ScopeClosed: the scope no longer accepts calls, not even for cleanup.
         """
         if not self.owner.adopt(self):
             raise ScopeClosed(f"scope {self.owner.name!r} is closed and starts no thread for {self.name!r}")
@@ -84,7 +85,7 @@ class ForeignCall(Handle[None]):
                 _homes[thread] = before
 
     def end(self, _: object = None) -> None:
-        """Note that the call has ended or will never begin. Callable from any thread."""
+        """Record that the call has ended or will never start. Callable from any thread."""
         self.owner.on_loop(self._finish)
 
     def _finish(self) -> None:
@@ -96,7 +97,7 @@ class ForeignCall(Handle[None]):
         """Do nothing: foreign code does not know the interrupt."""
 
     def ask(self) -> None:
-        """Withdraw the call if no thread has begun it."""
+        """Withdraw the call if no thread has started it."""
         if self.thread is None and self.cancel_unbegun is not None:
             self.cancel_unbegun()
 
@@ -113,13 +114,13 @@ class ForeignCall(Handle[None]):
         return self if self.is_alive() else None
 
     def abandon(self) -> Abandoned:
-        """Abandon the call, whose thread is foreign code's."""
+        """Abandon the call; its thread belongs to foreign code."""
         thread = self.thread
         self.settle(None, None)
         return Abandoned(kind="thread", name=self.name, stack=() if thread is None else thread_stack(thread))
 
     def snapshot(self) -> Member:
-        """Return what it is now."""
+        """Return a snapshot of the member."""
         thread = self.thread
         state = "starting" if thread is None else "stopping" if self.due else "running"
         return Member(
@@ -145,8 +146,8 @@ _homes: weakref.WeakKeyDictionary[threading.Thread, Scope] = weakref.WeakKeyDict
 
 
 def starting_scope() -> Scope | None:
-    """Return the scope that owns what is started here: the current one, or the one in which foreign code started this
-    thread or submitted its present call. None in ``with detached()`` and outside any scope."""
+    """Return the scope that owns new work of this code: the current one, or the one in which foreign code started this
+    thread or submitted its current call. None in ``with detached()`` and outside any scope."""
     scope = current_scope()
     if scope is not None or current_claim.variable in contextvars.copy_context():
         return scope

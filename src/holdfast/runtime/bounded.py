@@ -2,9 +2,9 @@
 
 Invariants:
 
-- Waiters are served first come, first served; none overtakes. Items leave in the order in which they came in.
-- While a task waits to take, every item is promised; while one waits to put, every free place is. So a caller that
-  finds a free one may take it at once.
+- Waiters are served in order of arrival. Items leave in order of arrival.
+- While tasks wait to take, every item is promised to one of them; while tasks wait to put, so is every free place. So a
+  caller that finds an unpromised one may take it at once.
 - A put that raises has put nothing in; a get that raises has taken nothing out.
 """
 
@@ -35,8 +35,8 @@ class BoundedQueueStatistics:
         name: name of the queue.
         size: number of items in it.
         maxsize: its limit.
-        waiting_getters: number of tasks that wait for an item.
-        waiting_putters: number of tasks and threads that wait for room.
+        waiting_getters: number of tasks waiting for an item.
+        waiting_putters: number of tasks and threads waiting for room.
         put: number of items ever put in.
         taken: number of items ever taken out, including drained ones.
         closed: whether it was closed.

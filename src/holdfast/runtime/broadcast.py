@@ -2,7 +2,7 @@
 
 Invariants:
 
-- Publishing never waits, whatever the readers do. It touches only readers that are waiting at that moment.
+- Publishing never waits for readers. It touches only readers that are waiting at that moment.
 - Open readers count, not waiting ones: while one has not seen an item, the item is kept, up to the limit.
 - A cursor moves only when its reader takes items, without an await in between: a cancelled read loses nothing.
 - Once every reader has seen everything, or no reader is left, nothing is kept.
@@ -53,13 +53,13 @@ class BroadcastStatistics:
 
 
 class Broadcast(Generic[T]):
-    """Delivers each published item to every reader. Belongs to one event loop; it is small without readers.
+    """Delivers each published item to every reader. Belongs to one event loop; uses little memory without readers.
 
     Parameters:
         next_seq: number of the first item to come.
         limit: minimum number of items kept for a reader that is behind; up to twice as many may be kept.
         weigh: returns the weight of an item; default: items have no weight.
-        weight_limit: when the kept items weigh more, all of them are dropped.
+        weight_limit: if the kept items weigh more than this, all of them are dropped.
 
     Raises:
         ValueError: ``limit`` is below 1.

@@ -1,9 +1,9 @@
 """Claims of scopes on a task: where code runs, and how each scope cancels the task natively, once.
 
 Invariants
-- A task has several enclosures: its handle, then the bodies of the scopes it entered, outermost first. At most one of
-  them owes the task a native cancellation at a time. The outermost triggered one delivers it; an inner one that has
-  already delivered passes its cancellation on when it is left.
+- A task can have several claims: that of its handle, then those of the bodies of scopes it entered, outermost first. At
+  any time, at most one of them has a native cancellation to deliver. The outermost triggered one delivers it; an inner
+  one that has already delivered passes its cancellation on when it is left.
 - Native cancellation is delivered on the loop's thread only, between steps: never to a task that is running. So it
   always arrives at an await of the body, and none is left pending when the body ends.
 - Deliveries are counted, and exactly that count is taken back when the body is left.
@@ -33,7 +33,7 @@ _RESUMED_S = 0.05
 
 
 class Interruptible(Protocol):
-    """What an enclosure needs of its owner."""
+    """Interface that a claim needs from its owner."""
 
     interrupt: Interrupt
 
@@ -45,7 +45,7 @@ class CancelClaim:
         owner: its interrupt makes the claim due.
         task: the task, if there is one yet.
         outer: claim around this one.
-        scope: scope that code in here runs in; None if no code runs in here.
+        scope: scope of the code inside; None if no code runs inside.
     """
 
     __slots__ = ("__weakref__", "cancels", "inner", "live", "outer", "owner", "scope", "started_in", "task")
@@ -65,11 +65,11 @@ class CancelClaim:
 
     @property
     def due(self) -> bool:
-        """Whether this enclosure wants its task cancelled."""
+        """Whether the claim is due."""
         return self.live and self.owner.interrupt.triggered
 
     def deliver(self) -> None:
-        """Cancel the task natively, once, unless another of its enclosures does or has done so."""
+        """Cancel the task natively, once, unless another of its claims does or has done so."""
         task = self.task
         if self.cancels or not self.live or task is None or task.done():
             return
@@ -139,7 +139,7 @@ class BodyClaim(CancelClaim):
         self.generator = None
 
     def settle(self, error: BaseException | None) -> bool:
-        """Take back what was delivered, at the very end; return True if a cancellation from elsewhere remains.
+        """Take back the delivered cancellations, at the very end; return True if one from elsewhere remains.
 
         A task that is cancelled twice at once sees one ``CancelledError``. If ours was among them, or one leaves the
         body as its ``error``, the task's count tells whether there was another. Otherwise the count is ignored: up to
@@ -186,7 +186,7 @@ _set_interrupt = current.variable.set
 
 
 def inside(place: CancelClaim, interrupt: Interrupt) -> contextvars.Context:
-    """Return a copy of the current context in which code runs at ``place``."""
+    """Return a copy of the current context whose code runs at ``place``."""
     context = contextvars.copy_context()
     context.run(_enter, place, interrupt)
     return context

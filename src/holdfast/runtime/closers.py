@@ -1,4 +1,4 @@
-"""Callbacks that free what members of a scope block on, once the grace period is over."""
+"""Callbacks that run after the grace period and free the resources on which members of a scope block."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Closer:
         self._loop = loop
 
     def close(self) -> None:
-        """Remove the callback; it does not run any more. Callable from any thread."""
+        """Remove the callback; it will not run. Callable from any thread."""
         self._closers.pop(self, None)
 
     def run(self) -> None:
-        """Run it; report its error to the loop's exception handler, so that the others run too."""
+        """Run it; report an error to the loop's exception handler, so that the other closers still run."""
         try:
             self._fn()
         except Exception as error:

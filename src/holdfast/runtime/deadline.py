@@ -39,20 +39,20 @@ class Deadline:
         self._interrupt.trigger(f"deadline of {self._delay_s:g} s exceeded", kind="deadline")
 
     def pause(self) -> None:
-        """Stop counting until as many calls of `resume` have followed."""
+        """Pause until `resume` has been called as many times as `pause`."""
         self._pauses += 1
         if self._pauses == 1 and self._timer is not None:
             self._timer.cancel()
             self._paused_at = self._loop.time()
 
     def resume(self) -> None:
-        """Count on from where the first `pause` stopped."""
+        """Continue with the time that was left at the first `pause`."""
         self._pauses -= 1
         if self._pauses == 0 and self._timer is not None:
             self._run(self._at - self._paused_at)
 
     def cancel(self) -> None:
-        """Cancel it for good."""
+        """Cancel it permanently."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -3,11 +3,11 @@
 Invariants:
 
 - Keys take turns: between two items of one key, every other key with items supplies one.
-- Items of one key leave in the order in which they came in.
-- Consumers take turns: items are handed out in rounds, and a round serves each task at most once. A waiting task is
-  served before any other is served twice more.
-- A round waits at most `PATIENCE` ticks of the loop for a served task to come back. So a quick consumer does not run
-  ahead of those that only yield, and a slow one delays no other.
+- Items of one key leave in order of arrival.
+- Consumers take turns: items are handed out in rounds, and a round serves each task at most once. No task is served
+  twice more before a waiting one is served.
+- A round waits at most `PATIENCE` ticks of the loop for a served task to come back. So a quick consumer does not get
+  ahead of those that only yield, and a slow one does not delay the others.
 - An item promised to a consumer stays in the queue until it resumes: cancelled or interrupted, it loses nothing.
 """
 
@@ -29,7 +29,7 @@ K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 PATIENCE = 4
-"""Ticks of the loop that a round waits for consumers that it served to come back."""
+"""Number of loop ticks that a round waits for served consumers to come back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +137,8 @@ class FairQueue(Generic[K, T]):
         raise QueueEmpty(f"{self.name} has no item that is not already promised")
 
     async def take(self) -> tuple[K, T]:
-        """Take the first item of the next key, in turn with the other consumers. Yields to others even if one is ready.
+        """Take the first item of the next key, taking turns with the other consumers. Yields to others even if one is
+        ready.
 
         The current task is the consumer.
 

@@ -1,4 +1,4 @@
-"""A program that foreign code started in a scope, held by a pidfd, and the owner that it is given to."""
+"""A program that foreign code started in a scope, held by a pidfd, and the interface of its owner."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ class Owner(Protocol):
     """Owner of adopted programs: a scope."""
 
     def adopt_process(self, process: ForeignProcess, /) -> bool:
-        """Adopt the process; False if this owner accepts no more, and it is killed. Callable from any thread."""
+        """Adopt the process; False if this owner accepts no more processes, and the process must be killed. Callable
+        from any thread."""
         ...
 
 
@@ -54,7 +55,7 @@ class ForeignProcess:
         return self._ended.value is not None
 
     def mark_ended(self) -> None:
-        """Note that it no longer runs, and tell everything that waits for that."""
+        """Record that it no longer runs, and notify all waiters."""
         self._ended.set(True)
 
     async def wait_ended(self) -> None:

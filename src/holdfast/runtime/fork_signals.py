@@ -1,4 +1,4 @@
-"""Keeps signals to a forked child away from the event loop of its parent.
+"""Keep signals to a forked child away from its parent's event loop.
 
 A loop that handles signals makes the interpreter write each one into a socket of the loop (`signal.set_wakeup_fd`). A
 forked child shares that socket. So the loop of the parent would read a SIGTERM meant for the child, and end.

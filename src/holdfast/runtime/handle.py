@@ -1,7 +1,7 @@
-"""Members of a scope: a snapshot of each, the handle that its starter awaits, and what handles need of their owner.
+"""Members of a scope: their snapshots, their handles, and the interface that handles need from their owner.
 
-A handle knows its scope only as a `ScopeOwner`, and a stop knows members only as `Handle`. Each kind of member says for
-itself how it is asked, forced and abandoned.
+A handle knows its scope only as a `ScopeOwner`, and a stop knows members only as `Handle`. Each kind of member defines
+how it is asked, forced and abandoned.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MemberKind = Literal["task", "thread", "process", "scope"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """A snapshot of one thing that a scope owns.
+    """A snapshot of one member of a scope.
 
     Parameters:
         kind: task, thread, process or scope.
@@ -66,12 +66,13 @@ class LivenessCheck(Protocol):
 
 
 class ScopeOwner(Protocol):
-    """What a handle needs of the scope that owns it. Methods are for the scope's loop unless they say otherwise."""
+    """Interface that a handle needs from the scope that owns it. Methods are for the scope's loop unless they say
+    otherwise."""
 
     name: str
     interrupt: Interrupt
     gate: threading.RLock
-    """Held while members enter and leave, and while a handle creates its own interrupt."""
+    """Lock held while members enter and leave, and while a handle creates its own interrupt."""
     loop: asyncio.AbstractEventLoop | None
     owner: str
     sharer: str
@@ -90,15 +91,16 @@ class ScopeOwner(Protocol):
         ...
 
     def adopt(self, member: Handle[Any], /) -> bool:
-        """Enter what foreign code starts; False if it is too late even for cleanup. Callable from any thread."""
+        """Add something that foreign code starts; False if it is too late even for cleanup. Callable from any
+        thread."""
         ...
 
     def admits(self, member: Handle[Any], /) -> bool:
-        """Whether a member that was entered may begin."""
+        """Return whether an added member may start."""
         ...
 
     def ask_late(self, member: Handle[Any], /) -> None:
-        """Ask a member that started while the scope was being interrupted."""
+        """Ask a member that started while the scope was being interrupted to stop."""
         ...
 
     def leave_behind(self, member: Handle[Any], /) -> None:
@@ -116,7 +118,7 @@ class ScopeOwner(Protocol):
         ...
 
     def make_own_task(self, coroutine: Coroutine[Any, Any, T], name: str, /) -> asyncio.Task[T]:
-        """Create a task of the scope's own, which no stop cancels. The caller keeps a reference."""
+        """Create a task for the scope itself, which no stop cancels. The caller keeps a reference."""
         ...
 
     @property
@@ -130,7 +132,7 @@ class ScopeOwner(Protocol):
         ...
 
     def report_unproven(self, result: TreeResult, /) -> None:
-        """Note a process tree that could not be proven dead, for the receipt."""
+        """Record a process tree that could not be proven dead, for the receipt."""
         ...
 
 
@@ -185,7 +187,7 @@ class Handle(CancelClaim, Generic[T]):
 
     @property
     def due(self) -> bool:
-        """Whether this member is to end."""
+        """Whether this member should end."""
         own = self._interrupt
         return self.live and (self.owner.interrupt.triggered or (own is not None and own.triggered))
 
@@ -233,7 +235,7 @@ class Handle(CancelClaim, Generic[T]):
 
     def when_done(self, fn: Callable[[], object]) -> None:
         """Call ``fn`` once on the scope's loop, soon after the member has ended or was abandoned, even if it never
-        began. Callable from any thread; ``fn`` runs outside any scope.
+        started. Callable from any thread; ``fn`` runs outside any scope.
         """
         self.owner.on_loop(self._notify_when_done, fn)
 
@@ -292,14 +294,15 @@ class Handle(CancelClaim, Generic[T]):
         raise NotImplementedError
 
     def force(self) -> None:
-        """After the grace period, do at once what needs no consent."""
+        """Take the forcible action of the end of the grace period."""
 
     def running(self) -> asyncio.Task[T] | LivenessCheck | None:
-        """Return what runs it now."""
+        """Return the task or thread that runs it now."""
         return self.task
 
     def end_if_over(self) -> bool:
-        """End now if it is over but the loop has not been notified yet; return whether it was. On the loop only."""
+        """End now if the work is over but the loop has not been notified yet; return whether that was so. On the loop
+        only."""
         return False
 
     def abandon(self) -> Abandoned | None:
@@ -307,16 +310,16 @@ class Handle(CancelClaim, Generic[T]):
         raise NotImplementedError
 
     def unproven(self) -> TreeResult | None:
-        """Return what is known of the processes of an abandoned member; None if it has none."""
+        """Return what is known about the processes of an abandoned member; None if it has none."""
         return None
 
     def snapshot(self) -> Member:
-        """Return what it is now. Callable from any thread."""
+        """Return a snapshot of the member. Callable from any thread."""
         raise NotImplementedError
 
 
 def unowned(thread: threading.Thread) -> Member:
-    """Return a member for a thread that foreign code started in a scope by itself: known, but not owned."""
+    """Return a member for a thread that foreign code started in a scope: known, but not owned."""
     return Member(kind="thread", name=thread.name, started_at=0.0, state="unowned", thread=thread.name, adopted=True)
 
 

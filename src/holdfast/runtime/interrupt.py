@@ -54,7 +54,7 @@ _FILE = "file"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InterruptStatistics:
-    """A snapshot of what depends on an interrupt.
+    """A snapshot of an interrupt's waiters and dependents.
 
     Parameters:
         triggered: whether it was triggered.
@@ -77,8 +77,8 @@ class Interrupt:
     All methods are callable from any thread; the coroutines on any event loop.
 
     Parameters:
-        name: `origin` in the cause of anything that is first triggered here.
-        parent: when the parent is triggered, this one is too, with a cause of kind ``parent``.
+        name: `origin` of a cause that is first triggered here.
+        parent: when the parent is triggered, so is this one, with a cause of kind ``parent``.
         deadline_s: trigger with kind ``deadline`` after this many seconds, by the clock of the running loop, or by the
             monotonic clock if no loop runs. The deadline ends with the interrupt.
     """
@@ -252,7 +252,7 @@ class Interrupt:
     def child(self, *, name: str = "", deadline_s: float | None = None) -> Interrupt:
         """Create an interrupt that is triggered with this one, but not vice versa.
 
-        It lives as long as it is used; this one keeps no trace of it afterwards.
+        It lives as long as it is in use; afterwards, this one keeps no trace of it.
 
         Parameters:
             name: as in `Interrupt`.
@@ -268,7 +268,7 @@ class Interrupt:
         return child
 
     def statistics(self) -> InterruptStatistics:
-        """Return what waits for it and depends on it now."""
+        """Return a snapshot of its waiters and dependents."""
         return InterruptStatistics(
             triggered=bool(self._latch),
             waiting_tasks=sum(map(len, self._tasks.copy().values())),
@@ -302,7 +302,7 @@ class Interrupt:
             self._tasks.pop(loop, None)
 
     def follow(self, parent: Interrupt) -> None:
-        """Become a child of ``parent`` too."""
+        """Become a child of ``parent`` as well."""
         self._parents = (*self._parents, parent)
         parent._children.add(weakref.ref(self, parent._children.discard))
         cause = parent.cause
@@ -416,8 +416,8 @@ def check_interrupt() -> None:
 
 
 class use:
-    """Context manager: ``with use(interrupt):`` makes it current for the body and for what the body starts or calls.
-    None hides the surrounding interrupt.
+    """Context manager: ``with use(interrupt):`` makes it current for the body and for everything that the body starts
+    or calls. None hides the surrounding interrupt.
 
     In a generator it is current only while the generator runs, not for the code that iterates over it.
     """

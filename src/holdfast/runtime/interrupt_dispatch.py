@@ -1,4 +1,4 @@
-"""Delivery of an interrupt to what cannot be woken in place: event loops, callbacks, timers and file descriptors.
+"""Delivery of an interrupt to event loops, callbacks, timers and file descriptors, which cannot be woken in place.
 
 Invariants
 - Everything that `Interrupt.trigger` calls here is lock-free: it may run in a signal handler, in `__del__` or in a
@@ -53,7 +53,7 @@ _log = logging.getLogger("holdfast.runtime")
 
 
 class Source(Protocol):
-    """What callbacks and timers need of their interrupt."""
+    """Interface that callbacks and timers need from their interrupt."""
 
     name: str
     callbacks: dict[Registration, None]
@@ -240,7 +240,7 @@ class FdLatch:
         self._writers = [writer]
 
     def release(self) -> None:
-        """Make the descriptor readable for good: it has one byte, then end of file."""
+        """Make the descriptor permanently readable: it has one byte, then end of file."""
         with contextlib.suppress(IndexError):
             writer = self._writers.pop()
             os.write(writer, b"!")
@@ -271,7 +271,7 @@ class Timer(weakref.ref[Source]):
         self.delay_s = delay_s
 
     def fire(self) -> None:
-        """Trigger the interrupt: the time has come."""
+        """Trigger the interrupt: the deadline has passed."""
         interrupt = self()
         if interrupt is not None:
             interrupt.trigger(f"deadline of {self.delay_s:g} s exceeded", kind="deadline")

@@ -1,9 +1,9 @@
-"""Run one function in a Python process of its own, so that it can be killed whatever it does.
+"""Run one function in a Python process of its own, which can be killed whatever the function does.
 
 Invariants
-- The function and its values are pickled before a process is used: what cannot be pickled fails in the caller.
+- The function and its values are pickled before a process is used, so an unpicklable value fails in the caller.
 - The process (`holdfast.runtime.worker_main`) is a member of the call's scope for the duration of the call. An idle
-  process of the same owner is reused if available. A process is replaced only if it has not begun the function, so a
+  process of the same owner is reused if available. A process is replaced only if it has not started the function, so a
   function is never called twice.
 - An interrupt of the call raises `Interrupted` in the function; after the grace period, its process tree is killed.
 - When the call ends, its process is idle and clean, or its whole tree is dead.

@@ -1,4 +1,4 @@
-"""Requests to the zygote to kill what foreign code started."""
+"""Requests to the zygote to kill programs that foreign code started."""
 
 from __future__ import annotations
 

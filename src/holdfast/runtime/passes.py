@@ -1,8 +1,8 @@
 """Batched kills of foreign trees: one pass over all processes serves every scope that has asked for a kill.
 
 Like group commit: a request that arrives during a pass is served by the next one, which begins as soon as the running
-pass has done its first scan. So N scopes that stop at once cost a few passes, not N, and a scope whose processes do
-not die delays no other scope.
+pass has done its first scan. So N scopes that stop at once cost a few passes, not N. A scope whose processes do not die
+does not delay other scopes.
 """
 
 from __future__ import annotations

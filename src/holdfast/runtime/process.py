@@ -42,16 +42,16 @@ class Process:
 
     @property
     def gone(self) -> bool:
-        """True if nothing of the tree is left, as far as can be known; see `kill_tree` for proof."""
+        """True if the whole tree is gone, as far as can be known; see `kill_tree` for proof."""
         return self.tree.gone.value is not None
 
     @property
     def result(self) -> TreeResult | None:
-        """Outcome of its tree, once nothing of it is left."""
+        """Outcome of its tree, once the whole tree is gone."""
         return self.tree.gone.value
 
     def living(self) -> list[int]:
-        """Return pids of the tree that run now, as far as visible from here."""
+        """Return the pids of the tree's running processes, as far as visible from here."""
         return self.tree.living()
 
     async def wait(self) -> int:
@@ -67,7 +67,7 @@ class Process:
         return self.tree.exited.wait_blocking(timeout_s)
 
     async def wait_gone(self) -> TreeResult:
-        """Wait until nothing of the tree is left; return the result. Stray descendants may delay it for long."""
+        """Wait until the whole tree is gone; return the result. Stray descendants may delay it for long."""
         return await self.tree.gone.wait()
 
     def signal(self, signum: int) -> None:

@@ -1,4 +1,4 @@
-"""Process trees as members of a scope: asked with SIGTERM, killed as a tree after the grace period.
+"""Process trees as members of a scope: SIGTERM first, then a kill of the whole tree after the grace period.
 
 A `ProcessHandle` is a program that the scope started, a `ForeignHandle` one that foreign code started in it.
 
@@ -6,7 +6,7 @@ Invariants
 - Membership is reserved before the program is started, and lasts until its whole tree is gone. This also holds for a
   cancelled start: the caller may be cancelled again and leave, but the member stays until the kill has reported.
 - A scope waits for the program to end by itself, but not for stray descendants: those end with the scope.
-- What could not be proven dead is reported to the running stop, and its receipt names it.
+- Processes that could not be proven dead are reported to the running stop, and its receipt names them.
 - If a tree outlives the time limit of its kill, the kill continues; only a tree that outlives the stop is named.
 """
 
@@ -88,13 +88,14 @@ class ProcessHandle(Handle[int]):
         self.owner.on_loop(self.attend)
 
     def release(self) -> None:
-        """Release the program, which continues but not for this scope. On the loop only."""
+        """Release the program, which continues outside this scope. On the loop only."""
         if self._attending is not None:
             self._attending.cancel()
         self._end(None)
 
     def on_cut(self, ending: asyncio.Task[TreeResult]) -> None:
-        """Handle a failed or cancelled start; ``ending`` kills what was begun. On the loop that started it."""
+        """Handle a failed or cancelled start; ``ending`` kills anything already started. On the loop that started
+        it."""
         self.cut = True
         ending.add_done_callback(self._on_ending, context=contextvars.Context())
 
@@ -186,7 +187,7 @@ class ProcessHandle(Handle[int]):
         return None
 
     def unproven(self) -> TreeResult:
-        """Return what is known of a tree whose end was not reported in time."""
+        """Return what is known about a tree whose end was not reported in time."""
         from holdfast.runtime.trees import TreeResult
 
         if self.process is None:
@@ -196,7 +197,7 @@ class ProcessHandle(Handle[int]):
         return TreeResult(unattributed=(f"{self.name} (the end of its tree was not reported)",), proven=False)
 
     def snapshot(self) -> Member:
-        """Return what it is now."""
+        """Return a snapshot of the member."""
         state = "starting" if self.process is None else "stopping" if self.due else "running"
         pid = None if self.process is None else self.process.pid
         return Member(kind="process", name=self.name, started_at=self.started_at, state=state, pid=pid)
@@ -229,7 +230,7 @@ class ForeignHandle(Handle[None]):
         self.owner.on_loop(self.end)
 
     def end(self) -> None:
-        """Note that it no longer runs. On the loop only."""
+        """Record that it no longer runs. On the loop only."""
         if self.settle(None, None):
             self.owner.discard(self, None)
 
@@ -238,7 +239,7 @@ class ForeignHandle(Handle[None]):
         self.process.signal(signal.SIGTERM)
 
     def ask_again(self) -> None:
-        """Do nothing: it is being killed with all others of its scope."""
+        """Do nothing: it is being killed with the scope's other programs."""
 
     def end_if_over(self) -> bool:
         """End if the program no longer runs, though no notification has arrived: check directly. On the loop only."""
@@ -253,13 +254,13 @@ class ForeignHandle(Handle[None]):
         return None
 
     def unproven(self) -> TreeResult:
-        """Return what is known of a program that was alive a moment ago."""
+        """Return what is known about a program that was alive a moment ago."""
         from holdfast.runtime.trees import TreeResult
 
         return TreeResult(survivors=(self.process.pid,), proven=False)
 
     def snapshot(self) -> Member:
-        """Return what it is now."""
+        """Return a snapshot of the member."""
         state = "stopping" if self.due else "running"
         return Member(
             kind="process",
@@ -305,7 +306,7 @@ def _adoption() -> ModuleType | None:
 
 
 def foreign_programs(handles: Sequence[Handle[Any]]) -> list[ForeignHandle]:
-    """Return those of the members that are programs of foreign code."""
+    """Return the members that are programs of foreign code."""
     return [handle for handle in handles if isinstance(handle, ForeignHandle)]
 
 

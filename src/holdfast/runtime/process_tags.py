@@ -1,14 +1,14 @@
-"""Finding and killing what foreign code started: by inherited tag, by environment marker, by descent.
+"""Find and kill programs that foreign code started: by inherited tag, by environment marker, by descent.
 
-The zygote imports this module, so it has cheap imports only. A process that is not under a reaper can leave its
-session, parents and environment behind, but not its tag, if the tag is sealed (`holdfast.runtime.seal`). The tag
-contains the host and the number of the scope. Without a seal, the environment marker and descent help to find processes
-that lost their tag; then an empty search proves nothing.
+The zygote imports this module, so it has cheap imports only. A process that is not under a reaper can shed its session,
+parents and environment, but not a sealed tag (`holdfast.runtime.seal`). The tag contains the host and the number of the
+scope. Without a seal, the environment marker and descent help to find processes that lost their tag; then an empty
+search proves nothing.
 
 Two consecutive scans of all processes that find no process with a tag prove that none has it. Pids are assigned in
 rising order, and a scan reads them in that order, including those assigned meanwhile. So a process that one scan misses
 was started during it, by a process that the other scan sees, unless all pids of the machine were assigned meanwhile.
-A scan that cannot catch up with new pids kills what it meets and proves nothing.
+A scan that cannot catch up with new pids kills whatever it finds and proves nothing.
 """
 
 from __future__ import annotations
@@ -291,9 +291,9 @@ def kill(
         tags: tags of the scopes, each with pid and start time of programs that were started there and may have lost
             their tag.
         bound_s: time limit.
-        tell: called with killed pids and those still there at the time limit, by tag: once per tag, as soon as it is
-            known, and with an empty dict if nothing is known after a first moment. For a tag that is never reported,
-            nothing is proven.
+        tell: called with the killed pids, and the survivors of the time limit, by tag: once per tag, as soon as the
+            result is known, and with an empty dict if none is known after a first moment. For a tag that is never
+            reported, nothing is proven.
         sealed: whether no process could lose its tag.
     """
     known = {root: tag for tag, roots in tags.items() for root in roots}
@@ -323,8 +323,8 @@ def _others(host: int, look: _Look) -> _Look:
 
 
 def end_host(host: int, started: int, bound_s: float) -> None:
-    """Kill what any scope of an ended host started, wherever it is now, and what C code in the host started, until
-    nothing is left."""
+    """Kill everything that scopes of an ended host, or C code in the host, started, wherever it is now, until nothing
+    is left."""
     gone = (host, started & _START_MASK)
 
     def ours(tag: int) -> bool:

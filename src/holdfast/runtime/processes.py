@@ -5,7 +5,7 @@ Invariants:
 
 - One daemon thread per `ProcessHost` reads messages from the zygote and the reapers; any thread or loop may send. Only
   this thread closes the descriptors that it watches, and it takes one event at a time. Otherwise an event could be
-  pending for a descriptor whose number was reused, and a living process would be taken for dead.
+  pending for a descriptor whose number was reused, and a living process would seem dead.
 - A process is reported dead only if its reaper reported that it has no descendants left, or if the zygote killed the
   orphans of a killed reaper. Anything else makes `TreeResult.proven` false.
 - No lock is held across an await or while user code runs.
@@ -107,7 +107,7 @@ class Completed:
     Parameters:
         returncode: exit code; negative for the signal that ended it.
         stdout, stderr: complete output.
-        tree: what was left of the tree and had to be killed.
+        tree: processes of the tree that were left and had to be killed.
     """
 
     returncode: int
@@ -277,7 +277,7 @@ class ProcessHost:
         bound_s: float,
         told: Callable[[Killed | None], object],
     ) -> Killer:
-        """Prepare a fork of the zygote that kills what foreign code started in these scopes."""
+        """Prepare a fork of the zygote that kills the programs that foreign code started in these scopes."""
         link = self._link()
         killer = Killer(link, (os.getpid(), carrier, sealed, tags, bound_s), told)
 
@@ -428,8 +428,8 @@ class ProcessHost:
             cwd: working directory; None for the current one.
             env: complete environment; None for this process's. A marker that names this host is added.
             name: display name; None for the program's file name.
-            on_cut: called with the task that kills what was started if the start fails or is cancelled; not called if
-                nothing was started.
+            on_cut: called if a start fails or is cancelled, with the task that kills the program; not called if nothing
+                was started.
 
         Raises:
             FileNotFoundError, PermissionError, NotADirectoryError, OSError: the program or ``cwd`` is unusable.
@@ -478,7 +478,7 @@ class ProcessHost:
         env: Mapping[str, str] | None = None,
         name: str | None = None,
     ) -> Process:
-        """As `spawn`, for a thread; `PIPE` is not supported: pass your own descriptors or files.
+        """Like `spawn`, but for a thread; `PIPE` is not supported: pass your own descriptors or files.
 
         Raises:
             As `spawn`; ValueError also for `PIPE`.

@@ -1,4 +1,4 @@
-"""Reading ``/proc`` and signalling processes without ever hitting a reused pid.
+"""Read ``/proc`` and signal processes without ever hitting a reused pid.
 
 The zygote and the reapers import this module in an interpreter that has loaded almost nothing, so it has cheap imports
 only. Invariants:
@@ -116,7 +116,7 @@ def lives(pid: int, started: int) -> bool:
 
 
 def living(pids: Iterable[int]) -> list[int]:
-    """Return those that run; a zombie does not."""
+    """Return the running ones, without zombies."""
     return [pid for pid in pids if (stat := read_stat(pid)) is not None and not stat.dead]
 
 
@@ -214,7 +214,7 @@ def branch_below(stat: ProcessStat, ancestor: int) -> int | None:
 def descriptor_count(pid: int) -> int | None:
     """Return the number of open descriptors of ``pid``; None if it is gone or does not reveal it.
 
-    Those of a process that is undumpable (`holdfast.undumpable`) can be counted, not listed, from Linux 6.2 on.
+    From Linux 6.2 on, those of an undumpable process (`holdfast.undumpable`) can be counted but not listed.
     """
     try:
         return len(os.listdir(f"/proc/{pid}/fd"))
@@ -244,7 +244,7 @@ def environment_value(pid: int, name: bytes) -> bytes | None:
 
 
 def command(pid: int) -> str:
-    """Return the command line of ``pid`` for people, at most 80 characters; the bare name for a zombie."""
+    """Return the command line of ``pid`` for display, at most 80 characters; the bare name for a zombie."""
     line = read_text(f"/proc/{pid}/cmdline") or read_text(f"/proc/{pid}/comm") or b"?"
     return " ".join(line.replace(b"\0", b" ").decode("utf-8", "replace").split())[:80]
 

@@ -1,4 +1,5 @@
-"""One installation of the adoption of programs: who owns a start, and the parts that keep, search and kill them."""
+"""One installation of program adoption: the owner of each start, and the parts that record, search and kill
+programs."""
 
 from __future__ import annotations
 
@@ -53,12 +54,12 @@ class ProgramAdoption:
 
     @property
     def forked(self) -> bool:
-        """Whether this is a forked child: it adopts nothing, and a lock may be held for ever there."""
+        """Whether this is a forked child, which adopts nothing, and where a lock may be held forever."""
         return os.getpid() != self.tags.pid
 
     def off(self) -> bool:
         """Whether starts here are not adopted: in a forked child, and after the installation ended. Even then, starts
-        of threads that an ended scope left behind are refused.
+        on threads that an ended scope abandoned are refused.
 
         Raises:
             ScopeClosed: the scope has ended.
@@ -74,6 +75,6 @@ class ProgramAdoption:
         return None if self.forked else self._current()
 
     def unadopted(self) -> contextlib.AbstractContextManager[None]:
-        """Surround a start while `off`: what starts after the installation ended is not adopted and outlives this
+        """Guard a start while `off`: a program started after the installation ended is not adopted and outlives this
         process."""
         return contextlib.nullcontext() if self.forked else self.tags.bequeath(None)

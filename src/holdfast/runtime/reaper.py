@@ -8,7 +8,7 @@ Forked from the zygote. Invariants:
   deeper descendants are signalled through a pidfd.
 - It holds no end of the program's pipes, and waits for no pipe's end of file.
 - End of file on the control socket, or the end of the host process, means: kill everything, then exit. So the tree dies
-  with the host, whatever killed the host, with or without the zygote.
+  with the host, however the host died, with or without the zygote.
 - It exits when the tree is gone, never before.
 
 Messages are marshalled tuples on a ``SOCK_SEQPACKET`` socket. To the reaper: ``("kill", term_first_s, bound_s)`` and
@@ -119,7 +119,7 @@ class Reaper:
         control: socket to the host.
         host: pidfd of the host process.
         libc: the C library, loaded once by the zygote.
-        niceness: niceness of the host and so of its programs; the reaper's own may be more urgent.
+        niceness: niceness of the host and its programs; the reaper itself may run at a higher priority.
     """
 
     def __init__(self, control: _socket.socket, host: int, libc: ctypes.CDLL, niceness: int) -> None:

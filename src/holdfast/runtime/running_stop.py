@@ -36,7 +36,7 @@ class RunningStop(Protocol):
         ...
 
     def member_ended(self, kind: MemberKind, name: str, member: CancelClaim) -> None:
-        """Note that a member has ended."""
+        """Record that a member has ended."""
         ...
 
     def take_over(self, receipt: StopReceipt) -> None:
@@ -44,7 +44,7 @@ class RunningStop(Protocol):
         ...
 
     def report_unproven(self, result: TreeResult) -> None:
-        """Note a process tree that could not be proven dead."""
+        """Record a process tree that could not be proven dead."""
         ...
 
     def finish_if_empty(self) -> None:
@@ -52,7 +52,7 @@ class RunningStop(Protocol):
         ...
 
     def give_up(self) -> None:
-        """Abandon everything but tasks, and tasks soon after."""
+        """Abandon everything except tasks, then tasks soon after."""
         ...
 
     def give_up_tasks(self) -> None:

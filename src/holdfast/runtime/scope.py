@@ -47,7 +47,7 @@ CURRENT: Final = _Current()
 
 
 class Scope:
-    """Owns everything that is started in it, and stops all of it.
+    """Owns everything started in it, and stops all of it.
 
     At its end, ``async with Scope("name") as scope`` waits for what was spawned, as a task group does. The first
     error of a member interrupts the scope and is raised (several errors as an exception group). When the scope is
@@ -60,7 +60,7 @@ class Scope:
         parent: scope that owns this one; default: the scope that the code runs in. None: independent.
         deadline_s: interrupt the scope this many seconds after it was opened.
         grace_s: grace period for members to clean up after an interrupt, in seconds; default: the parent's, or 5.
-            A stop of this scope can give it more or less; a stop of its parent can only give it less.
+            A stop of this scope can lengthen or shorten it; a stop of its parent can only shorten it.
         abandon_after_s: time after the grace period until members are abandoned, in seconds; default: the parent's, or
             2.
         detached: make the scope independent of the scope and interrupt that the code runs in.
@@ -126,7 +126,7 @@ class Scope:
             new_stop=Stopping,
         )
         self.core: ScopeState = core
-        """What its handles and its stop use."""
+        """State that its handles and its stop use."""
         self.name = name
         self.parent: Scope | None = parent
         self.interrupt: Interrupt = interrupt
@@ -152,12 +152,12 @@ class Scope:
 
     @property
     def grace_s(self) -> float:
-        """Grace period of a stop that is given none, in seconds."""
+        """Default grace period of a stop, in seconds."""
         return self.core.times.own[0]
 
     @property
     def abandon_after_s(self) -> float:
-        """Time after the grace period until members are abandoned, unless a stop is given another, in seconds."""
+        """Default time after the grace period until members are abandoned, in seconds."""
         return self.core.times.own[1]
 
     @property
@@ -207,7 +207,8 @@ class Scope:
         return self.core.has_members
 
     def leftovers(self) -> tuple[AbandonedMember, ...]:
-        """Return what stops of this scope and its descendants abandoned and still runs; receipts name the same."""
+        """Return the members that stops of this scope and its descendants abandoned and that still run, as named in
+        receipts."""
         return self.core.living_leftovers()
 
     def statistics(self) -> ScopeStatistics:
@@ -215,7 +216,8 @@ class Scope:
         return self.core.statistics()
 
     def add_closer(self, fn: Callable[[], object]) -> Closer:
-        """Call ``fn`` after the grace period, to free what members block on: shut down a socket, close a stream.
+        """Call ``fn`` after the grace period, to free a resource on which members block: shut down a socket, close a
+        stream.
 
         It runs on the scope's loop and must not block. ``close()`` of the returned object removes it.
         """
@@ -299,7 +301,7 @@ class Scope:
             self.core.fail(error, "the body")
 
     async def join(self) -> None:
-        """Wait until everything spawned has ended by itself, then close the scope.
+        """Wait until all members have ended by themselves, then close the scope.
 
         Raises:
             Interrupted: the scope was interrupted.
@@ -355,13 +357,14 @@ class Scope:
         abandon_after_s: float | None = None,
         cause: Cause | None = None,
     ) -> StopReceipt:
-        """Interrupt the scope, wait for the grace period, force what is left, and return a receipt of the outcome.
+        """Interrupt the scope, wait for the grace period, force the remaining members, and return a receipt of the
+        outcome.
 
         You can call it any number of times, from any loop; all callers get the same receipt. The first stop sets the
-        times, shorter or longer than the scope's own; later ones can only shorten them. Scopes inside get the same
-        times, but not more than they were created with. The stop ends after ``grace_s + abandon_after_s`` whatever the
-        members do. If the loop was blocked at the end of the grace period, ``abandon_after_s`` counts from when it runs
-        again. If the caller is cancelled, the stop continues.
+        times, shorter or longer than the scope's own; later ones can only shorten them. Inner scopes get the same
+        times, limited to those that they were created with. The stop ends after ``grace_s + abandon_after_s``, whatever
+        the members do. If the loop was blocked at the end of the grace period, ``abandon_after_s`` counts from when it
+        runs again. If the caller is cancelled, the stop continues.
 
         Parameters:
             reason: free text for people.
@@ -473,8 +476,8 @@ class Scope:
         Parameters:
             work: coroutine or coroutine function; for ``thread`` and ``process``, a function.
             values: arguments for a function.
-            on: where it runs. A ``process`` is another Python that imports the function's module. It can be killed
-                whatever it does; its arguments and result are pickled; see `holdfast.runtime.isolated`.
+            on: where it runs. A ``process`` is another Python that imports the function's module. It can be killed at
+                any time; its arguments and result are pickled. See `holdfast.runtime.isolated`.
             name: display name; default: the name of the function.
             output: for a ``process``: called on the scope's loop with what the function prints. Its result is awaited
                 before more is read; an error it raises ends the call. Default: output goes to standard error.
@@ -599,7 +602,7 @@ def current_scope() -> Scope | None:
 
 @contextlib.contextmanager
 def detached() -> Iterator[None]:
-    """Start what is started in the body outside any scope and interrupt: for shared resources."""
+    """Start everything in the body outside any scope and interrupt; for shared resources."""
     place = current_claim.enter(None)
     try:
         with use(None):

@@ -1,6 +1,6 @@
-"""The state of a scope: its members, how they enter and leave, and how it closes after the last one.
+"""The state of a scope: its members, and when it closes.
 
-`Scope` adds how it is opened, entered and filled; it hands out the class of its stop, which this module knows only as a
+`Scope` adds opening, entering and spawning. It also provides the class of its stop, which this module knows only as a
 `RunningStop`. Handles see the state as their `ScopeOwner`.
 
 Invariants
@@ -62,7 +62,7 @@ class ScopeStatistics:
 
 
 class ScopeState:
-    """Members of a scope and how it ends: what `Scope`, its handles and its stop share.
+    """Members of a scope and its phase: the state that `Scope`, its handles and its stop share.
 
     Parameters:
         name, grace_s, abandon_after_s, threads, owner, sharer: as in `Scope`.
@@ -108,7 +108,7 @@ class ScopeState:
     )
 
     kind: Literal["scope"] = "scope"
-    """Kind of member that it is for its parent."""
+    """Its kind, as a member of its parent."""
 
     def __init__(
         self,
@@ -137,9 +137,9 @@ class ScopeState:
         self.opened_at = 0.0
         self.opened_ticks = 0.0
         self.members: dict[Handle[Any] | ScopeState, object] = {}
-        """What the scope waits for; with a child's state, the child."""
+        """Members that the scope waits for; for a child, together with the child's state."""
         self.adopted: dict[Handle[Any], None] = {}
-        """What ends with the scope, but is not waited for."""
+        """Members that end with the scope without being waited for."""
         self.survived: list[StopReceipt] = []
         """Receipts of children that left something behind before any stop of this scope."""
         self.unproven_trees: tuple[TreeResult, ...] = ()
@@ -169,7 +169,7 @@ class ScopeState:
         return self.phase == "closed"
 
     def snapshots(self) -> tuple[Member, ...]:
-        """Return what the scope owns now."""
+        """Return the current members."""
         owned = [member.snapshot() for member in (*self.members.copy(), *self.adopted.copy())]
         return (*owned, *map(unowned, self.unowned_threads()))
 
@@ -179,7 +179,7 @@ class ScopeState:
         return bool(self.members or self.adopted or (self._unowned is not None and self.unowned_threads()))
 
     def living_leftovers(self) -> tuple[AbandonedMember, ...]:
-        """Return what stops of this scope and its descendants abandoned and still runs."""
+        """Return the members that stops of this scope and its descendants abandoned and that still run."""
         return tuple(leftover for leftover in self.leftovers if leftover.is_alive)
 
     def statistics(self) -> ScopeStatistics:
@@ -209,7 +209,7 @@ class ScopeState:
         return closer
 
     def take_closers(self) -> list[Closer]:
-        """Return all closers, which are the caller's to run."""
+        """Return all closers, for the caller to run."""
         return [] if self._closers is None else self._closers.take_all()
 
     # -- open and close
@@ -278,7 +278,7 @@ class ScopeState:
     # -- members
 
     def enter(self, member: Handle[Any]) -> None:
-        """Enter a member before it exists. Callable from any thread.
+        """Add a member before its work exists. Callable from any thread.
 
         Raises:
             ScopeClosed: the scope is stopping, closed or not yet open.
@@ -298,7 +298,7 @@ class ScopeState:
             )
 
     def admits(self, member: Handle[Any]) -> bool:
-        """Whether a member that was entered may begin. On the loop only."""
+        """Return whether an added member may start. On the loop only."""
         return member in self.members and not self.interrupt.triggered
 
     def leave_behind(self, member: Handle[Any]) -> None:
@@ -319,14 +319,14 @@ class ScopeState:
         return 0.0 if self.stopping is None else self.stopping.asked_at_ticks
 
     def report_unproven(self, result: TreeResult) -> None:
-        """Note a process tree that could not be proven dead, for the receipt. On the loop only."""
+        """Record a process tree that could not be proven dead, for the receipt. On the loop only."""
         if self.stopping is not None:
             self.stopping.report_unproven(result)
         else:
             self.unproven_trees += (result,)
 
     def make_own_task(self, coroutine: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-        """Create a task of the scope's own, which no stop cancels. On the loop only; the caller keeps a reference."""
+        """Create a task for the scope itself, which no stop cancels. On the loop only; the caller keeps a reference."""
         return self.make_task(coroutine, name, contextvars.Context())
 
     def ask_late(self, member: Handle[Any]) -> None:
@@ -352,7 +352,7 @@ class ScopeState:
             self.leftovers = [*self.living_leftovers(), *leftovers]
 
     def child_closed(self, child: ScopeState) -> None:
-        """Take over what a child that has closed left. On the loop only."""
+        """Take over the abandoned members of a closed child. On the loop only."""
         if child.leftovers:
             self.leave_over(*child.living_leftovers())
         if self.members.pop(child, child) is child:
@@ -389,7 +389,7 @@ class ScopeState:
         return Member(kind="scope", name=self.name, started_at=self.opened_at, state=state)
 
     def adopt(self, member: Handle[Any]) -> bool:
-        """Enter what foreign code starts in the scope; False if it is too late even for cleanup."""
+        """Add something that foreign code starts in the scope; False if it is too late even for cleanup."""
         with self.gate:
             stopping = self.stopping
             if self.loop is None or self.phase == "closed" or (stopping is not None and stopping.phase != "grace"):
@@ -411,13 +411,13 @@ class ScopeState:
         self.begin_stop()
 
     def listen(self) -> None:
-        """Bind a scope that is stopped before it was opened to the running loop."""
+        """Bind to the running loop a scope that is stopped before it was opened."""
         if self.loop is None:
             self.loop = asyncio.get_running_loop()
             self._registration = self.interrupt.on_trigger(self._on_interrupt, loop=self.loop)
 
     def request_times(self, grace_s: float | None, abandon_after_s: float | None) -> Times | None:
-        """Return the times that a stop is given, None if it is given none. Before the trigger, from any thread."""
+        """Return the times of a stop; None if none are given. Before the trigger, from any thread."""
         times = self.times.complete(grace_s, abandon_after_s)
         if times is not None and not self.interrupt.triggered:
             self.times.give(times)
@@ -431,7 +431,7 @@ class ScopeState:
             self.on_loop(self.stop_here, *times)
 
     def begin_stop(self) -> None:
-        """Begin to stop, unless a stop is running. On the loop only."""
+        """Start a stop, unless one is running. On the loop only."""
         if self.stopping is None:
             self.stop_here(*self._stop_times())
         else:
@@ -443,11 +443,11 @@ class ScopeState:
         return self.times.first(None if parent is None or not parent.interrupt.triggered else parent._stop_times())
 
     def stop_with_parent(self, grace_s: float, abandon_after_s: float) -> None:
-        """Stop in the time that is left to the parent. On the loop only."""
+        """Stop within the parent's remaining time. On the loop only."""
         self.stop_here(*self.times.limited((grace_s, abandon_after_s)))
 
     def stop_here(self, grace_s: float, abandon_after_s: float) -> None:
-        """Begin a stop, or shorten the running one. On the loop only."""
+        """Start a stop, or shorten the running one. On the loop only."""
         if self.phase == "closed":
             return
         stopping = self.stopping
@@ -469,7 +469,7 @@ class ScopeState:
             self.stopping.give_up_tasks()
 
     def close_if_empty(self) -> None:
-        """After something has left, close the scope if it waited for nothing else."""
+        """Close the scope after a member has left, if it waits for nothing else."""
         if self.stopping is not None:
             self.stopping.finish_if_empty()
         elif self.is_leaving and not self.members and not self.interrupt.triggered:
@@ -480,11 +480,11 @@ class ScopeState:
                 self.finish()
 
     def is_empty(self) -> bool:
-        """Whether it has no members or live body. More may still enter."""
+        """Return whether it has neither members nor a live body. More may still enter."""
         return not (self.members or self.adopted or (self.body is not None and self.body.live))
 
     def shut(self, *, by_force: bool = False) -> bool:
-        """Close the gate for good if nothing is left inside, or by force."""
+        """Close the gate permanently if nothing is left inside, or by force."""
         with self.gate:
             body = self.body
             left = self.members or self.adopted or (body is not None and body.live)
@@ -494,14 +494,14 @@ class ScopeState:
             return True
 
     def note_unowned(self, thread: threading.Thread) -> None:
-        """Note a thread that foreign code starts in the scope by itself. Callable from any thread."""
+        """Record a thread that foreign code starts in the scope. Callable from any thread."""
         with self.gate:
             if self._unowned is None:
                 self._unowned = weakref.WeakSet()
             self._unowned.add(thread)
 
     def unowned_threads(self) -> list[threading.Thread]:
-        """Return living threads that foreign code started in the scope by itself."""
+        """Return living threads that foreign code started in the scope."""
         if self._unowned is None:
             return []
         with self.gate:  # the set must not be iterated while another thread adds to it
@@ -509,7 +509,7 @@ class ScopeState:
         return [thread for thread in threads if thread.is_alive()]
 
     def finish(self) -> None:
-        """Record the end and tell everything that waits for it. On the loop only, after `shut`."""
+        """Record the end and notify all waiters. On the loop only, after `shut`."""
         stopping, self.stopping = self.stopping, None
         if stopping is not None:
             self.receipt = stopping.receipt

@@ -1,15 +1,15 @@
 """Context variables that follow the flow of a program: into tasks and threads, but not out of a generator.
 
 A plain context variable that is set inside a generator stays set for the code that iterates over it, between two items,
-and for ever if the generator is dropped half-way. `ScopedVar` notes in which generator a value was entered, and shows
-it only while that generator runs.
+and forever if the generator is dropped halfway. `ScopedVar` notes in which generator a value was entered, and shows it
+only while that generator runs.
 
 Invariants
 - A value entered in a generator is visible in that generator, in what it calls and awaits, and in tasks and threads
   that it starts; never in the code that iterates over it. (`@contextmanager` and `@asynccontextmanager` functions pass
-  the value on to the body of their ``with``, as they must.)
-- A value that was left is visible nowhere in the task that entered it, whatever context it was left in.
-- No value is visible in a forked child: it belongs to a loop of the parent, and one of its locks may be held for ever.
+  the value on to the body of their ``with``.)
+- Once left, a value is visible nowhere in the task that entered it, whatever context it was left in.
+- No value is visible in a forked child: it belongs to a loop of the parent, and a lock may be held forever.
 """
 
 from __future__ import annotations

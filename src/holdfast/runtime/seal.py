@@ -5,11 +5,12 @@ The zygote imports this module, so it has cheap imports only. Invariants:
 - A tag is the soft value of a limit that Linux does not enforce (a *carrier*). It is inherited over fork and exec.
 - Once a process is *sealed*, no code in it or below it can change that limit: ``setrlimit`` and ``prlimit`` of it
   return success and do nothing, over every system call entry of the kernel on this architecture. A call passes only
-  with a random number in the upper half of the word for the limit, which the kernel ignores. A program never has that
+  with a random number in the upper half of the word for the limit, which the kernel ignores. A program never knows that
   number, because an exec replaces the memory that holds it.
 - A host below a sealed host takes the next carrier. If none is left, or the filter is refused, nothing is sealed and no
   code may claim so.
-- An ordinary user may only filter after giving up privilege gains: setuid programs then run without their privileges.
+- An ordinary user may only install a filter after giving up privilege gains: setuid programs then run without their
+  privileges.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ _NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16
 
 
 class Seal:
-    """Rights of a process over tags.
+    """Right of a process to set tags.
 
     Attributes:
         carrier: limit that holds the tags; None if none is free.
@@ -120,9 +121,9 @@ def current() -> Seal:
 
 
 def seal() -> Seal:
-    """Seal this process with all its threads, once and for good; a repeated call returns the first result.
+    """Seal this process with all its threads, permanently; a repeated call returns the first result.
 
-    It needs privilege or gives privilege up: see the invariants. The filter stays until the process ends.
+    It needs privileges or gives them up; see the invariants. The filter stays until the process ends.
     """
     global _current
     with _lock:

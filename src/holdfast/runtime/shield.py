@@ -1,7 +1,7 @@
 """Protection of a short stretch of cleanup or commit work from a scope's cancellation, for a bounded time.
 
-Before a scope cancels a task natively, it asks `shielded_by`; if there is a shield, it gives the delivery to the shield
-to hold. When the grace period is over, it ends the shield with `expire` and delivers.
+Before a scope cancels a task natively, it calls `shielded_by`; if there is a shield, the shield holds the delivery.
+When the grace period is over, it ends the shield with `expire` and delivers.
 
 Invariants
 - A shield protects for one stretch of time: from its entry until its block ends, its time is over, or it is expired.
@@ -28,14 +28,14 @@ __all__ = ["Shield", "Shieldable", "shielded_by"]
 
 
 class Shieldable(Protocol):
-    """What a shield needs of an interrupt."""
+    """Interface that a shield needs from an interrupt."""
 
     def on_trigger(self, fn: Callable[[Cause], object], *, loop: Loop | None) -> Registration:
         """Call ``fn`` once when it is triggered."""
         ...
 
     def follow(self, parent: Any, /) -> None:
-        """Become a child of ``parent`` too."""
+        """Become a child of ``parent`` as well."""
         ...
 
 
@@ -114,7 +114,7 @@ class Shield(Generic[S]):
         self._arm()
 
     def expire(self) -> None:
-        """End protection, and deliver what was held. Idempotent."""
+        """End protection, and make the held deliveries. Idempotent."""
         if not self.open:
             return
         self.open = False
@@ -141,7 +141,7 @@ _by_task: weakref.WeakKeyDictionary[asyncio.Task[Any], Shield[Any]] = weakref.We
 
 
 def shielded_by(task: asyncio.Task[Any], context: contextvars.Context | None = None) -> Shield[Any] | None:
-    """Return the shield that protects `task` now, or None. On the task's loop only.
+    """Return the shield that protects `task` now, or None. Call it on the task's loop only.
 
     Parameters:
         task: task to be cancelled.

@@ -132,7 +132,7 @@ def _around_fork(hooks: StartHooks, plain: Callable[[], Any]) -> Callable[[], An
             adoption.programs.finish()
             raise
         pid = result if isinstance(result, int) else result[0]
-        if pid == 0:  # a lock may be held for ever here, by a thread that does not exist in the child
+        if pid == 0:  # a lock may be held forever here, by a thread that does not exist in the child
             if tag is not None:
                 os.environb.update(_marks(tag))
             return result

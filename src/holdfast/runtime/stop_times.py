@@ -1,4 +1,4 @@
-"""The grace period of a scope and the time after it: its own, those that a stop was given, and those of its parent."""
+"""The grace period of a scope and the time after it: the scope's own, those of a stop, and those of its parent."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ class StopTimes:
             self._limits = _completed(grace_s, abandon_after_s, _UNLIMITED)
 
     def complete(self, grace_s: float | None, abandon_after_s: float | None) -> Times | None:
-        """Return the times that a stop is given, completed by the scope's own; None if it is given none."""
+        """Return the times of a stop, completed by the scope's own; None if none are given."""
         if grace_s is None and abandon_after_s is None:
             return None
         return _completed(grace_s, abandon_after_s, self.own)
 
     def give(self, times: Times) -> None:
-        """Give the first stop its times. Call it before the trigger, because what that wakes may begin the stop."""
+        """Set the times of the first stop. Call it before the trigger, because woken code may start the stop."""
         self._given = times
 
     def first(self, parent: Times | None) -> Times:
-        """Return the times of the first stop: those it was given, else those of the parent's stop, else its own.
+        """Return the times of the first stop: its own, else those of the parent's stop, else the scope's.
 
         Parameters:
             parent: times of the parent's stop; None if the parent is not being stopped.
@@ -55,7 +55,7 @@ class StopTimes:
         return self.own if parent is None else self.limited(parent)
 
     def limited(self, parent: Times) -> Times:
-        """Return times that the parent gives, but no more than the scope was created with."""
+        """Return the parent's times, limited to those that the scope was created with."""
         return min(parent[0], self._limits[0]), min(parent[1], self._limits[1])
 
 

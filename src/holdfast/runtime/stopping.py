@@ -1,16 +1,16 @@
 """The stop of a scope: ask, wait for the grace period, force, give up, and report the outcome in a receipt.
 
-Timers of the loop and leaving members drive it, not a task: no code can cancel it, and it ends soon after ``end_at``
+Timers of the loop and ending members drive it, not a task: no code can cancel it, and it ends soon after ``end_at``,
 whatever the members do.
 
 Phases
-- ``grace``: each member is asked once and never again, so that honest cleanup finishes. What foreign code started is
-  first left to its owner: a task group, for example, cancels its children itself once its body has cleaned up. It is
-  asked when the code that started it has ended, at the latest at half of the grace period.
+- ``grace``: each member is asked once and never again, so that honest cleanup finishes. Tasks that foreign code started
+  are first left to their owner: a task group, for example, cancels its children itself once its body has cleaned up. It
+  is asked when the code that started it has ended, at the latest at half of the grace period.
 - ``force``: closers ran, process trees are being killed; tasks are asked again with back-off from 1 to 100 ms.
 - ``last``: threads, processes and child scopes that did not end are abandoned. Tasks that only waited for one of these
-  get a moment to end by themselves, so that the receipt names what hangs and not its waiters. Before a program is
-  named, its state is checked: if the loop was blocked, the notification of its end may still be queued.
+  get a moment to end by themselves, so that the receipt names the member that hangs and not its waiters. Before a
+  program is named, its state is checked: if the loop was blocked, the notification of its end may still be queued.
 - ``ended``: every member is gone or abandoned, and the receipt is final. The stop also waits for the result of killing
   foreign processes: their roots may be dead before it has found all the rest.
 
@@ -162,7 +162,7 @@ class Stopping:
             self._ask_later(0, members)
 
     def member_ended(self, kind: MemberKind, name: str, member: CancelClaim) -> None:
-        """Note that a member has ended."""
+        """Record that a member has ended."""
         if kind != "scope":
             self._stopped[kind] += 1
         self._looking = self._strangers = None
@@ -189,7 +189,7 @@ class Stopping:
         self._unknown = self._unknown or receipt.outcome == "unknown"
 
     def report_unproven(self, result: TreeResult) -> None:
-        """Note a process tree that could not be proven dead."""
+        """Record a process tree that could not be proven dead."""
         self._survivors.extend(result.survivors)
         self._unattributed.extend(result.unattributed)
         self._unknown = True
@@ -327,7 +327,7 @@ class Stopping:
         self._escalate_at = self._loop.time() + self._escalate_in_s
 
     def give_up(self) -> None:
-        """After the time is over, abandon everything but tasks, and tasks soon after."""
+        """After the time is over, abandon everything except tasks, then tasks soon after."""
         if self.phase in ("last", "ended"):
             return
         self.phase = "last"

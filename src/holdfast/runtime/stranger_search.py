@@ -1,4 +1,4 @@
-"""The search for processes that C code started: assign them to a scope where that is certain, else report them.
+"""The search for processes that C code started: assign them to a scope if that is certain, else report them.
 
 Such a process carries the number of this process. It belongs to a scope if it is a child of a thread that works for
 that scope now and has not worked for another since.
@@ -49,7 +49,7 @@ class StrangerSearch:
         programs: programs whose start was observed.
         tags: tags of this process.
         home: returns the scope that a thread (by native id) works for.
-        kill: kills what carries a tag.
+        kill: kills all processes with a tag.
     """
 
     def __init__(
@@ -68,8 +68,8 @@ class StrangerSearch:
         self._told: set[tuple[int, int]] = set()
 
     def unclaimed(self) -> list[Unclaimed]:
-        """Return children of this process whose start was not observed or that belong to no scope: orphans, and what C
-        code started on a thread."""
+        """Return children of this process whose start was not observed or that belong to no scope: orphans, and
+        processes that C code started on a thread."""
         known = self._programs.known_pids()
         found = []
         for thread, pid in procfs.children_of_threads(self._tags.pid):
@@ -87,7 +87,7 @@ class StrangerSearch:
         return found
 
     def claim(self) -> list[Unclaimed]:
-        """Assign to its scope each of `unclaimed` that a scope certainly started; return the others."""
+        """Assign each of `unclaimed` to the scope that certainly started it; return the others."""
         left = []
         for one in self.unclaimed():
             home = self._home(one.thread) if one.thread != self._tags.pid else None

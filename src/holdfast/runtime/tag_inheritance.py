@@ -1,4 +1,4 @@
-"""The tag that what is started inherits from this process: set during a start, of which only one runs at a time."""
+"""The tag that a new program inherits from this process. It is set during a start; only one start runs at a time."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class TagInheritance:
 
     @property
     def own(self) -> int:
-        """Tag of this process, and so of what C code starts in it."""
+        """Tag of this process, and so of programs that C code starts in it."""
         return self.of_scope(process_tags.UNCLAIMED)
 
     @property
     def outside(self) -> int:
-        """Tag of what is started outside of scopes."""
+        """Tag of programs started outside scopes."""
         return self.of_scope(process_tags.OUTSIDE)
 
     def of_scope(self, number: int) -> int:
@@ -52,8 +52,8 @@ class TagInheritance:
 
     @contextlib.contextmanager
     def bequeath(self, tag: int | None) -> Iterator[None]:
-        """Give this tag to what is started in the block, from its first moment, because it inherits our limits; None:
-        the tag of starts outside of scopes. All starts pass here one by one, so none gets the tag of another."""
+        """Give this tag to programs started in the block; they inherit our limits, so they have it from the beginning.
+        None: the tag of starts outside scopes. Only one start runs here at a time, so none gets the tag of another."""
         with _inheritance:
             limits = self.seal.limits()
             self.seal.put(0, self.outside if tag is None else tag)
@@ -65,7 +65,7 @@ class TagInheritance:
 
     @contextlib.contextmanager
     def bequeath_by(self, pid: int, tag: int) -> Iterator[None]:
-        """As `bequeath`, for what another process forks for us."""
+        """Like `bequeath`, for programs that another process forks for us."""
         with _inheritance:
             self.seal.put(pid, tag)
             try:
@@ -74,7 +74,7 @@ class TagInheritance:
                 self.seal.put(pid, self.outside)
 
     def restore(self, limits: tuple[int, int]) -> None:
-        """Give this process the limits that it had before its tag."""
+        """Restore the limits that this process had before its tag."""
         with _inheritance:
             self.seal.restore(0, limits)
 

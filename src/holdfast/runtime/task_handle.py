@@ -19,9 +19,9 @@ T = TypeVar("T")
 
 
 def without_exit(coroutine: CoroutineType[Any, Any, T]) -> CoroutineType[Any, Any, T]:
-    """Wrap a coroutine of foreign code so that `SystemExit` becomes an error of the task and does not end the loop.
+    """Wrap a coroutine of foreign code so that a `SystemExit` fails the task and does not end the loop.
 
-    If the wrapper never begins, the caller must close ``coroutine``.
+    If the wrapper never starts, the caller must close ``coroutine``.
     """
     guarded = cast("CoroutineType[Any, Any, T]", _guarded(coroutine))
     guarded.__name__, guarded.__qualname__ = coroutine.__name__, coroutine.__qualname__
@@ -150,7 +150,7 @@ class TaskHandle(Handle[T]):
         return Abandoned(kind="task", name=self.name, stack=stack)
 
     def snapshot(self) -> Member:
-        """Return what it is now."""
+        """Return a snapshot of the member."""
         self._take_name()
         state = "starting" if self.task is None else "stopping" if self.cancels else "running"
         return Member(kind="task", name=self.name, started_at=self.started_at, state=state, adopted=self.adopted)

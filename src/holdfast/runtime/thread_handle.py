@@ -65,14 +65,14 @@ class ThreadHandle(Handle[T]):
         """Do nothing: a thread checks its interrupt itself."""
 
     def ask(self) -> None:
-        """Withdraw the call if no thread has begun it."""
+        """Withdraw the call if no thread has started it."""
         call = self.call
         if call is not None and call.cancel():
             self.on_withdrawn()
             self._finish(None, self.stop_error("its scope was stopped before it began"))
 
     def on_withdrawn(self) -> None:
-        """Called when the call was withdrawn before it began."""
+        """Called when the call was withdrawn before it started."""
 
     def ask_again(self) -> None:
         """As `ask`."""
@@ -93,7 +93,7 @@ class ThreadHandle(Handle[T]):
         return Abandoned(kind="thread", name=self.name, stack=stack)
 
     def snapshot(self) -> Member:
-        """Return what it is now."""
+        """Return a snapshot of the member."""
         thread = self.call.thread if self.call is not None else None
         state = "starting" if thread is None else "stopping" if self.due else "running"
         return Member(

@@ -3,8 +3,8 @@
 Invariants:
 
 - A call is in exactly one place: queued, running on one thread, finished, or abandoned.
-- Sharers of the pool take turns: between two queued calls of one sharer, every other waiting sharer gets a call begun.
-  Calls of one sharer begin in order.
+- Sharers of the pool take turns: between two queued calls of one sharer, one call of every other waiting sharer starts.
+  Calls of one sharer start in order.
 - ``running + abandoned`` threads never exceed ``max_threads + abandoned_limit``.
 - The lock is held for a few instructions only, never while user code runs, so it cannot deadlock with user locks.
 - Threads are daemons and unknown to ``concurrent.futures``: the interpreter never waits for them at exit.
@@ -104,7 +104,7 @@ class ThreadCall:
         self.abandoned = False
 
     def cancel(self) -> bool:
-        """Withdraw the call if no thread has begun it; True if it will never run. ``on_done`` is then not called."""
+        """Withdraw the call if no thread has started it; True if it will never run. ``on_done`` is then not called."""
         return self.pool._take_back(self)
 
     def abandon(self) -> bool:

@@ -1,4 +1,4 @@
-"""The host's view of a program and all it started: held by a reaper or, without one, by a process group."""
+"""The host's view of a program and its tree: held by a reaper or, without one, by a process group."""
 
 from __future__ import annotations
 
@@ -80,11 +80,11 @@ class Held(Protocol):
         ...
 
     def force(self, signum: signal.Signals) -> None:
-        """Signal the holder of the tree, which does not answer."""
+        """Signal the holder of the tree, if it does not answer."""
         ...
 
     def living(self) -> list[int]:
-        """Return pids of the tree that run now, as far as visible from here."""
+        """Return the pids of the tree's running processes, as far as visible from here."""
         ...
 
 
@@ -212,7 +212,7 @@ class ReaperTree:
         return first
 
     def force(self, signum: signal.Signals) -> None:
-        """Signal the reaper itself, which does not answer."""
+        """Signal the reaper itself, if it does not answer."""
         self.link.wake()
         if self.reaper:
             procfs.strike(self.reaper, signum, lambda stat: stat.parent == self.link.pid)

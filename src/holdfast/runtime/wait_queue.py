@@ -44,7 +44,7 @@ async def wait_for_release(waiter: Waiter) -> None:
 
 
 class WaitQueue:
-    """Waiters in order, and those that were promised an item and have not taken it yet."""
+    """Waiters in order, including those that have not yet taken a promised item."""
 
     __slots__ = ("promised", "waiting")
 
@@ -66,7 +66,7 @@ class WaitQueue:
         release(waiter)
 
     def redeem(self, waiter: Waiter) -> bool:
-        """Take what this waiter was promised; False if it has no promise or the promise was revoked."""
+        """Take the promised item; False without a promise or after it was revoked."""
         if waiter in self.promised:
             self.promised.discard(waiter)
             return True

@@ -1,10 +1,11 @@
-"""The process in which isolated functions run: it serves calls one after another and reports what each left behind.
+"""The process in which isolated functions run: it serves one call after another and reports what each left behind.
 
 `holdfast.runtime.worker_pool` starts it, under a reaper of its own. Invariants
 - It serves one call at a time, in the main thread and in a fresh context. It exits after an idle timeout, when its
   connection ends, and after a call that was interrupted.
-- Changes that a call makes to modules stay for the next call. Anything else it leaves (threads, processes, descriptors,
-  signal handlers, the directory, the environment, limits) is named in its answer, and the process takes no more calls.
+- Changes that a call makes to modules persist for the next call. Anything else it leaves (threads, processes,
+  descriptors, signal handlers, the directory, the environment, limits) is named in its answer, and the process takes no
+  more calls.
 - An answer is sent whole or not at all, and to the host only: not into another file that has taken over the descriptor,
   and not by a copy of this process that the function forked.
 - SIGTERM interrupts the call: it triggers the current interrupt and, once, raises `Interrupted` in the function.
@@ -73,7 +74,7 @@ class Head(TypedDict):
 
 
 def frame(kind: int, payload: bytes) -> bytes:
-    """Return a frame as it is sent."""
+    """Return an encoded frame."""
     return HEADER.pack(kind, len(payload)) + payload
 
 

@@ -1,4 +1,4 @@
-"""A pool of Python processes for isolated calls: which are lent, which are idle, and when one is discarded.
+"""A pool of Python processes for isolated calls: it lends them to calls, keeps idle ones, and discards unclean ones.
 
 Invariants
 - A worker is in exactly one place: lent to one call, which then owns its descriptors and its termination, or idle here.
@@ -60,7 +60,7 @@ class WorkerPoolStatistics:
 
 
 class Starter(Protocol):
-    """What the pool needs of a `ProcessHost`."""
+    """Interface that the pool needs from a `ProcessHost`."""
 
     async def spawn(
         self,
@@ -101,8 +101,8 @@ class Worker:
             self.hang_up()
 
     def hang_up(self) -> None:
-        """After its exit, stop receiving: what it sent can still be read, but a child that holds the connection is cut
-        off.
+        """After its exit, stop receiving: data already sent can still be read, but a child that holds the connection is
+        cut off.
         """
         with self._lock:
             if self._open:
@@ -116,7 +116,7 @@ class Worker:
                 self.control.send(frame(CAUSE, pickle.dumps(cause)))
 
     def is_clean(self, growth_bytes: int) -> bool:
-        """Whether, seen from outside, it looks as it did before its last call."""
+        """Return whether, from outside, it looks as it did before its last call."""
         held, pid = self.process.tree, self.process.pid
         if self.baseline is None or not isinstance(held, ReaperTree) or held.exited.value is not None:
             return False

@@ -9,10 +9,10 @@ millisecond and little memory, and never inherits a lock of the host's threads. 
 - When the host ends or closes the socket, it takes no more requests, waits until its last child is gone, and exits.
   If the host ended, it also kills what foreign code started in the host's scopes.
 
-A request is one packet with descriptors: ``("spawn", spec)`` with control socket, stdin, stdout, stderr, or
-``("kill", spec)`` with a control socket: a fork does `holdfast.runtime.process_tags.kill` and answers ``("done", {tag:
-(killed, survivors)})`` there, in as many parts as needed. ``spec`` is None if it was too long; it then follows as one
-more descriptor. ``("end", None)`` means that the host continues without this zygote.
+A request is one packet with descriptors: ``("spawn", spec)`` with control socket, stdin, stdout and stderr, or
+``("kill", spec)`` with a control socket. For a kill, a fork runs `holdfast.runtime.process_tags.kill` and answers
+``("done", {tag: (killed, survivors)})`` there, in as many parts as needed. ``spec`` is None if it was too long; it then
+follows as one more descriptor. ``("end", None)`` means that the host continues without this zygote.
 
 Answers are ``("ready", pid)`` once, and ``("lost", reaper pid, killed, survivors)`` for a reaper that was killed, after
 its orphans are dead.

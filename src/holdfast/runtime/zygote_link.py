@@ -122,8 +122,8 @@ class ZygoteLink:
 
 
 def lost_helpers() -> list[int]:
-    """Return children that a killed zygote left to this process, with those that kept them alive. Only this process can
-    reap them."""
+    """Return children that a killed zygote left to this process, and the processes that kept them alive. Only this
+    process can reap them."""
     carrier = seal.current().carrier
     if carrier is None:
         return []

@@ -1,18 +1,18 @@
 """Accept connections, and serve those with a valid key first.
 
-The kernel returns connections in order, and serving one costs ten times as much as accepting it: behind a burst from
-one program, all others would wait. So new connections are accepted at once, and their first bytes are peeked at:
+The kernel returns connections in order, and serving one costs ten times as much as accepting it. So all others would
+wait behind a burst from one program. So new connections are accepted at once, and their first bytes are peeked at:
 
 - A connection with a valid API key or the local token is served next. Principals take turns, each within its share of
   the connections.
 - A token that may be signed comes after these: verifying it is expensive, and is left to its request.
-- All others are served in their order, a few per turn.
+- All others are served in order, a few per turn.
 
 Rules
 - A turn comes once per millisecond, so that a flood leaves time for everything else.
 - Peeking only sets the order: each request is authenticated when it is handled. Peeked bytes are not stored.
-- A waiting connection counts as open, either without a key or as its principal's. So it has the same timeout, makes
-  room for newer ones, and leaves the same descriptors free (`holdfast.server.connections`).
+- A waiting connection counts as open, either without a key or as its principal's. So the same timeout and limits apply
+  to it (`holdfast.server.connections`).
 - While only a few arrive, they are served immediately, without peeking; so is now and then a short burst, as of a
   pool of clients that starts.
 """
@@ -50,7 +50,7 @@ _FEW = 2
 _BURST = 24
 """Connections of bursts that are served immediately, at most."""
 _BURST_PER_S = 500
-"""How fast that allowance grows again."""
+"""Rate at which that allowance grows again."""
 _PEEK_BYTES = 8192
 _PEEKS = 2
 """Peeks at an incomplete head."""
@@ -137,7 +137,7 @@ class Acceptor:
             await asyncio.wait(self._starting)
 
     def drop(self, waiting: _Waiting) -> None:
-        """Close a waiting connection, or take away the place of one that is being served. Idempotent."""
+        """Close a waiting connection, or release the place of one that is being served. Idempotent."""
         self._connections.lost(waiting)
         if waiting.line is not None:
             self._leave_line(waiting)

@@ -45,23 +45,23 @@ _HEADS_BYTES = 32_000_000
 
 
 class Connection(Protocol):
-    """What `Connections` needs of a connection."""
+    """Interface that `Connections` needs from a connection."""
 
     peer: str
     charge: Charge | None
     queue: OrderedDict[Connection, float] | None
 
     def on_timeout(self) -> None:
-        """Its head, or its next request, did not come in time."""
+        """Its head, or its next request, did not arrive in time."""
         ...
 
     def drop(self) -> None:
-        """Close at once: another one needs its place."""
+        """Close at once, to make room for another one."""
         ...
 
 
 def raise_descriptor_limit() -> None:
-    """Let this process have as many descriptors as it may, up to 65,536."""
+    """Raise this process's descriptor limit as far as allowed, up to 65,536."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -69,7 +69,7 @@ def raise_descriptor_limit() -> None:
 
 
 def descriptors_kept_free(descriptors: int) -> int:
-    """Return how many of so many descriptors are for tools and the store: a quarter, at most 4,096."""
+    """Return how many of that number of descriptors are reserved for tools and the store: a quarter, at most 4,096."""
     return min(max(descriptors // _RESERVE_PART, _RESERVE_LEAST), _RESERVE_MOST)
 
 
@@ -77,7 +77,7 @@ class Connections:
     """The open connections of a server. Of one loop.
 
     Parameters:
-        host: has the settings, the budget and the incidents.
+        host: the host, with its settings, budget and incidents.
     """
 
     def __init__(self, host: Host) -> None:
@@ -116,7 +116,7 @@ class Connections:
         return self._budget.used
 
     def default_lines(self, fields: list[tuple[bytes, bytes]]) -> bytes:
-        """The fields that every head has, as lines; uvicorn makes a new list of them each second, for the date."""
+        """The fields of every response head, as lines; uvicorn creates a new list of them each second, for the date."""
         made_of, lines = self._default
         if made_of is not fields:
             lines = b"".join([b"%s: %s\r\n" % field for field in fields])
@@ -127,7 +127,7 @@ class Connections:
         """A connection has come.
 
         Raises:
-            HostBusy, BudgetExceeded: there is no room, and no idle connection that could make some.
+            HostBusy, BudgetExceeded: the server is full, and no connection is idle.
         """
         self._make_room(connection.peer, descriptor)
         try:
@@ -143,7 +143,7 @@ class Connections:
             self._timer = self._loop.call_later(_LOOK_EVERY_S, self._look)
 
     def lost(self, connection: Connection) -> None:
-        """A connection has gone, or is about to. May be repeated."""
+        """Handle a connection that has closed, or is about to. May be repeated."""
         self._place(connection, None)
         charge, connection.charge = connection.charge, None
         if charge is not None:
@@ -152,7 +152,7 @@ class Connections:
             charge.release()
 
     def own(self, connection: Connection, principal: str) -> None:
-        """A request on the connection has shown that it is the principal's. Raises `BudgetExceeded`."""
+        """Assign the connection to the principal of an authenticated request on it. Raises `BudgetExceeded`."""
         charge = connection.charge
         if charge is None or charge.principal == principal:
             return
@@ -193,7 +193,7 @@ class Connections:
         self._tell("this host", f"cannot accept connections, retrying soon: {error.strerror or error}")
 
     def head_began(self, connection: Connection) -> None:
-        """A part of the next head has come, and not all of it."""
+        """Handle the arrival of an incomplete head."""
         if connection.queue is self._idle:
             self._place(connection, self._heads)
         if self.head_bytes > _HEADS_BYTES:
@@ -202,22 +202,22 @@ class Connections:
             self._close(oldest)
 
     def busy(self, connection: Connection) -> None:
-        """A request is under way."""
+        """Handle the start of a request."""
         self._place(connection, None)
 
     def answered(self, connection: Connection, *, whole: bool, head_began: bool) -> None:
-        """An answer is written, and no request waits behind it.
+        """Handle the end of an answer that no further request follows.
 
         Parameters:
-            whole: its request had come to the end.
-            head_began: a part of the next head has come.
+            whole: whether its request had arrived completely.
+            head_began: whether a part of the next head has arrived.
         """
         self._place(connection, (self._heads if head_began else self._idle) if whole else self._bodies)
         if connection in self._keyless:
             self._keyless.move_to_end(connection)
 
     def close(self) -> None:
-        """Look after nothing any more."""
+        """Stop all supervision."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,4 +1,4 @@
-"""What the handlers of all routes share: the host, the keys, open streams, waits and stops.
+"""State shared by the handlers of all routes: the host, the keys, open streams, waits and stops.
 
 A caller reaches sessions only through `ServerContext.session`, which asks the host for the session of *its* principal.
 This is the only place that decides ownership.

@@ -1,7 +1,7 @@
 """Credentials in use: every request and stream in progress, by the key or token that it came with.
 
 Rules
-- Revoking a key, or creating the first key of a server, ends at once all requests without a valid credential.
+- Revoking a key, or creating the first key of a server, immediately ends all requests without a valid credential.
 - A token has expired when the wall clock reaches its ``exp``, or when the time left at the request has passed on the
   monotonic clock. Setting the wall clock back extends no open request or stream; setting it forward ends it.
 - Registering and releasing a request is O(1). One timer for the whole server checks for expiry, and runs only while

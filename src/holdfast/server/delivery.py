@@ -34,7 +34,7 @@ _LEAST_RATE = 10_000
 
 
 class ResponseDelivery:
-    """The charges of one request and the delivery of its response. Use it only in the task that handles the request.
+    """Budget charges of one request, and delivery of its response. Use it only in the task that handles the request.
 
     Parameters:
         scope, send: from ASGI.

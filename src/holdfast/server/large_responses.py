@@ -54,7 +54,7 @@ async def respond_with_transcript(request: Request, session: Session, *, after: 
 
 
 async def respond_with_list(request: Request, name: str, items: Sequence[msgspec.Struct]) -> Response | None:
-    """Answer ``{name: […]}`` with a list read as a whole: at once if it is small, otherwise charged and item by item.
+    """Answer ``{name: […]}`` with a list read as a whole: in one write if it is small, otherwise item by item, charged.
 
     Raises:
         BudgetExceeded, HostBusy: no memory became available in time.

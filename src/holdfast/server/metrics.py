@@ -24,7 +24,7 @@ def render(
         statistics: the host's statistics.
         streams: number of open event streams.
         answers: number of HTTP responses by status.
-        budgets: usage of each budget, with the principals that use most.
+        budgets: usage of each budget, with its heaviest users.
     """
     families: list[tuple[str, str, str, Iterable[tuple[str, float]]]] = [
         ("holdfast_draining", "gauge", "1 while the host refuses new work", [("", int(statistics.draining))]),

@@ -1,4 +1,4 @@
-"""Routes of the server: each handler is registered with everything that is known about its operation.
+"""Routes of the server: each handler is registered with the full description of its operation.
 
 A route is declared once, beside its handler: method, path, access, body, query parameters, responses, errors; the
 handler's docstring is its description. Dispatch, the OpenAPI document, the reference and the tests read these routes.
@@ -33,7 +33,7 @@ class Route:
     """One method of one path.
 
     Parameters:
-        method, path: such as ``GET`` and ``/v1/sessions/{key}``.
+        method, path: HTTP method and path, such as ``GET`` and ``/v1/sessions/{key}``.
         handler: below ``/v1``, it is called with the `ServerContext`, the `Request` and the decoded body, if any, and
             returns a `Response`, or None if it wrote the response itself. A page's handler gets and returns those of
             Starlette, and the caller, or None if the route is public.

@@ -46,12 +46,12 @@ class Tables(Protocol):
     """Operations of a backend for transactions, inside one transaction.
 
     The caller may change rows it was given; ``save`` (or ``add_session``) makes the change part of the transaction.
-    Reads see what the same transaction wrote.
+    Reads see the writes of the same transaction.
     """
 
     @property
     def epoch(self) -> int:
-        """Epoch of the node that writes."""
+        """Epoch of the writing node."""
         ...
 
     @property
@@ -72,7 +72,7 @@ class Tables(Protocol):
         ...
 
     def stored_bytes(self, principal: str) -> int:
-        """Return the number of bytes that the principal's rows take."""
+        """Return the size of the principal's rows, in bytes."""
         ...
 
     def grow(self, principal: str, amount: int) -> None:
@@ -100,7 +100,7 @@ class Tables(Protocol):
         ...
 
     def orphans(self) -> Sequence[SessionRow]:
-        """Return sessions whose run another epoch holds (parked ones excluded), the longest running first."""
+        """Return sessions whose run another epoch holds (suspended ones excluded), the longest running first."""
         ...
 
     def add_session(self, row: SessionRow) -> None:
@@ -238,7 +238,7 @@ class Tables(Protocol):
 
 
 class Reads(Protocol):
-    """Reads of what is committed, each from one moment; `Store` documents them."""
+    """Reads of committed data, each from a single moment; `Store` documents them."""
 
     def events(self, session: int, *, after: int, limit: int, limit_bytes: int) -> Sequence[Stored]: ...
     def oldest_seq(self, session: int) -> int: ...
@@ -286,7 +286,7 @@ class Backend(Protocol):
 
     @property
     def version(self) -> str:
-        """Version of its schema, for people."""
+        """Version of its schema, for display."""
         ...
 
     @property
@@ -306,7 +306,7 @@ class Backend(Protocol):
         """Run the action as one transaction; the future has its result once that is durable.
 
         Actions run one after the other, in the order of the calls, and the futures are resolved in that order. The
-        action runs whatever happens to the caller. An action that raises a `HoldfastError` has written nothing, and
+        action runs even if the caller is cancelled. An action that raises a `HoldfastError` has written nothing, and
         its transaction may hold others; after any other error a backend that can undo writes does so, and it may run
         the action again. Every error arrives through the future.
 
@@ -317,7 +317,7 @@ class Backend(Protocol):
         ...
 
     def read(self, query: Callable[[Reads], _T]) -> Awaitable[_T]:
-        """Run the query on what is committed: at least all that was answered before the call.
+        """Run the query on committed data: at least everything that was answered before the call.
 
         Parameters:
             query: as the action of `write`.

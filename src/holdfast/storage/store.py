@@ -95,7 +95,7 @@ class Store:
     def append(
         self, lease: Lease, events: Sequence[tuple[str, bytes]], *, nth: int = 0, stored_limit: int = ALL_BYTES
     ) -> asyncio.Future[Appended]:
-        """Write events of a run: (kind, one line of JSON) each.
+        """Write a run's events, each as its kind and one line of JSON.
 
         ``nth`` numbers the appends of one lease from 1; a repeated number writes nothing and returns the same answer.
         Use 0 for appends that are never retried. After ``session.deleted`` nothing is written and the answer is empty.
@@ -264,7 +264,7 @@ class Store:
         return await self._read(lambda reads: reads.next_schedule())
 
     async def schedule(self, principal: str, schedule_id: str) -> tuple[DueSchedule, ScheduleView] | None:
-        """Return a schedule, both for firing and for people."""
+        """Return a schedule's row and its public view."""
         return await self._read(lambda reads: reads.schedule(principal, schedule_id))
 
     async def schedules(

@@ -1,4 +1,4 @@
-"""Test concurrent code deterministically: explore its schedules, run it on virtual time.
+"""Test concurrent code deterministically: explore its schedules, or run it on virtual time.
 
 Names are loaded on first use, so that the pytest plugin is cheap.
 """

@@ -1,4 +1,4 @@
-"""Clocks for tests: one follows a virtual loop, one is set by hand."""
+"""Clocks for tests: one follows a virtual loop, the other is set by hand."""
 
 from __future__ import annotations
 

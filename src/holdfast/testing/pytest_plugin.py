@@ -113,7 +113,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     chosen = [item for item in items if item.nodeid == recorded.test]
     if not chosen:
-        raise pytest.UsageError(f"--explore-replay: it is of {recorded.test}, which was not collected")
+        raise pytest.UsageError(f"--explore-replay: the file belongs to {recorded.test}, which was not collected")
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = chosen
 
@@ -180,7 +180,7 @@ def _figures(report: ExplorationReport) -> dict[str, Any]:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Print what was explored: one line in all, and with -v one for each test."""
+    """Print a summary of the explorations, and with -v one line for each test."""
     found = [
         (report.nodeid, value)
         for report in terminalreporter.getreports("passed")
@@ -257,7 +257,7 @@ def _holdfast_watch(request: pytest.FixtureRequest) -> Iterator[None]:
 def pytest_fixture_setup(
     fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
 ) -> Generator[None, object, object]:
-    """Exclude from a test's leaks what a wider fixture makes when the test first asks for it."""
+    """Exclude resources of wider fixtures from a test's leaks."""
     before = None if fixturedef.scope == "function" else request.config.stash.get(_BEFORE, None)
     if before is None:
         return (yield)

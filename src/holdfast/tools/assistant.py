@@ -84,9 +84,9 @@ def assistant(
         workspace: folder that the agent works in; created if missing. None: each session gets its own folder
             in ``.holdfast/workspaces``.
         approve: what needs a person's approval. ``all``: commands, scripts, fetches and file changes. ``dangerous``:
-            dangerous commands (see `holdfast.tools.danger`), and scripts where this machine cannot confine them.
-            ``none``: nothing.
-        network: network access of Python scripts, see `Sandbox`; None denies it where this machine can.
+            dangerous commands (see `holdfast.tools.danger`), and scripts if this machine cannot confine them. ``none``:
+            nothing.
+        network: network access of Python scripts, see `Sandbox`; None denies it if this machine can.
         browser: add a `Browser`.
         tools: additional tools, such as `McpServer` objects; the child agent gets them too.
         instructions: appended to the built-in instructions.

@@ -40,7 +40,7 @@ _SECRET = (
     "*DATABASE_URL*",
 )
 _QUIET = {"PAGER": "cat", "GIT_PAGER": "cat", "GIT_TERMINAL_PROMPT": "0", "TERM": "dumb"}
-"""So that no program waits for user input."""
+"""Settings that keep programs from waiting for user input."""
 
 
 def is_secret(name: str) -> bool:

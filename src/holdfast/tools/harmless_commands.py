@@ -1,4 +1,4 @@
-"""Commands that run without a person's approval, and the rule that the arguments of each must satisfy.
+"""Commands that run without a person's approval, with the rule for the arguments of each.
 
 A command that is not in the table, or breaks its rule, needs approval.
 """

@@ -1,4 +1,4 @@
-"""Notes about background processes, so that a host can end and report those that an earlier host left behind.
+"""Records of background processes, so that a host can end and report those that an earlier host left behind.
 
 Reapers end every process tree with its host; a noted process survives only if its reaper was killed first.
 """

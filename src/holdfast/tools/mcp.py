@@ -53,7 +53,7 @@ class McpServer(Toolset):
 
     Parameters:
         name: server name in logs and errors, and prefix of its tool names: ``<name>_<tool>``.
-        command: program to start; it is spoken to over its pipes. Give either this or `url`.
+        command: program to start; Holdfast talks to it over its pipes. Give either this or `url`.
         url: address of a server to reach over HTTP.
         env: variables added to the program's environment; the keys of this process are not passed on.
         cwd: folder in which the program starts.

@@ -24,7 +24,7 @@ def store_paths(store: str | os.PathLike[str]) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def kept_private(paths: Sequence[str]) -> Iterator[None]:
-    """Keep these files and folders out of reach of all workspaces of this process while the block runs; may be nested.
+    """Within the block, keep these files and folders out of reach of all workspaces of this process; may be nested.
 
     Parameters:
         paths: real paths.

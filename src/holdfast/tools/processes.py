@@ -76,7 +76,7 @@ class BackgroundProcess:
         return program
 
     def state(self) -> str:
-        """Return the state on one line, for people and models."""
+        """Return the state on one line, for display."""
         if self.ended.value is not None:
             state = self.ended.value
         elif isinstance(self.started.value, Program):
@@ -105,7 +105,7 @@ class Processes(Toolset):
     """Tools for background processes; see the module.
 
     Parameters:
-        workspace: where commands start. They can leave it: they have all rights of this process's user.
+        workspace: where commands start. They are not confined to it: they have all rights of this process's user.
             None: see `Workspace`.
         limit: maximum number of running processes per session.
         log_bytes: maximum bytes of a process's output to keep, newest first.

@@ -1,4 +1,4 @@
-"""System calls that a confined program is denied: those that leave something behind or lead out of the sandbox.
+"""System calls denied to a confined program: those that leave something behind or reach out of the sandbox.
 
 A set-uid file created inside a sandbox is real outside it: anyone who runs it there acts as its owner, the server's
 user. So modes with the set-uid or set-gid bit, and extended attributes (file capabilities are one), are blocked.

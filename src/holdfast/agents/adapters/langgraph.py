@@ -1,11 +1,11 @@
 """LangGraph graphs as agents: a session is a thread of the graph, and its `interrupt()` asks a person through the run.
 
 Invariants
-- The state of a session's graph is stored in the transcript, with the entries of the run that made it: it is committed
-  and removed with them. No second store can disagree.
+- The state of a session's graph is stored in the transcript, with the entries of the run that produced it: it is
+  committed and removed with them. No second store can disagree.
 - Only a completed run changes the state. Of any other run, the next one sees only the transcript.
-- The work of the nodes between two questions is one call, not idempotent unless the graph is declared so: a crash in it
-  ends the run. A run that waits only for people is unloaded and resumes in a later attempt.
+- The work of the nodes between two questions is one call. Unless the graph is declared idempotent, so is the call not,
+  and a crash in it ends the run. A run that waits only for people is unloaded and resumes in a later attempt.
 """
 
 from __future__ import annotations
@@ -77,20 +77,20 @@ def graph_agent(
     Parameters:
         graph: a compiled graph, a `StateGraph`, or an ``@entrypoint`` of the functional API.
         name: how messages name the agent; default: the graph's name.
-        description: one line, for people and for models that may delegate to it.
-        input: makes the graph's input from the run (sync or async), or names the input's only text field. Default:
+        description: one-line description, for people and for models that may delegate to it.
+        input: builds the graph's input from the run (sync or async), or names the input's only text field. Default:
             the run's messages, for graphs with ``messages``; its text, for entrypoints.
-        answer: makes the run's answer from the graph's output, or names its field. The run then emits nothing else.
+        answer: builds the run's answer from the graph's output, or names its field. The run then emits nothing else.
             Default: the output of the models in the nodes, as it is streamed; without any, the graph's output.
         speakers: the nodes whose messages are emitted; default: all. (LangGraph's tag ``nostream`` is respected too.)
-        ask: makes the question from a node's ``interrupt()`` value; default: text unchanged, else its JSON, and
+        ask: builds the question from a node's ``interrupt()`` value; default: text unchanged, other values as JSON, and
             approvals for LangChain's review requests.
-        resume: makes the result of ``interrupt()`` from the answer and the value that was asked; default: the
-            answer's text (None if it expired), True or False for an approval.
+        resume: builds the result of ``interrupt()`` from the answer and the original value; default: the answer's text
+            (None if it expired), True or False for an approval.
         config: merged with the run's own: ``recursion_limit``, ``tags``, ``callbacks``, more ``configurable``.
         context: the graph's runtime context, or a function from the run to it.
         idempotent: its nodes may be repeated after a crash: all their effects go through `Run.call`.
-        state_limit_bytes: limit for the state that the graph keeps for a session's next run, as stored.
+        state_limit_bytes: size limit of the stored state that the graph keeps for a session's next run.
 
     Raises:
         ConfigurationError: not a graph, an unknown field, or a graph with its own checkpoint store.

@@ -1,4 +1,4 @@
-"""A hosted graph and its options, as `graph_agent` checked them."""
+"""A hosted graph and its options, validated by `graph_agent`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STATE_LIMIT_BYTES = 4_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GraphAgent:
-    """A hosted graph. Made by `graph_agent`, which documents the other fields.
+    """A hosted graph. Created by `graph_agent`, which documents the other fields.
 
     Parameters:
         graph: the compiled graph. Each run works with a copy that has its own checkpointer.

@@ -39,7 +39,7 @@ def open_graph(graph: object, *, mapped: bool, config: Mapping[str, Any] | None)
     """Return the graph to host.
 
     Parameters:
-        mapped: whether the caller defines how to make its input.
+        mapped: whether the caller defines how to build its input.
 
     Raises:
         ConfigurationError: not a graph, or one that cannot be hosted unchanged.
@@ -69,7 +69,7 @@ def open_graph(graph: object, *, mapped: bool, config: Mapping[str, Any] | None)
     takes_messages = _MESSAGES in (inputs or ()) and _MESSAGES in graph.channels
     if inputs is not None and not mapped and not takes_messages:
         raise ConfigurationError(
-            "the graph's input has no messages, so graph_agent() needs to know how to make it",
+            "the graph's input has no messages, so graph_agent() needs to know how to build it",
             hint=f'pass graph_agent(input="<its text field>") or a function of the run; {_named(inputs)}',
         )
     name = graph.get_name()

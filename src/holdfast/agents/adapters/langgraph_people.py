@@ -1,4 +1,4 @@
-"""A graph's `interrupt()`: its values become questions to people, and their answers its results."""
+"""Support for a graph's `interrupt()`: its value becomes questions to people, and their answers become its result."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""One run of a graph: stretches of its nodes' work, and between them questions to people.
+"""One run of a graph: stretches of its nodes' work, with questions to people in between.
 
 In the log, a graph is a child of its run (its calls and nodes are not part of the transcript). Each stretch is a step
 and a call of that child, each node a call inside it. The output and calls of its models belong to the run itself.
 
 Invariants
 - The intent of a stretch is durable before its first node starts, unless the graph is idempotent; its outcome is in the
-  log before its end. So a later attempt finds either an open stretch that must not be repeated, or all it needs to
-  resume after one. A run may be unloaded while it waits for people, and at no other time.
-- After the run's end its saver accepts nothing more, from any thread.
+  log before its end. So a later attempt finds either an open stretch that must not be repeated, or everything that it
+  needs to resume after one. A run may be unloaded while it waits for people, and at no other time.
+- After the end of the run, its saver rejects all writes, from any thread.
 """
 
 from __future__ import annotations
@@ -350,7 +350,7 @@ class GraphRun:
             text = answer(output) if callable(answer) else _shown(output if answer is None else output[answer])
         except (KeyError, TypeError, IndexError) as error:
             raise RunFailed(
-                f"making the answer from the output of the graph {self._agent.name!r} failed: {summarize_error(error)}",
+                f"the answer of the graph {self._agent.name!r} could not be built: {summarize_error(error)}",
                 hint=f"its output is {plain(repr(output))[:300]}; see answer= of graph_agent()",
             ) from error
         if not isinstance(text, str):

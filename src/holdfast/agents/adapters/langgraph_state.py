@@ -1,7 +1,7 @@
 """A graph's state as saved by LangGraph: in memory during a run, and packed into text for the log.
 
 Invariants
-- A saver serves one run. Once closed, it saves nothing more, whatever the caller.
+- A saver serves one run. Once closed, it rejects every write.
 - Only the state that a later run needs is packed: the newest state of the graph and of each subgraph with memory; for
   a run that waits for people, also the state of the subgraphs in progress.
 """

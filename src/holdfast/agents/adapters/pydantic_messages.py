@@ -3,8 +3,8 @@
 Calls use our ids. A provider sees its own id of a call if the step's ``state`` has it, and otherwise a hash of ours:
 nine letters and digits, which every provider accepts, the same in every request.
 
-The ``state`` of a step holds what must go back besides text and calls: signatures, the provider's ids, reasoning. It
-refers to the step's text and calls instead of repeating them; if they no longer match, it is dropped.
+The ``state`` of a step holds the data that must go back besides text and calls: signatures, the provider's ids,
+reasoning. It refers to the step's text and calls instead of repeating them; if they no longer match, it is dropped.
 """
 
 from __future__ import annotations
@@ -126,7 +126,8 @@ def _plain_parts(message: ours.AssistantMessage) -> Iterator[ModelResponsePart]:
 
 
 def state_of(response: ModelResponse) -> Any:
-    """Return, as JSON, what the next request needs besides the answer's text and calls; None for nothing."""
+    """Return, as JSON, the data that the next request needs besides the answer's text and calls; None if there is
+    none."""
     [dumped] = ModelMessagesTypeAdapter.dump_python([response], mode="json")
     parts = [_without_content(part) for part in dumped["parts"]]
     if all(part["part_kind"] in _PLAIN and len(part) == 2 for part in parts):

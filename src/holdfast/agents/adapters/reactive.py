@@ -52,8 +52,8 @@ class Shaped(TypedDict, total=False):
         overflow: policy for an item that finds the buffer full. ``block`` blocks its thread until there is room; on
             the thread of an event loop, which must not block, it acts as ``fail``. ``fail`` ends the stream with
             `QueueFull`. ``drop`` drops the item, and counts it.
-        block_s: longest time that a thread is blocked, in seconds; then the stream ends with `QueueFull`.
-        ordered: emit results in the order of the items, else as they are ready. Up to ``buffer`` results then wait
+        block_s: maximum time that a thread is blocked, in seconds; then the stream ends with `QueueFull`.
+        ordered: emit results in the order of the items, instead of as they complete. Up to ``buffer`` results then wait
             for a slow one.
         outcomes: emit an `Outcome` for each item instead of its result: an error does not end the stream.
     """
@@ -70,12 +70,12 @@ class ReactiveBridge:
     """Runs agents and functions on the items of reactive streams, and owns everything that it runs.
 
     On exit, ``async with ReactiveBridge() as bridge`` waits until its streams have ended; an error in the block ends
-    them. The bridge belongs to the loop on which it was opened. These are thread-safe: using operators, making and
+    them. The bridge belongs to the loop on which it was opened. These are thread-safe: using operators, creating and
     disposing subscriptions, pushing items, `cleanup` and `statistics`.
 
     Parameters:
-        owner: a run, whose children and branches the items become; a scope; or None for the current scope, if any.
-        name: for people: the task tree, causes, errors.
+        owner: a run (items become its children and branches), a scope, or None for the current scope, if any.
+        name: display name in the task tree, causes and errors.
         grace_s: grace period for interrupted work, in seconds; default: the owner's.
         shape: the defaults of its operators; see `Shaped`.
 
@@ -296,12 +296,13 @@ class ReactiveBridge:
         """Return an operator that works on each item and emits the results.
 
         An error of the source, of the work (unless ``outcomes``) or of a limit ends the stream: active work is
-        interrupted, then the observer gets the error. Disposing the subscription interrupts too, without an error.
+        interrupted, then the observer gets the error. Disposing the subscription also interrupts the work, without an
+        error.
 
         Parameters:
             work: an async function of the item, a sync one (it gets a thread), or, for the bridge of a run, an agent:
                 it becomes a child of the run, and its answer is the result.
-            text: makes an agent's request from an item; default: the item itself.
+            text: builds an agent's request from an item; default: the item itself.
             scheduler: where results are emitted; default: on the bridge's loop.
             shape: see `Shaped`.
 
@@ -331,7 +332,7 @@ class ReactiveBridge:
 
         Parameters:
             session_of: the session of an item, or one session for all.
-            text: makes the message from an item.
+            text: builds the message from an item.
             policy: as in ``session.send``.
             idempotency_key: as in ``session.send``, from an item.
             agent: as in ``session.send``.

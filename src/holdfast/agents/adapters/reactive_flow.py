@@ -3,7 +3,7 @@
 Invariants
 - The driving task is a member of the bridge's scope before it exists, whichever thread subscribes; all work on items is
   in a scope inside it.
-- The observer gets the end (error or completion) once nothing of the stream is alive.
+- The observer gets the end (error or completion) once all work of the stream has ended.
 - A flow settles once: by its driving task, or by the bridge if that task never started.
 """
 
@@ -34,7 +34,7 @@ Work = Callable[[Scope, int, Any], Awaitable[Any]]
 
 
 class Home(Protocol):
-    """The bridge, as far as a flow needs it."""
+    """Interface that a flow needs from the bridge."""
 
     scope: Scope
 
@@ -44,7 +44,7 @@ class Home(Protocol):
         ...
 
     def ended(self, flow: Flow) -> None:
-        """Note that the flow has settled."""
+        """Record that the flow has settled."""
         ...
 
 
@@ -86,7 +86,7 @@ class Shape:
 
 
 class Flow:
-    """One subscription of an observable that a bridge made.
+    """One subscription of a bridge's observable.
 
     Parameters:
         home: the bridge.
@@ -172,7 +172,7 @@ class Flow:
             self.settle(error)
 
     def settle(self, error: Exception | None) -> None:
-        """Finalize the counts and notify the observer, once. On the loop, when nothing of the stream is alive."""
+        """Finalize the counts and notify the observer, once. On the loop, when all work of the stream has ended."""
         if self._settled:
             return
         self.stop_source()

@@ -85,8 +85,8 @@ class Intake:
     Parameters:
         limit: number of items that may wait.
         overflow: policy when full.
-        block_s: longest time that a producer is blocked, in seconds.
-        wake: called on news, outside the lock and from any thread.
+        block_s: maximum time that a producer is blocked, in seconds.
+        wake: called on every change, outside the lock and from any thread.
         name: of the stream, for errors.
     """
 
@@ -196,7 +196,7 @@ class Intake:
             return True
 
     def complete(self) -> None:
-        """Note that the source has completed; waiting items are still taken. Thread-safe."""
+        """Record that the source has completed; waiting items are still taken. Thread-safe."""
         self._end("completed", None)
 
     def fail(self, error: Exception) -> None:
@@ -238,7 +238,7 @@ class Intake:
             return self._state != "open" and not self._items and not self._line
 
     def settle(self, settled: Settled) -> None:
-        """Note that the work on an item in flight has ended."""
+        """Record that the work on an item in flight has ended."""
         with self._lock:
             self._counts["in_flight"] -= 1
             self._counts[settled] += 1

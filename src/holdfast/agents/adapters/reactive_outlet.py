@@ -2,7 +2,7 @@
 
 Invariants
 - Two notifications never overlap, and none follows the last one (an error, the completion, or `shut`).
-- Only one task gives values: it gives more only after the earlier ones were taken.
+- Only one task delivers values, and only after the earlier ones were taken.
 - The lock is held for a few instructions, never while the observer runs. It is reentrant for a signal handler or a
   finalizer on its holder's thread.
 """
@@ -28,7 +28,7 @@ class Outlet:
 
     Parameters:
         observer: gets the notifications.
-        scheduler: where it gets them; None: on the loop.
+        scheduler: scheduler on which the observer is notified; None: the loop.
         loop: the loop of the bridge.
     """
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["ItemText", "branching", "label_of", "text_of", "work_on"]
 
 ItemText = Callable[[Any], str]
-"""Makes the text for an agent or a session from an item."""
+"""Build the text for an agent or a session from an item."""
 
 
 def text_of(item: Any) -> str:
@@ -31,7 +31,7 @@ def text_of(item: Any) -> str:
 
 
 def label_of(target: Agent | Callable[..., Any]) -> str:
-    """Return the name of the work, for people."""
+    """Return the display name of the work."""
     return target.name if isinstance(target, Agent) else name_of(target)
 
 
@@ -41,7 +41,7 @@ def work_on(target: Agent | Callable[[Any], Any], run: Run | None, text: ItemTex
     Parameters:
         target: an agent, an async function, or a sync one, which gets a thread.
         run: the run whose children or branches the items become.
-        text: makes an agent's request from an item.
+        text: builds an agent's request from an item.
 
     Raises:
         ConfigurationError: an agent without a run, or a target that is not callable.

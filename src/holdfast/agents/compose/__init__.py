@@ -1,6 +1,6 @@
-"""Composite agents: several agents as one, in parallel, in sequence, by choice, supervised or periodic.
+"""Composite agents: several agents combined in parallel, in sequence, by choice, supervised or periodically.
 
-Each composite is an `Agent` itself, so they nest, and whatever runs one agent runs them.
+Each composite is itself an `Agent`, so composites nest and run wherever an agent runs.
 """
 
 from holdfast.agents.compose.branch_spec import BranchSpec, branch

@@ -1,4 +1,4 @@
-"""Makes the answer of a composite agent from the answers of its branches."""
+"""Build the answer of a composite agent from the answers of its branches."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def texts_in_order(results: Sequence[BranchResult]) -> str:
 
 
 async def joined(join: Join, results: Sequence[BranchResult]) -> str:
-    """Return the text that `join` makes of the results. Raises what it raises, and `TypeError` unless it is text."""
+    """Return the text that `join` makes from the results. Raises the errors of `join`, and `TypeError` if the result is
+    not text."""
     text = join(results)
     if inspect.isawaitable(text):
         text = await text
@@ -43,7 +44,7 @@ def result_of(name: str, finished: ChildFinished) -> BranchResult:
 
 
 async def hand_over(run: Run, task: ChildTask) -> None:
-    """Run a child whose streamed answer is its parent's. Raises as `Run.delegate` does."""
+    """Run a child whose streamed answer is also its parent's. Raises as `Run.delegate` does."""
     await emit_rest(run, await delegate(run.context, task))
 
 

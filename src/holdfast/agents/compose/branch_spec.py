@@ -1,4 +1,4 @@
-"""The branches of composite agents: an agent each, with its name, deadline, request and restart policy."""
+"""Branches of composite agents: each is an agent with a name, deadline, request and restart policy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Restart = Literal["transient", "permanent", "temporary"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchSpec:
-    """A branch of a composite agent, made by `branch`; see there."""
+    """A branch of a composite agent; created by `branch`, which documents it."""
 
     agent: Agent | str
     name: str = ""
@@ -42,8 +42,9 @@ class BranchSpec:
 
         Parameters:
             text: the request, unless the branch has a text of its own.
-            inherits_history: it sees what the run sees: the session's history, and the attachments of its messages.
-            aloud: its text is also emitted by the run, as it comes.
+            inherits_history: whether it sees what the run sees: the session's history, and the attachments of its
+                messages.
+            aloud: whether the run also emits its text as it arrives.
 
         Raises:
             UnknownAgent: the host has no agent of that name.
@@ -84,8 +85,8 @@ def branch(
         agent: an agent, a function of a run, or the name of one of the host's agents.
         name: the branch's name in the log, the tree and in causes; default: the agent's name.
         deadline_s: interrupt the branch this many seconds after its own start.
-        text: the request. In a str, ``{text}`` stands for the request it would get otherwise; a function gets the
-            composite's run and that text, and must not block.
+        text: the request. In a str, ``{text}`` stands for the default request; a function gets the composite's run and
+            that text, and must not block.
         restart: for `supervised`: restart the branch if it did not complete (``transient``), whenever it has ended
             (``permanent``), or never (``temporary``).
 

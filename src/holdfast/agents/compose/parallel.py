@@ -1,4 +1,4 @@
-"""Branches in parallel, of which all, the first, or a number must complete."""
+"""Branches in parallel; all of them, the first, or a given number must complete."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def parallel(
     """Return an agent that sends the same request to several others at the same time.
 
     Each branch is a child of the run: it is in the log and in the task tree under its name, streams there, and is not
-    repeated in a later attempt once it has finished. The agent's own text comes at the end: `join` makes it from the
-    answers. If the agent is interrupted or fails, its text is the answers it has by then.
+    repeated in a later attempt once it has finished. The agent's own text comes at the end: `join` builds it from the
+    answers. If the agent is interrupted or fails, its text consists of the answers so far.
 
     Once enough branches have completed, the others are interrupted with a cause that names the reason, and are gone (or
     abandoned, see the receipt) when the agent ends.
@@ -50,10 +50,10 @@ def parallel(
             ``some``: wait for all, and at least one must complete.
         on_failure: once too few branches can complete, ``interrupt`` the others with a cause that names the failed one,
             or ``wait`` for them.
-        concurrency: how many at a time; default: all. They begin in their order.
-        join: makes the answer from the results that count, in the order of the branches. It may be async; otherwise it
+        concurrency: maximum number of concurrent branches; default: all. They start in order.
+        join: builds the answer from the results that count, in the order of the branches. It may be async; otherwise it
             must not block. Default: their texts, separated by blank lines.
-        description: one line for people and models.
+        description: one-line description for people and models.
 
     Raises:
         ConfigurationError: no branches, or an invalid parameter. The agent's run raises `BranchesFailed` if too few

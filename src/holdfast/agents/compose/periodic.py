@@ -1,10 +1,10 @@
-"""An agent that runs periodically, by the clock, in one run; and others that stream beside it.
+"""An agent that runs periodically, by the clock, in one run, with other agents that stream beside it.
 
 Invariants
-- One tick's child is active at a time; between ticks the agent has a timer and no task.
+- The child of one tick is active at a time; between ticks, the agent has a timer and no task.
 - Ticks are those of `holdfast.protocol.schedules`: ticks missed while a child is active, the loop is blocked or the
   clock jumps follow the miss policy.
-- The agents beside the ticks end with them, and nothing of either is left when the agent ends.
+- The agents in `beside` end with the ticks, and all of them are gone when the composite agent ends.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def periodic(
     name: str = "periodic",
     description: str = "",
 ) -> Agent:
-    """Return an agent that runs another one at each tick of a clock, in one run.
+    """Return an agent that runs another agent at each tick of a clock, in one run.
 
     Each tick is a child of the run, in the log and in the task tree. The answer is that of the last completed tick. It
     ends after `max_runs` ticks, by an interrupt, or by the deadline of the run (the setting ``run_timeout_s``). For
@@ -60,18 +60,19 @@ def periodic(
 
     Parameters:
         agent: an agent, a function of a run, the name of one of the host's agents, or a result of `branch`. A tick that
-            fails ends the whole with its error (`supervised` restarts it); one that exceeds its deadline does not.
+            fails ends the composite with its error (use `supervised` to restart it); one that exceeds its deadline does
+            not.
         every_s, cron, timezone: when to tick: at an interval in seconds, or by a cron expression in that time zone.
         initial_delay_s: time to the first tick, in seconds; default: `every_s`.
         jitter_s: maximum random delay of each tick, in seconds.
         max_runs: maximum number of ticks.
-        miss: policy for missed ticks: ``skip`` them, ``delay`` (one tick for all, and count from then on) or ``burst``
-            (each, one after another).
+        miss: policy for missed ticks: ``skip`` them, ``delay`` (one tick for all; the next interval starts then) or
+            ``burst`` (each, one after another).
         overlap: policy for a tick while the previous one is active: ``queue`` (it waits, and counts as missed
-            meanwhile), ``reject`` (it is dropped) or ``interrupt`` (it stops the previous one and begins after it).
+            meanwhile), ``reject`` (it is dropped) or ``interrupt`` (it stops the previous one and starts after it).
         beside: agents that get the same request once, at the start, and are interrupted when the ticks are over.
         name: the agent's name.
-        description: one line for people and models.
+        description: one-line description for people and models.
 
     Raises:
         ConfigurationError: a cadence that is invalid or never ticks.

@@ -1,4 +1,4 @@
-"""One of several agents, chosen for each run by a function or by another agent."""
+"""A composite that runs one of several agents, chosen for each run by a function or by another agent."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def route(
     later attempt.
 
     Parameters:
-        choose: answers with the name of a branch: a function of the run, or an agent, perhaps with a model. Case,
-            white space, quotes and a full stop around the name do not matter.
+        choose: chooser that answers with the name of a branch: a function of the run, or an agent, possibly with a
+            model. Case, white space, quotes and a full stop around the name do not matter.
         routes: the branches by name.
         name: the agent's name.
         otherwise: the branch for any other answer.
-        description: one line for people and models.
+        description: one-line description for people and models.
 
     Raises:
         ConfigurationError: no branches, or two whose names differ in case only. The agent's run raises `UnknownBranch`

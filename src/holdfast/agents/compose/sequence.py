@@ -22,12 +22,12 @@ def sequence(*branches: BranchLike, name: str = "sequence", description: str = "
     """Return an agent that runs others one after another, and streams the last one's answer.
 
     The first sees what the run sees: its text, the session's history, the attachments. Each later one gets the previous
-    one's answer, and sees nothing else. The first that does not complete ends the sequence with its error.
+    one's answer, and sees nothing else. The first one that does not complete ends the sequence with its error.
 
     Parameters:
         branches: agents, functions of a run, names of the host's agents, or results of `branch`.
         name: the agent's name.
-        description: one line for people and models.
+        description: one-line description for people and models.
 
     Raises:
         ConfigurationError: no branches.

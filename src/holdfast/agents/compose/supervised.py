@@ -1,8 +1,8 @@
-"""Branches that are restarted when they do not complete, as the supervisors of OTP do it.
+"""Branches that are restarted when they do not complete, in the manner of OTP supervisors.
 
 Invariants
-- A branch has one incarnation at a time; the next begins when the scope of the last has closed. Its number is in its
-  id, so that the log distinguishes them.
+- A branch has one incarnation at a time; the next one starts when the scope of the last has closed. Its number is in
+  its id, so that the log distinguishes them.
 - Answers are kept: whatever the strategy, a completed branch is not restarted.
 - Each restart that follows a branch's own end is counted once; restarts of others along with it are not.
 """
@@ -46,21 +46,22 @@ def supervised(
 ) -> Agent:
     """Return an agent that keeps others running: one that does not complete is restarted with the same request.
 
-    All begin at once, in their order. It ends when each branch has completed, or is temporary and has ended; permanent
-    branches are stopped then. A branch does not complete if it raises, its own deadline is over, or its budget used up.
-    If the agent is interrupted or fails, its text is the answers it has by then.
+    All start at once, in order. It ends when each branch has completed, or is temporary and has ended; permanent
+    branches are stopped then. A branch does not complete if it raises, exceeds its own deadline, or uses up its budget.
+    If the agent is interrupted or fails, its text consists of the answers so far.
 
     Parameters:
         branches: agents, functions of a run, names of the host's agents, or results of `branch`, whose ``restart`` is
             the restart policy.
         name: the agent's name.
         strategy: the branches to restart with a failed one: itself only; the ones after it too (``rest_for_one``); or
-            all. They are interrupted first, with a cause that names it. Completed ones keep their answer.
+            all. They are interrupted first, with a cause that names the failed branch. Completed ones keep their
+            answer.
         restarts: maximum number of restarts …
         within_s: … in this many seconds; one more ends the agent.
         delay_s: delay before each restart, in seconds.
-        join: makes the answer from the results of the completed branches, as for `parallel`.
-        description: one line for people and models.
+        join: builds the answer from the results of the completed branches, as for `parallel`.
+        description: one-line description for people and models.
 
     Raises:
         ConfigurationError: no branches, or an invalid parameter. The agent's run raises `TooManyRestarts` with all

@@ -26,9 +26,9 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     """A framework with an adapter here.
 
     Parameters:
-        title: what the docs call it.
+        title: its name in the docs.
         adapter: the adapter's file and class.
-        packages: distributions to install, with versions; empty for what runs in Holdfast's own environment.
+        packages: distributions to install, with versions; empty to run in Holdfast's own environment.
     """
 
     title: str
@@ -74,16 +74,16 @@ def cache_folder() -> Path:
 
 
 def target_of(name: str, *, say: Callable[[str], None]) -> SubjectTarget:
-    """Return the adapter of a name: a framework's, or ``module:Class`` or ``file.py:Class`` in this environment.
+    """Return the adapter by name: a framework's, or ``module:Class`` or ``file.py:Class`` in this environment.
 
-    Blocks for minutes when an environment has to be made.
+    Blocks for minutes if it has to create an environment.
 
     Parameters:
         name: the adapter's name.
         say: callback for messages about slow steps.
 
     Raises:
-        ConfigurationError: the adapter is unknown, or its environment could not be made.
+        ConfigurationError: the adapter is unknown, or its environment could not be created.
     """
     framework = FRAMEWORKS.get(name)
     if framework is None:

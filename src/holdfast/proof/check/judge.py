@@ -1,4 +1,4 @@
-"""Judge of an adapter: runs every probe in a fresh process, and repeats those that find a promise broken."""
+"""Judge an adapter: run every probe in a fresh process, and repeat those that find a promise broken."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def judge(
     Parameters:
         target: the adapter and its Python.
         promises: names of the promises to test; all by default.
-        times: maximum tries for a probe that finds its promise broken or could not run. Broken once is broken.
+        times: maximum number of tries for a probe that finds its promise broken or cannot run. Broken once is broken.
         progress: callback for each verdict.
     """
     versions: tuple[str, ...] = ()

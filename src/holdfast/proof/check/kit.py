@@ -1,13 +1,13 @@
-"""The adapter's side of ``holdfast check``: what an adapter is, the tools of its agent, and the pipe to the judge.
+"""The adapter's side of ``holdfast check``: the adapter interface, the tools of its agent, and the pipe to the judge.
 
-An adapter is a class with the methods of `Adapter`, in a file that imports its framework and nothing of Holdfast's.
+An adapter is a class with the methods of `Adapter`, in a file that imports its framework and nothing from Holdfast.
 This file runs it in a process of its own, in the framework's environment, and needs only the standard library:
 
     python kit.py my_adapter.py:MyAdapter
 
-The pipe carries one JSON object a line. In: ``{"id": 1, "op": "submit", "args": ["s1", "reply hello"]}``. Out:
-``{"id": 1, "value": "run-1"}``, or ``{"id": 1, "error": "…"}``, or ``{"id": 1, "not_offered": "why"}``. Calls that come
-while others are on run beside them.
+The pipe carries one JSON object per line. In: ``{"id": 1, "op": "submit", "args": ["s1", "reply hello"]}``. Out:
+``{"id": 1, "value": "run-1"}``, or ``{"id": 1, "error": "…"}``, or ``{"id": 1, "not_offered": "why"}``. Calls run
+concurrently.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ _LIMIT_BYTES = 1 << 24
 
 
 class NotOffered(Exception):
-    """The framework lacks this feature. The text names what it has instead, for people."""
+    """The framework lacks this feature. The text names what it has instead."""
 
 
 class Setting:
     """Where an adapter works.
 
     Parameters:
-        model_url: an OpenAI Chat Completions server, with ``/v1``; any key and any model name will do. It answers in
-            streams only.
-        folder: a folder that outlives the process: what the framework keeps goes here.
-        tools: plain functions, some async and some not. The agent gets them all as they are, in the framework's
-            own way.
-        forced_tool: one more, sync. It is given to the agent, too, if the framework has a way to end such a tool by
-            force: then by that way.
+        model_url: URL of an OpenAI Chat Completions server, with ``/v1``; any key and any model name will do. It only
+            streams its answers.
+        folder: a folder that outlives the process, for the framework's stored data.
+        tools: plain functions, some async and some not. The agent gets all of them unchanged, in the framework's own
+            way.
+        forced_tool: one more, sync. Give it to the agent, too, if the framework has a way to end such a tool by force,
+            and use that way.
     """
 
     not_offered = NotOffered
@@ -61,23 +61,24 @@ class Setting:
         self.forced_tool = forced_tool
 
     def tasks(self) -> Tasks:
-        """Runs as asyncio tasks, for a framework that has no submit of its own."""
+        """Runs as asyncio tasks, for a framework without a submit function of its own."""
         return Tasks()
 
 
 class Adapter(Protocol):
-    """A framework as the judge needs it. All methods run on one event loop; several may run at the same time.
+    """A framework, in the form that the judge needs. All methods run on one event loop; several may run at the same
+    time.
 
     A method raises `NotOffered` (``setting.not_offered``) for a feature that the framework lacks; that does not count
-    as a broken promise. Do not build in the adapter what the framework leaves to its users: the table would
-    praise the adapter.
+    as a broken promise. Do not add in the adapter what the framework leaves to its users: the table would credit the
+    framework with it.
     """
 
     packages: Sequence[str]
     """The distributions whose versions the table shows, the framework first."""
 
     async def start(self, setting: Setting) -> None:
-        """Make the agent: its model is at ``setting.model_url``, its tools are ``setting.tools``."""
+        """Create the agent: its model is at ``setting.model_url``, its tools are ``setting.tools``."""
         ...
 
     async def open(self, session: str, user: str) -> None:
@@ -85,7 +86,8 @@ class Adapter(Protocol):
         ...
 
     async def submit(self, session: str, text: str) -> str:
-        """Send a message; return the work's id as soon as it is accepted. Raises what the framework refuses with."""
+        """Send a message; return the id of the work as soon as the message is accepted. Raises the framework's own
+        error if it refuses the message."""
         ...
 
     async def result(self, work: str) -> str:
@@ -93,7 +95,7 @@ class Adapter(Protocol):
         ...
 
     async def cancel(self, session: str) -> None:
-        """Cancel what the session does, by the way that the framework documents; return when that has returned."""
+        """Cancel the session's work in the way that the framework documents; return when that call has returned."""
         ...
 
     async def transcript(self, session: str) -> list[list[str]]:
@@ -101,24 +103,24 @@ class Adapter(Protocol):
         ...
 
     async def force(self) -> str:
-        """Return how ``setting.forced_tool`` is given to the agent; raise `NotOffered` if it cannot be."""
+        """Return how the agent gets ``setting.forced_tool``; raise `NotOffered` if the framework has no way."""
         ...
 
     async def live(self) -> list[str]:
-        """Return the names of the work that is alive now, by the framework's own account."""
+        """Return the names of all live work, as the framework itself reports it."""
         ...
 
     async def inbox(self) -> str:
-        """Return how a message outlives the process once it is accepted; raise `NotOffered` if it does not."""
+        """Return how an accepted message survives the process; raise `NotOffered` if it does not."""
         ...
 
     async def close(self) -> None:
-        """Shut down in good order."""
+        """Shut down cleanly."""
         ...
 
 
 class Tasks:
-    """Runs as asyncio tasks, as users write them where the framework itself has no submit and no cancel."""
+    """Runs as asyncio tasks, as users write them if the framework itself has no submit and no cancel."""
 
     def __init__(self) -> None:
         self._of: dict[str, asyncio.Task[str]] = {}
@@ -164,7 +166,7 @@ class Tasks:
 
 
 def beat(file: str, seconds: float) -> str:
-    """Write to a file, fifty times a second."""
+    """Write to a file fifty times a second."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         with open(file, "a") as out:
@@ -186,7 +188,7 @@ def block(file: str, seconds: float) -> str:
 
 
 def nap(seconds: float) -> str:
-    """Wait a little, as a sync function."""
+    """Wait for a moment, as a sync function."""
     time.sleep(seconds)
     return "rested"
 
@@ -199,7 +201,7 @@ async def idle(file: str, seconds: float) -> str:
 
 
 async def program(file: str, seconds: float) -> str:
-    """Run a program whose child begins a session of its own, and wait for it."""
+    """Run a program whose child starts a session of its own, and wait for it."""
     child = (
         "import os, sys, time\n"
         "os.fork() and os.wait()[0] and sys.exit()\n"
@@ -213,7 +215,7 @@ async def program(file: str, seconds: float) -> str:
 
 
 TOOLS: tuple[Callable[..., Any], ...] = (beat, block, nap, idle, program)
-"""The tools that an agent gets as they are."""
+"""The tools that an agent gets unchanged."""
 
 
 # ── the pipe ─────────────────────────────────────────────────────────────────────────────────────────────────────────

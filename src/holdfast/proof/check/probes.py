@@ -1,8 +1,8 @@
 """One probe for each promise: it acts on the adapter, observes from outside, and reports what it saw.
 
 The fake model is in the judge's process and speaks real HTTP, so it sees each request open and close. Files, processes
-and times are seen from outside, too. A probe raises `Inconclusive` when it did not get as far as its question: that is
-not held against the framework.
+and times are seen from outside, too. A probe raises `Inconclusive` if it could not reach the point it tests; that does
+not count against the framework.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ _STUCK_S = 8.0
 
 
 class Inconclusive(Exception):
-    """The probe could not ask its question. The text gives the reason."""
+    """The probe could not reach the point it tests. The text gives the reason."""
 
 
 class ProbeBench:
-    """The means of a probe: a started adapter, the fake model, and a folder.
+    """The tools of a probe: a started adapter, the fake model, and a folder.
 
     Parameters:
         subject: the adapter.
         server: the fake model.
-        folder: for the files by which tools show what they do.
+        folder: for the files that tools write while they run.
     """
 
     def __init__(self, subject: Subject, server: ModelServer, folder: Path) -> None:
@@ -70,7 +70,7 @@ class ProbeBench:
         return str(await self.subject.ask("submit", session, text))
 
     async def call(self, session: str, tool: str, **arguments: Any) -> tuple[str, Path]:
-        """Have the model call a tool that leaves a file, and wait for the file."""
+        """Make the model call a tool that writes a file, and wait for the file."""
         file = self.file()
         work = await self.submit(session, f"call {tool} {json.dumps({'file': str(file), **arguments})}")
         if not await until(file.exists, _STARTED_S):
@@ -87,18 +87,18 @@ class ProbeBench:
             return ""
 
     async def streaming(self, session: str, pieces: int, pace_ms: int) -> tuple[str, Exchange]:
-        """Have the model stream, and wait for its third piece."""
+        """Make the model stream, and wait for its third chunk."""
         before = len(self.server.exchanges)
         work = await self.submit(session, f"stream {pieces} {pace_ms}")
         try:
             exchange = await self.server.requests(before + 1, limit_s=_STARTED_S)
             await exchange.until(pieces=3, limit_s=_STARTED_S)
         except TimeoutError:
-            raise Inconclusive(f"the model was not asked in {_STARTED_S:.0f} s{await self.why(work)}") from None
+            raise Inconclusive(f"the model was not called within {_STARTED_S:.0f} s{await self.why(work)}") from None
         return work, exchange
 
     async def cancel(self, session: str) -> float:
-        """Cancel, and return how many seconds that took."""
+        """Cancel, and return how long that took, in seconds."""
         self.subject.look()
         began = time.monotonic()
         await self.subject.ask("cancel", session, limit_s=_CANCEL_S)
@@ -124,7 +124,7 @@ def answer(request: ModelRequest) -> Reply:
 
 
 async def until(seen: Callable[[], bool], limit_s: float) -> bool:
-    """Wait until `seen()` is true; return whether it was in time."""
+    """Wait until `seen()` is true; return False on a timeout."""
     end = time.monotonic() + limit_s
     while not seen():
         if time.monotonic() > end:
@@ -134,7 +134,7 @@ async def until(seen: Callable[[], bool], limit_s: float) -> bool:
 
 
 def short(text: str) -> str:
-    """Return the beginning of a text, in one line."""
+    """Return the beginning of a text on one line."""
     line = " ".join(text.split())
     return line if len(line) <= 160 else f"{line[:157]}…"
 
@@ -191,7 +191,7 @@ async def answers(bench: ProbeBench) -> tuple[Verdict, str]:
 
 
 async def one_at_a_time(bench: ProbeBench) -> tuple[Verdict, str]:
-    """A session's runs do not overlap: each answer stands behind its own question."""
+    """A session's runs do not overlap: each answer follows its own question."""
     outcomes, entries = await _many(bench)
     if not bench.server.exchanges:
         raise Inconclusive(f"no message was taken: {short(outcomes[0])}")
@@ -275,7 +275,7 @@ def _alive(pid: int) -> bool:
 
 
 async def valid_transcript(bench: ProbeBench) -> tuple[Verdict, str]:
-    """After a cancel in a tool call, the next request to the model is one that providers accept."""
+    """After a cancel during a tool call, the next request to the model is valid for providers."""
     await bench.subject.ask("open", "s", "ann")
     await bench.call("s", "idle", seconds=_IDLE_S)
     await bench.cancel("s")
@@ -291,7 +291,7 @@ async def valid_transcript(bench: ProbeBench) -> tuple[Verdict, str]:
     exchange = bench.server.exchanges[before]
     await _together(_done(asked), _done(ended))
     if "reply next" not in json.dumps(exchange.body["messages"]):
-        raise Inconclusive("the cancelled run itself continued, and asked the model again")
+        raise Inconclusive("the cancelled run continued and called the model again")
     roles = [str(message.get("role")) for message in exchange.body["messages"]]
     objection = ChatWire(exchange.body, 0).objection()
     if objection is not None:
@@ -337,7 +337,7 @@ async def cancel_of_another(bench: ProbeBench) -> tuple[Verdict, str]:
         try:
             await bench.subject.ask("result", stopped, limit_s=_LATE_S)
         except TimeoutError:
-            raise Inconclusive("the cancelled run itself continues, so nothing is known of others") from None
+            raise Inconclusive("the cancelled run itself continues, so the result for other runs is unknown") from None
         return broken("the cancelled run itself answered in full")
     return kept("2 of 2 runs of other sessions (one of the same user) came whole")
 
@@ -363,7 +363,7 @@ async def stuck_threads(bench: ProbeBench) -> tuple[Verdict, str]:
         order_n = json.dumps({"file": str(files[-1]), "seconds": _STUCK_S})
         await bench.submit(f"ann-{n}", f"call block {order_n}")
     if not await until(lambda: sum(file.exists() for file in files) >= 2, _STARTED_S):
-        raise Inconclusive("the tools did not begin")
+        raise Inconclusive("the tools did not start")
     await asyncio.sleep(0.3)
     begun = sum(file.exists() for file in files)
     cancels = [asyncio.ensure_future(bench.cancel(f"ann-{n}")) for n in range(_BLOCKED)]
@@ -482,4 +482,4 @@ PROBES: dict[str, Probe] = {
     "answers survive kill -9": kept_answers,
     "messages survive kill -9": kept_messages,
 }
-"""All probes by the promise that each is about; a probe's docstring is the promise in words."""
+"""All probes by the promise that each tests; a probe's docstring is the promise in words."""

@@ -1,4 +1,4 @@
-"""The table of several adapters as Markdown, for the docs."""
+"""Markdown table that compares several adapters, for the docs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def page(judgements: Sequence[AdapterVerdict]) -> str:
     """Return the verdicts side by side, then the evidence for each.
 
     Parameters:
-        judgements: of one run, each with the same promises.
+        judgements: the results of one run, each with the same promises.
     """
     return "\n".join(_lines(judgements)) + "\n"
 

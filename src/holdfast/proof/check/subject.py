@@ -1,4 +1,4 @@
-"""The adapter's process as the judge sees it: started, spoken to over two pipes, killed, and started again."""
+"""The judge's handle on the adapter's process: start it, call it over two pipes, kill it, and restart it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _START_S = 60.0
 _CLOSE_S = 3.0
 _ENDING_S = 1.0
 LIMIT_S = 30.0
-"""How long a call of the adapter may take by default."""
+"""Default timeout of a call to the adapter, in seconds."""
 
 
 class AdapterFailed(Exception):
@@ -32,10 +32,10 @@ class AdapterFailed(Exception):
 
 
 class SubjectTarget(msgspec.Struct, frozen=True, kw_only=True):
-    """Which adapter, and with which Python.
+    """An adapter, and the Python that runs it.
 
     Parameters:
-        name: what the table calls it.
+        name: its name in the table.
         adapter: ``file.py:Class`` or ``module:Class``.
         python: the interpreter of the framework's environment.
     """
@@ -98,7 +98,7 @@ class Subject:
             raise
 
     async def kill(self) -> None:
-        """SIGKILL to the process, and to what it had started by then. It may be started again."""
+        """Send SIGKILL to the process and to everything it has started. It can be restarted afterwards."""
         process = self._process
         if process is None:
             return
@@ -115,14 +115,14 @@ class Subject:
             await asyncio.wait({self._reading})
 
     def look(self) -> None:
-        """Remember what the process has started, so that it can be ended with it."""
+        """Record the process's children, so that they end with it."""
         if self._process is not None:
             with suppress(psutil.NoSuchProcess):
                 for child in psutil.Process(self._process.pid).children(recursive=True):
                     self._known[child.pid] = child
 
     async def ask(self, op: str, *args: Any, limit_s: float | None = None) -> Any:
-        """Call a method of the adapter, and wait at most `limit_s`, or `LIMIT_S`.
+        """Call a method of the adapter, and wait for at most `limit_s` (default: `LIMIT_S`).
 
         Raises:
             AdapterFailed: it raised, or the process ended.

@@ -18,9 +18,9 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     Parameters:
         promise: its short name.
         text: the promise in words.
-        verdict: ``not offered`` where the framework does not have what the promise is about; ``could not run`` where
-            the probe did not get as far as its question.
-        evidence: what was seen, with numbers, once for each time it was tried.
+        verdict: ``not offered`` if the framework lacks the feature; ``could not run`` if the probe could not reach the
+            point it tests.
+        evidence: what each try observed, with numbers.
     """
 
     promise: str
@@ -33,8 +33,8 @@ class AdapterVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """All findings about one adapter.
 
     Parameters:
-        name: what the table calls it.
-        versions: of its packages, the framework first.
+        name: its name in the table.
+        versions: versions of its packages, the framework first.
         findings: one for each promise.
     """
 
@@ -58,5 +58,5 @@ def broken(evidence: str) -> tuple[Verdict, str]:
 
 
 def worst(tries: Sequence[tuple[Verdict, str]]) -> Verdict:
-    """Return the verdict of several tries: broken once is broken."""
+    """Return the verdict of several tries: a promise broken once is broken."""
     return next((verdict for verdict, _ in tries if verdict == "broken"), tries[-1][0])

@@ -1,4 +1,4 @@
-"""The rules of the promises about bounds and other people: P9 bounded, P13 fair, P14 private."""
+"""Rules of the promises about bounds and other principals: P9 bounded, P13 fair, P14 private."""
 
 from __future__ import annotations
 
@@ -16,16 +16,22 @@ _AT_A_LIMIT = frozenset(("rate_limited", "host_busy", "budget_exceeded", "quota_
 def bounded(facts: Facts, ledger: Ledger) -> None:
     """P9: every wait has a deadline, every queue a bound, every retry a limit.
 
-    *Observations*: each call, each session's mailbox over its whole log, and each restart of a run. *Violations*: a
-    call that was never answered, or later than its bound (``answer_s``, for stops ``stop_s``) while no host was
-    killed; a receipt that reports a later time; more messages waiting than the mailbox may hold; a message refused as
-    ``mailbox_full`` in a session whose mailbox never was; more restarts of a run than allowed without a call that came
-    to a result between them; a call that got no answer though its host was ready before and lived on.
+    *Observations*: each call, each session's mailbox over its whole log, and each restart of a run.
 
-    The calls of a hostile principal need no answer in time. With one, each reading of what the server's process holds
-    is an observation, and a violation when it has more than ``descriptors``, or, once that principal has let go, over
-    ``kept_memory`` bytes more memory than before it began. What is held meanwhile does not count: a busy machine makes
-    any load high for a moment. It is also a violation if no memory was read in the end.
+    *Violations*:
+
+    - a call that was never answered, or was answered after its bound (``answer_s``, for stops ``stop_s``) while no host
+      was killed;
+    - a receipt that reports a later time;
+    - more messages waiting than the mailbox may hold;
+    - a message refused as ``mailbox_full`` in a session whose mailbox was never full;
+    - more restarts of a run than allowed, without a completed call between them;
+    - a call that got no answer although its host was ready before it and survived it.
+
+    Calls of a hostile principal need not be answered in time. With one, each reading of the server's resources is an
+    observation. It is a violation if the server has more than ``descriptors``, or if its memory has grown by more than
+    ``kept_memory`` bytes once that principal has released everything. Memory in use before that does not count: on a
+    busy machine any load peaks for a moment. It is also a violation if memory was not read at the end.
     """
     limits = facts.limits
     highest: dict[tuple[str, str], int] = {}
@@ -111,9 +117,15 @@ def _judge_mailbox(facts: Facts, ledger: Ledger, log: SessionLog) -> int:
 def fair(facts: Facts, ledger: Ledger) -> None:
     """P13: competing consumers each get their share.
 
-    *Observations*: each counting with at least two consumers that were backlogged all the time. *Violations*: the
-    shares do not add up to what was given; a backlogged consumer got nothing; less than its even share divided by
-    ``share_factor``, or more than its even share times it; it waited longer than ``answer_s`` for its next turn.
+    *Observations*: each count with at least two consumers that were backlogged throughout.
+
+    *Violations*:
+
+    - the shares do not add up to the total;
+    - a backlogged consumer got nothing;
+    - a backlogged consumer got less than its even share divided by ``share_factor``, or more than its even share times
+      ``share_factor``;
+    - a backlogged consumer waited longer than ``answer_s`` for its next turn.
     """
     factor, longest = facts.limits.share_factor, facts.limits.answer_s
     for counted in facts.shares:
@@ -142,13 +154,20 @@ def fair(facts: Facts, ledger: Ledger) -> None:
 def private(facts: Facts, ledger: Ledger) -> None:
     """P14: a principal sees and stops only its own sessions, and slows others only within its caps.
 
-    *Observations*: each try on another principal's session, each list of sessions, each reading of a capped
-    principal's runs. *Violations*: such a try is answered as anything but not found or forbidden; an owner gets
-    not found for its own session; a list names another principal's session; a message stands in the log of a
-    session though another principal sent it; a session's run is stopped for a reason that another principal gave; a
-    principal has more runs than its cap. With a hostile principal: a send or a stop of another one is refused because
-    the host or the caller is at a limit; a stream gets a byte more than ``revoked_s`` after its key was revoked, or is
-    not ended.
+    *Observations*: each attempt on another principal's session, each list of sessions, each reading of a capped
+    principal's runs.
+
+    *Violations*:
+
+    - the answer to such an attempt is neither ``not found`` nor ``forbidden``;
+    - an owner's own session is reported as not found;
+    - a list names another principal's session;
+    - a session's log contains a message that another principal sent;
+    - a session's run is stopped for a reason that another principal gave;
+    - a principal has more runs than its cap.
+
+    With a hostile principal: a send or a stop of another one is refused because the host or the caller is at a limit; a
+    stream gets a byte later than ``revoked_s`` after its key was revoked, or is not closed.
     """
     senders: dict[str, set[str]] = {}
     for attempt, _ in facts.sends():

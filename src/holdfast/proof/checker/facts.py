@@ -1,4 +1,4 @@
-"""Index of a history: calls with their answers, logs with their runs, stamps by run. Facts only, no judgement."""
+"""Index of a history: calls with their answers, logs with their runs, and stamps by run. Facts only, no judgement."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ class SessionLog:
 
 @dataclass(slots=True)
 class ConnectionFacts:
-    """One connection of a reader: where it began, what came, how it ended, in order."""
+    """One connection of a reader: where it started, what it received, and how it ended."""
 
     opened: ReaderConnected
     received: list[ReaderReceived | ReaderGap] = field(default_factory=list)
@@ -158,7 +158,7 @@ class ConnectionFacts:
 
 @dataclass(slots=True)
 class Attempt:
-    """The stamps of one attempt of one run, in order of time."""
+    """The stamps of one attempt of one run, in chronological order."""
 
     run_id: str
     attempt: int
@@ -357,13 +357,13 @@ class Facts:
         return receipts
 
     def sends(self) -> Iterable[tuple[SendAttempted, Answer | None]]:
-        """Return all attempts to send with their answers, in order of time."""
+        """Return all attempts to send with their answers, in chronological order."""
         for call in self.calls.values():
             if isinstance(call.request, SendAttempted):
                 yield call.request, call.answer
 
     def stops(self) -> Iterable[tuple[StopRequested, Answer | None]]:
-        """Return all interrupts and stops with their answers, in order of time."""
+        """Return all interrupts and stops with their answers, in chronological order."""
         for call in self.calls.values():
             if isinstance(call.request, StopRequested):
                 yield call.request, call.answer
@@ -379,18 +379,18 @@ class Facts:
         ]
 
     def broke_between(self, begin: float, end: float) -> bool:
-        """Whether a host was killed or left between the two times."""
+        """Whether a host was killed or exited between the two times."""
         index = bisect_right(self._breaks, begin)
         return index < len(self._breaks) and self._breaks[index] <= end
 
     def lived_through(self, begin: float, end: float) -> bool:
-        """Whether a host was ready at `begin`, and no host was killed, left or drained until `end`."""
+        """Whether a host was ready at `begin`, and none was killed, exited or was drained before `end`."""
         index = bisect_right(self._lifecycle, begin, key=lambda record: record.at)
         ready = index > 0 and isinstance(self._lifecycle[index - 1], HostReady)
         return ready and (index == len(self._lifecycle) or self._lifecycle[index].at > end)
 
     def alive_after(self, run_id: str, at: float) -> Iterator[tuple[ProcessesListed, ProcessSeen]]:
-        """Yield the processes of a run in lists that were begun after `at`, each with its list."""
+        """Yield the processes of a run from lists started after `at`, each with its list."""
         for listing, seen in self._alive.get(run_id, ()):
             if listing.began_at > at:
                 yield listing, seen

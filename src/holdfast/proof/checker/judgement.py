@@ -28,7 +28,7 @@ Verdict = Literal["kept", "broken", "not observed"]
 
 
 class Promise(msgspec.Struct, frozen=True):
-    """A promise: its number, name and rule, and the sources that are needed to observe it."""
+    """A promise: its number, name and rule, and the sources needed to observe it."""
 
     number: str
     name: str
@@ -60,9 +60,9 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     Parameters:
         promise, name: its number and name.
         verdict: see the module.
-        observations: number of times that it was put to the test.
+        observations: number of observations.
         broken: number of violations; `violations` holds the first ones.
-        demanded: the recorder could have seen it, so ``not observed`` is a failure too.
+        demanded: the recorder could have observed it, so ``not observed`` is a failure, too.
     """
 
     promise: str
@@ -75,7 +75,7 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def passed(self) -> bool:
-        """Whether the promise was kept, or was out of the recorder's sight."""
+        """Whether the promise was kept, or the recorder could not observe it."""
         return self.verdict == "kept" or (self.verdict == "not observed" and not self.demanded)
 
 
@@ -85,8 +85,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     Parameters:
         judgements: one for each promise, in order.
         records: number of judged records.
-        failpoints: the ones that had to be hit, and whether each was.
-        hostile: acts of the hostile principal, if there was one.
+        failpoints: the required failpoints, and whether each was hit.
+        hostile: actions of the hostile principal, if there was one.
     """
 
     judgements: tuple[Judgement, ...]
@@ -96,7 +96,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def passed(self) -> bool:
-        """Whether every promise passed, every failpoint was hit, and each act of a hostile principal was felt."""
+        """Whether every promise passed, every failpoint was hit, and every action of a hostile principal had an
+        effect."""
         return (
             all(judgement.passed for judgement in self.judgements)
             and all(self.failpoints.values())
@@ -112,7 +113,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def judge(records: Iterable[Record]) -> Report:
-    """Judge a history. Pure; the records may come in any order. Raises `ValueError` when it has no opening record."""
+    """Judge a history; the records may come in any order. Raises `ValueError` if the opening record is missing."""
     facts = Facts(records)
     judgements = []
     for promise in PROMISES:

@@ -1,4 +1,4 @@
-"""The rules of the promises about ends and beginnings of a host: P11 crash-safe, P12 clean shutdown."""
+"""Rules of the promises about crashes and shutdowns of a host: P11 crash-safe, P12 clean shutdown."""
 
 from __future__ import annotations
 
@@ -14,12 +14,18 @@ __all__ = ["clean_shutdown", "crash_safe"]
 def crash_safe(facts: Facts, ledger: Ledger) -> None:
     """P11: ``kill -9`` at any instant loses nothing that was accepted, leaves nothing running and no session wedged.
 
-    *Observations*: each kill that a restart followed, and each run that a kill cut. *Violations*: no host became ready
-    after the kill, or not within ``ready_s``; a message that was acknowledged before the kill, or an event that a
-    reader saw before it, is not in the log; a session or run is not at rest in its last reading; a run that a kill cut
-    ended as completed without having been restarted, or never ended; a run was restarted although its stop was
-    recorded, although its messages went to an agent that cannot be replayed, or although a call that is not idempotent
-    had no result; a call whose result was in the log took place again; a call that is not idempotent took place twice.
+    *Observations*: each kill that a restart followed, and each run that a kill cut short.
+
+    *Violations*:
+
+    - no host became ready after the kill, or not within ``ready_s``;
+    - a message that was acknowledged before the kill, or an event that a reader saw before it, is not in the log;
+    - a session or run is not quiescent in its last reading;
+    - a run that a kill cut short completed without a restart, or never ended;
+    - a run was restarted although its stop was recorded, although its messages went to an agent that cannot be
+      replayed, or although a call that is not idempotent had no result;
+    - a call whose result was in the log ran again;
+    - a call that is not idempotent ran twice.
     """
     for kill in facts.kills:
         later = [ready for ready in facts.ready if ready.incarnation > kill.incarnation]
@@ -116,13 +122,20 @@ def _judge_cut_run(facts: Facts, ledger: Ledger, run: LogRun, replayable: dict[t
 
 
 def clean_shutdown(facts: Facts, ledger: Ledger) -> None:
-    """P12: a drain finishes or parks work by its deadline, tells readers, and names every orphan.
+    """P12: a drain finishes or suspends work by its deadline, notifies readers, and names every orphan.
 
-    *Observations*: each drain that was asked for, if its host was not killed meanwhile. *Violations*: it was not
-    answered; it took longer than its deadline plus the slack; the host's exit code is not 0 (1 with orphans); a
-    message was accepted after the report; a run that the report calls interrupted or parked is otherwise in the log;
-    code of a run works on after the report, or a process of the host is in a list taken after it, and the orphans do
-    not name it; a reader that was connected when the drain began lost its connection without a final frame.
+    *Observations*: each requested drain whose host was not killed during it.
+
+    *Violations*:
+
+    - it was not answered;
+    - it took longer than its deadline plus the slack;
+    - the host's exit code is not 0 (1 with orphans);
+    - a message was accepted after the report;
+    - the log contradicts the report about an interrupted or parked run;
+    - code of a run keeps running after the report, or a list taken after it has a process of the host, and the orphans
+      do not name it;
+    - a reader that was connected when the drain began lost its connection without a final frame.
     """
     for request in facts.drain_requests:
         pid = facts.pid_of.get(request.incarnation)

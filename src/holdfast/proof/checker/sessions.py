@@ -1,4 +1,4 @@
-"""The rules of the promises about a session's state: P4 one run, P5 no message lost, P6 valid transcript, P10 atomic
+"""Rules of the promises about a session's state: P4 one run, P5 no message lost, P6 valid transcript, P10 atomic
 state."""
 
 from __future__ import annotations
@@ -48,12 +48,19 @@ __all__ = ["atomic_state", "no_message_lost", "one_run", "valid_transcript"]
 def one_run(facts: Facts, ledger: Ledger) -> None:
     """P4: never two effective runs of one session.
 
-    *Observations*: each run in a log, and each attempt that stamped. *Violations*: a run starts, or writes, while
-    another one of its session holds the slot (from ``run.started`` to ``run.finished``); a run starts twice without a
-    restart; by the agents' own stamps, an agent function begins before its predecessor in the session has ended (an
-    end is: its last act, the kill of its host, or a receipt that quarantined it), or a predecessor shows a sign of
-    life after that; one attempt runs twice or in two hosts; a run is attempted again though its host had not been
-    killed; an agent ran without a claim in the log; the transcript mixes the entries of two runs.
+    *Observations*: each run in a log, and each attempt that wrote stamps.
+
+    *Violations*:
+
+    - a run starts, or writes, while another one of its session holds the slot (from ``run.started`` to
+      ``run.finished``);
+    - a run starts twice without a restart;
+    - by the agents' own stamps, an agent function starts before its predecessor has ended, or the predecessor shows a
+      sign of life after its end (its last action, the kill of its host, or a receipt that names it as abandoned);
+    - one attempt runs twice or in two hosts;
+    - a run is attempted again although its host was not killed;
+    - an agent ran without a claim in the log;
+    - the transcript mixes the entries of two runs.
     """
     for log in facts.logs.values():
         holder: str | None = None
@@ -140,14 +147,21 @@ def _judge_stamped_runs(facts: Facts, ledger: Ledger) -> None:
 def no_message_lost(facts: Facts, ledger: Ledger) -> None:
     """P5: each accepted message is settled exactly once, with the run that took it, in order; the same key runs once.
 
-    *Observations*: each acknowledged or refused attempt to send, each reading of a settlement, and whatever was looked
-    at in the sessions of people. *Violations*: whatever was wrong with those; an
-    acknowledged message is not in the log, or not at its seq; a message of the log is not settled, settled twice,
-    taken twice, settled by a run that did not take it, settled otherwise than its run ended, or not withdrawn though
-    no run took it; runs take messages out of order; a message acknowledged before another of the session was sent has
-    a higher seq than that one; two attempts with one key got two messages, or one content is in the log twice; a first
-    attempt is called a duplicate; a message is in the log though each attempt was refused, or none was made; a
-    withdrawal or a reading of a settlement contradicts the log.
+    *Observations*: each acknowledged or refused attempt to send, each reading of a settlement, and each check of the
+    human-in-the-loop sessions.
+
+    *Violations*:
+
+    - any problem that those checks found;
+    - an acknowledged message is not in the log, or not at its seq;
+    - a message in the log is not settled, settled twice, taken twice, settled by a run that did not take it, settled
+      with another outcome than its run's, or not withdrawn although no run took it;
+    - runs take messages out of order;
+    - a message has a higher seq than one that was sent after it was acknowledged;
+    - two attempts with one key got two messages, or one content is in the log twice;
+    - a first attempt is called a duplicate;
+    - a message is in the log although each attempt was refused, or none was made;
+    - a withdrawal or a reading of a settlement contradicts the log.
     """
     for look in facts.people:
         ledger.saw(look.checked)
@@ -305,12 +319,19 @@ def _judge_settlement(facts: Facts, ledger: Ledger, read: SettlementRead) -> Non
 def valid_transcript(facts: Facts, ledger: Ledger) -> None:
     """P6: appends are atomic, every tool call has exactly one result, and the next run always works.
 
-    *Observations*: each reading of a transcript, and each run that follows a run that did not complete. *Violations*:
-    numbers with a hole or out of order; a tool call without a result, with two, or with the result before the call,
-    also of a run that was interrupted or cut by a crash; two calls with one id; a later reading that changes or loses
-    an entry of an earlier one; the entries of one run that were seen in part; a run that completed with an answer and
-    left no answer in the last reading; a message that a run completed and that is not there exactly once; a run that
-    failed although none of its messages asked for an error.
+    *Observations*: each reading of a transcript, and each run after one that did not complete.
+
+    *Violations*:
+
+    - numbers are missing or out of order;
+    - a tool call has no result, two results, or a result before the call, even in a run that was interrupted or
+      crashed;
+    - two calls share an id;
+    - a later reading changes or loses an entry of an earlier one;
+    - only some of a run's entries were visible;
+    - a run completed with an answer, and the last reading has no such answer;
+    - a message that a run completed is not there exactly once;
+    - a run failed although none of its messages asked for an error.
     """
     latest: dict[Where, TranscriptRead] = {}
     for read in facts.transcripts:
@@ -404,12 +425,16 @@ _STATE_ERRORS = frozenset(("illegal_transition", "error", "internal_error", "sta
 def atomic_state(facts: Facts, ledger: Ledger) -> None:
     """P10: every change of state follows the table of `holdfast.protocol.states`.
 
-    *Observations*: each run and each message in a log, and each message whose state was read twice. *Violations*: the
-    events of a run or a message are not a path of the table (a run: begin with ``run.started``; be interrupted by a
-    request only after ``run.stopping``; end in one terminal state and stay there); a call or child that finishes
-    without having started, or twice; a state that is read later lies before one that was read
-    earlier, or is another end; a session that is read as idle names a run, or one that is on does not; an error about
-    states, or an unnamed one, reaches a client.
+    *Observations*: each run and each message in a log, and each message whose state was read twice.
+
+    *Violations*:
+
+    - the events of a run or a message are not a path of the table (a run begins with ``run.started``, is interrupted by
+      a request only after ``run.stopping``, ends in one terminal state and stays there);
+    - a call or child finishes without having started, or twice;
+    - a later reading shows an earlier state, or a different terminal state;
+    - a session that is read as idle names a run, or an active one does not;
+    - a client gets an error about states, or one without a name.
     """
     for log in facts.logs.values():
         for run in log.runs.values():

@@ -1,4 +1,4 @@
-"""The rules of the promises about stopping: P1 broadcast, P2 isolation, P3 stopped means stopped, P8 no leaks."""
+"""Rules of the promises about stopping: P1 broadcast, P2 isolation, P3 stopped means stopped, P8 no leaks."""
 
 from __future__ import annotations
 
@@ -33,13 +33,17 @@ def _branches(attempt: Attempt) -> dict[str, list[Stamp]]:
 def broadcast(facts: Facts, ledger: Ledger) -> None:
     """P1: one interrupt reaches every waiter of its scope.
 
-    Judged are the runs that the log shows ``interrupted`` by anything but a crash, in their last attempt, if its host
-    lived until the end was known. *Observation*: a branch (task, thread or child that watches its interrupt; process,
-    when the process list was read after the end) that had begun. *Violations*: more such tasks, threads and children
-    than the receipts name as left over had neither seen the interrupt nor ended when the run's end was known; one of
-    them saw it, or ended, more than ``wake_s`` after that, named or not; branches saw different first causes, or
-    one that the log does not have (unless the agent failed meanwhile); a process lived on after the end, unless a
-    receipt names it.
+    This judges runs that the log shows ``interrupted`` by anything but a crash, in their last attempt, if its host
+    survived until the end was known. *Observation*: a branch (task, thread or child that watches its interrupt;
+    process, when the process list was read after the end) that had begun.
+
+    *Violations*:
+
+    - when the run's end was known, more such tasks, threads and children than the receipts name had neither seen the
+      interrupt nor ended;
+    - one of them saw it, or ended, more than ``wake_s`` after that, named or not;
+    - branches saw different first causes, or one that the log does not have (unless the agent failed meanwhile);
+    - a process outlived the run, and no receipt names it.
     """
     for run in facts.run_logs.values():
         attempts = facts.attempts.get(run.run_id)
@@ -98,11 +102,16 @@ def broadcast(facts: Facts, ledger: Ledger) -> None:
 def isolation(facts: Facts, ledger: Ledger) -> None:
     """P2: an interrupt of one scope is never seen in another.
 
-    *Observations*: every run that was on while another session was being stopped, every run that the log shows
-    stopping or interrupted, and every branch that saw an interrupt. *Violations*: a run was stopped, or a branch saw an
-    interrupt, without a request in that session (and no host was drained or killed, and its agent did not fail); the
-    cause names a request or a message of another session; a withdrawal took a message of another session; ambient
-    context named another session than the code was started for.
+    *Observations*: every run that was active while another session was being stopped, every run that the log shows
+    stopping or interrupted, and every branch that saw an interrupt.
+
+    *Violations*:
+
+    - a run was stopped, or a branch saw an interrupt, without a request in that session (and no host was drained or
+      killed, and its agent did not fail);
+    - the cause names a request or a message of another session;
+    - a withdrawal took a message of another session;
+    - the ambient context named a session other than the one that the code was started for.
     """
     asked: dict[Where, float] = {}
     reasons: dict[str, StopRequested] = {}
@@ -201,13 +210,18 @@ def _consistent(receipt: StopReceipt) -> bool:
 
 
 def stopped_means_stopped(facts: Facts, ledger: Ledger) -> None:
-    """P3: the receipt of a stop tells the truth, and the slot is free only when the run is gone or quarantined.
+    """P3: the receipt of a stop is accurate, and the slot is free only when the run is gone or abandoned.
 
-    *Observations*: each receipt of an interrupt or stop, and each terminal event that carries a receipt. *Violations*:
-    a task, thread or child of a run that had begun before the request shows a sign of life after the receipt, and the
-    receipt does not name as many as left over; a process of it does, or is in the process list, and its pid is not
-    named; a receipt contradicts itself (``gone`` with something left, ``quarantined`` with nothing left); a run whose
-    stop was answered has no terminal event in the log; an ended run still writes to the log.
+    *Observations*: each receipt of an interrupt or stop, and each terminal event that carries a receipt.
+
+    *Violations*:
+
+    - a task, thread or child of a run that had begun before the request shows a sign of life after the receipt, and the
+      receipt does not name as many as left over;
+    - a process of the run does so, or is in the process list, and the receipt does not name its pid;
+    - a receipt contradicts itself (``gone`` with something left, ``quarantined`` with nothing left);
+    - a run whose stop was answered has no terminal event in the log;
+    - an ended run still writes to the log.
     """
     for run in facts.run_logs.values():
         if run.receipt is not None:
@@ -270,14 +284,19 @@ def _judge_rest(facts: Facts, ledger: Ledger, attempt: Attempt, request: StopReq
 
 
 def no_leaks(facts: Facts, ledger: Ledger) -> None:
-    """P8: after a run ends nothing of it remains, but what its receipt names.
+    """P8: after a run ends, nothing of it remains except what its receipt names.
 
     *Observations*: each ended run with stamps (its own code would show that it lives on), or before a reading of the
     process list; each killed or ended host before a reading of the list; each quiet reading of a host's statistics
-    (compared with the last baseline before it). *Violations*: code of a run shows a sign of life after the run's end
-    was known, beyond the number that its receipt names; a process of it is in the list (or stamps) and is not named; a
-    process outlives its host by more than ``death_s``; a quiet host counts a run, something in its task tree, a
-    process, or more tasks, threads or descriptors than at its baseline (plus the declared slack).
+    (compared with the last baseline before it).
+
+    *Violations*:
+
+    - code of a run shows a sign of life after the run's end was known, beyond the number that its receipt names;
+    - a process of the run is in the list (or stamps) and is not named;
+    - a process outlives its host by more than ``death_s``;
+    - a quiet host counts a run, something in its task tree, a process, or more tasks, threads or descriptors than at
+      its baseline (plus the declared slack).
     """
     for run in facts.run_logs.values():
         known_end = facts.known_end.get(run.run_id)

@@ -13,13 +13,19 @@ __all__ = ["honest_streams"]
 def honest_streams(facts: Facts, ledger: Ledger) -> None:
     """P7: every subscriber sees every event, in order, or an explicit gap; a cursor resumes without loss or repeat.
 
-    *Observations*: each connection of a reader, and each log. *Violations*: a log whose numbers have a hole, a repeat
-    or a wrong order; a run in it without a terminal event; a connection whose events do not follow each other one by
-    one from where it began, but for what a gap frame covers (so also: a resumed reader that misses or repeats events);
-    a gap that overlaps what was seen before, or is called ``pruned`` though the log has its events; an event that
-    the log does not have, or has otherwise; a receipt's cursor that does not stand just before its message; a reader
-    that stalled, that was called caught up before the newest event, or whose followed message was not settled where
-    the stream ended.
+    *Observations*: each connection of a reader, and each log.
+
+    *Violations*:
+
+    - a log's numbers have a gap or a repeat, or are out of order;
+    - a run in the log has no terminal event;
+    - a connection's events are not consecutive from where it started, apart from what a gap frame covers (a resumed
+      reader that misses or repeats events is one case);
+    - a gap overlaps what was seen before, or is called ``pruned`` although the log has its events;
+    - an event is not in the log, or differs from it;
+    - a receipt's cursor is not just before its message;
+    - a reader stalled, was called caught up before the newest event, or followed a message that was not settled where
+      the stream ended.
     """
     for log in facts.logs.values():
         ledger.saw()

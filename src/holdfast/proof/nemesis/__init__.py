@@ -1,6 +1,6 @@
-"""A nemesis: faults injected into a real server under load, and what they found.
+"""A nemesis: faults injected into a real server under load, and the findings.
 
-``holdfast storm --nemesis all`` runs it. In code: `run_faults` for some by name, `run_against` for one.
+``holdfast storm --nemesis all`` runs it. From code, use `run_faults` for several by name, or `run_against` for one.
 """
 
 from holdfast.proof.nemesis.episode import EpisodePlan

@@ -1,4 +1,4 @@
-"""Faults of the wall clock: it is set forward and back by hours, under load and between two starts."""
+"""Clock faults: the wall clock is set forward and back by hours, under load and between two starts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast.proof.nemesis.episode import Episode
 __all__ = ["QUESTION_TTL_S", "clock_jumps"]
 
 QUESTION_TTL_S = 3600.0
-"""How long questions stay open in this episode."""
+"""Time that questions stay open in this episode."""
 
 _JUMPS_S = (3 * 3600.0, -3 * 3600.0, 26 * 3600.0, -26 * 3600.0, 0.0)
 _QUIET_S = 0.3
@@ -24,7 +24,8 @@ _POLL_S = 0.05
 
 
 async def clock_jumps(episode: Episode) -> None:
-    """Set the clock while batches collect, questions are open and keys are remembered; then between two starts."""
+    """Set the clock while batches collect, questions are open and idempotency keys are stored; then between two
+    starts."""
     first = episode.content("emit")
     session = episode.admin.session(f"known-{ids.message_id()}")
     sent = await session.send(first, idempotency_key="known", agent=None)

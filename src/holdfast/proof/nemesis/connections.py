@@ -1,4 +1,4 @@
-"""Faults of connections: thousands of them, opened and dropped in the middle of a request."""
+"""Connection faults: thousands of connections, opened and dropped in the middle of a request."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class _Bystander:
 
 
 async def connections(episode: Episode) -> None:
-    """Open and drop connections of each kind in turn, in batches, with a bystander's runs beside them."""
+    """Open and drop connections of each kind in turn, in batches, while a bystander's runs continue."""
     tally, total = episode.tally, episode.ask.connections
     batch = max(len(_KINDS), min(_BATCH, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _KEPT_FREE) // 4))
     bystander = _Bystander(episode)
@@ -131,7 +131,7 @@ async def _held(episode: Episode, below: dict[str, int] | None = None) -> dict[s
             process = psutil.Process(episode.server.pid)
             held = {"descriptors": process.num_fds(), "memory": process.memory_info().rss}
         except psutil.NoSuchProcess:
-            raise ServerUnreachable("the server ended while connections came and went") from None
+            raise ServerUnreachable("the server exited while connections were opened and dropped") from None
         if below is None or held["descriptors"] <= below["descriptors"] + _DESCRIPTOR_SLACK:
             return held
         if system_clock.monotonic() > deadline:

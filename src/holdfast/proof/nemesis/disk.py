@@ -1,9 +1,9 @@
 """Disks that fill up and turn read-only, without the rights of root.
 
-A `SmallDisk` is a file system of its own in memory, mounted inside a user namespace that one small process keeps open:
-what is written to it when it is full fails with the kernel's own ENOSPC, and what is written once it is read-only with
-EROFS. Where the machine does not allow user namespaces there is `LimitedDisk`: an ordinary folder; it is full by the
-server's limit on the size of files (EFBIG), and read-only by the modes of the files.
+A `SmallDisk` is a separate in-memory file system, mounted inside a user namespace that one small process keeps open.
+Writes fail with the kernel's own ENOSPC when it is full, and with EROFS when it is read-only. If the machine does not
+allow user namespaces, `LimitedDisk` takes its place: an ordinary folder. A limit on the size of the server's files
+(EFBIG) makes it full, and file modes make it read-only.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ for line in sys.stdin:
 
 
 class Disk(Protocol):
-    """Where a tormented server has its store. One server uses it at a time."""
+    """The disk that holds the store of a server under test. One server uses it at a time."""
 
     how: str
-    """How it becomes full and read-only, in a few words."""
+    """Short description of how it becomes full and read-only."""
     path: Path
     """Path of the database, as the server sees it."""
     keeper: int | None
-    """The process whose mounts the server has to see."""
+    """The process whose mounts the server must see."""
 
     async def fill(self, pid: int) -> None:
         """Fill the disk for the server with that process id, to the last byte."""
@@ -85,16 +85,16 @@ class Disk(Protocol):
         ...
 
     async def set_read_only(self, read_only: bool) -> None:
-        """Make everything read-only, or writable again, while no server has it open."""
+        """Make everything read-only, or writable again; no server may have it open."""
         ...
 
     async def close(self) -> None:
-        """Take it away, with what is on it."""
+        """Remove the disk with its contents."""
         ...
 
 
 class SmallDisk:
-    """See the module; of one loop."""
+    """An in-memory disk; see the module. Use it on one loop."""
 
     def __init__(self, path: Path, keeper: Process) -> None:
         self.how = "a small tmpfs in a user namespace: the kernel's ENOSPC and EROFS"
@@ -104,7 +104,7 @@ class SmallDisk:
 
     @classmethod
     async def open(cls, folder: Path, seed: Path) -> SmallDisk:
-        """Mount it at the folder `folder` and copy the database `seed` on it.
+        """Mount it at `folder` and copy the database `seed` to it.
 
         Raises:
             NotSupported: this machine does not allow it.
@@ -151,7 +151,7 @@ class SmallDisk:
 
 
 class LimitedDisk:
-    """See the module; of one loop. ``because``: the reason why it is not a `SmallDisk`."""
+    """An in-memory disk; see the module. Use it on one loop. ``because``: why it is not a `SmallDisk`."""
 
     def __init__(self, folder: Path, seed: Path, *, because: str = "") -> None:
         how = "a limit on the size of files (EFBIG), and files without the right to write"
@@ -161,7 +161,7 @@ class LimitedDisk:
         self._limit: tuple[int, int] | None = None
 
     async def fill(self, pid: int) -> None:
-        """See `Disk`: its files cannot grow."""
+        """A folder whose files cannot grow; see `Disk`."""
         largest = max(file.stat().st_size for file in self.path.parent.iterdir())
         before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (largest, before[1]))
@@ -174,7 +174,7 @@ class LimitedDisk:
         self._limit = None
 
     async def set_read_only(self, read_only: bool) -> None:
-        """See `Disk`. Root may write all the same."""
+        """See `Disk`. Root can write to it regardless."""
         folder = self.path.parent
         for file in folder.iterdir():
             file.chmod(0o400 if read_only else 0o600)
@@ -186,7 +186,8 @@ class LimitedDisk:
 
 
 async def open_disk(folder: Path, seed: Path, *, small: bool) -> Disk:
-    """Open a disk at the empty `folder` with the database `seed` on it; a `small` one if asked for and allowed."""
+    """Create a disk at the empty `folder`, with a copy of the database `seed`; a `SmallDisk` if `small` is set and the
+    machine allows it."""
     if small and sys.platform == "linux":
         try:
             return await SmallDisk.open(folder, seed)

@@ -1,4 +1,4 @@
-"""Faults of the disk: full, slow, read-only."""
+"""Disk faults: full, slow, read-only."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class _Refusals:
 
 
 async def disk_full(episode: Episode) -> None:
-    """Fill the disk under load and make room again; then kill the server on a full disk and start it there."""
+    """Fill the disk under load and make room again; then kill the server while the disk is full, and restart it."""
     tally, disk, server = episode.tally, episode.disk, episode.server
     for _ in range(_ROUNDS):
         refusals = _Refusals(episode, "store_full", 507)
@@ -92,7 +92,7 @@ async def disk_full(episode: Episode) -> None:
 
 
 async def disk_slow(episode: Episode) -> None:
-    """Let each commit take a while longer, under load."""
+    """Slow down each commit, under load."""
     for slow_s in (_SLOW_S, 3 * _SLOW_S):
         episode.progress(f"each commit takes {slow_s:g} s more")
         await episode.pull(slow_s=slow_s)
@@ -103,7 +103,7 @@ async def disk_slow(episode: Episode) -> None:
 
 
 async def disk_read_only(episode: Episode) -> None:
-    """Refuse writes as on a file that became read-only; then kill the server and start it on a read-only disk."""
+    """Refuse writes as if the file had become read-only; then kill the server and restart it on a read-only disk."""
     tally, disk = episode.tally, episode.disk
     refusals = _Refusals(episode, "store_read_only", 503)
     episode.progress("the store is read-only")

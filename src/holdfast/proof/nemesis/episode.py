@@ -1,8 +1,8 @@
 """One episode of a nemesis: a server of its own with levers and a disk, under the storm's load, for one fault.
 
-Whatever the fault, an episode begins and ends alike: a warm-up and a baseline, load, the injections of the fault,
-then rest, a last reading of everything and a clean shutdown. What the clients, readers and agents saw is one history,
-judged by the storm's checker; what only the fault can see is checked here and written down in a `Tally`.
+Every episode has the same steps: a warm-up and a baseline, load, the injections of the fault, then quiescence, a last
+reading of everything and a clean shutdown. The observations of clients, readers and agents form one history, judged by
+the storm's checker. What only the fault can observe is checked here and recorded in a `Tally`.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ class EpisodePlan(msgspec.Struct, frozen=True, kw_only=True):
 
     Parameters:
         sessions: number of sessions that the load drives.
-        span_s: how long each injection of a fault lasts.
+        span_s: duration of each injection of a fault.
         connections: number of connections to open and drop.
         seed: random seed.
-        agents: the user's own as ``module:name``; none for the storm's.
+        agents: the user's own agents as ``module:name``; empty for the storm's.
         say: prefix of each message to those agents.
     """
 
@@ -96,14 +96,14 @@ class Tally:
         self.found: list[str] = []
 
     def check(self, holds: bool, otherwise: str) -> bool:
-        """Check one thing; `otherwise` is the finding if it does not hold."""
+        """Record one check; `otherwise` is the finding if it fails."""
         self.checked += 1
         if not holds:
             self.found.append(otherwise)
         return holds
 
     def check_alive(self, task: asyncio.Task[Any]) -> None:
-        """Check that a task which runs until it is cancelled has not died or ended."""
+        """Check that a task that should run until cancelled has not failed or ended."""
         error = task.exception() if task.done() and not task.cancelled() else None
         self.check(
             not task.done(), f"the {task.get_name()} died{'' if error is None else f' of {format_error(error)}'}"
@@ -111,7 +111,7 @@ class Tally:
 
 
 class Episode:
-    """See the module. Made by `open_episode`; of one loop."""
+    """See the module. Created by `open_episode`; use it on one loop."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class Episode:
     # ── the server ───────────────────────────────────────────────────────────────────────────────────────────────
 
     async def start(self) -> bool:
-        """Start the next server, with the clock set as its lever; False if it ended before it answered."""
+        """Start the next server with its clock lever set; False if it exited before it answered."""
         environment = {CLOCK_VARIABLE: str(self.levers.clock_s)}
         if self.disk.keeper is not None:
             environment[DISK_VARIABLE] = str(self.disk.keeper)
@@ -164,18 +164,18 @@ class Episode:
         if self.tally.check(await self.start(), f"no start after {after}"):
             return
         refusal = await self.refused()
-        raise ServerUnreachable(f"the server does not start after {after}: {refusal.message}", hint=refusal.hint)
+        raise ServerUnreachable(f"the server did not start after {after}: {refusal.message}", hint=refusal.hint)
 
     async def refused(self) -> StartupFailure:
         """Return why the server did not start, and note its end."""
         return read_startup_failure(await self.server.refused(), self.server.tail())
 
     def set_clock(self, clock_s: float) -> None:
-        """Set how far the wall clock of the next server is off."""
+        """Set the wall clock offset of the next server."""
         self.levers = Levers(clock_s=clock_s)
 
     def is_alive(self) -> bool:
-        """Whether the server still runs; its end is a finding unless its clean shutdown has begun."""
+        """Whether the server is still running; an exit is a finding unless its clean shutdown has started."""
         if self._ending:
             return True
         return self.tally.check(self.server.alive, f"the server ended by itself: {self.server.tail()}")
@@ -186,7 +186,7 @@ class Episode:
         await self.server.kill()
 
     async def pull(self, **changes: Any) -> None:
-        """Change how the levers stand (see `Levers`), and count what they have done since the last pull."""
+        """Change the levers (see `Levers`), and count their effects since the last change."""
         levers = msgspec.structs.replace(self.levers, **changes)
         self.levers = msgspec.structs.replace(levers, hints=0)
         reader, writer = await asyncio.open_unix_connection(str(self.folder / "levers"))
@@ -195,7 +195,7 @@ class Episode:
             async with asyncio.timeout(LIMITS.answer_s):
                 line = await reader.readline()
             if not line:
-                raise ServerUnreachable("the server ended while a lever was pulled")
+                raise ServerUnreachable("the server exited while a lever was being set")
             counts = msgspec.json.decode(line, type=ServerCounts)
         finally:
             writer.close()
@@ -206,7 +206,7 @@ class Episode:
     # ── the load ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def watch(self, seconds: float) -> None:
-        """Let the load run for `seconds`. Raises what broke in it."""
+        """Run the load for `seconds`. Raises the error that broke it."""
         end = system_clock.monotonic() + seconds
         while (left := end - system_clock.monotonic()) > 0:
             await asyncio.sleep(min(0.25, left))
@@ -216,14 +216,14 @@ class Episode:
             await note_processes(self.recorder, self.server.storm)
 
     def content(self, *pieces: Any, span_s: float = 0.05) -> str:
-        """Return a message's content for the agents that are served."""
+        """Return message content for the served agents."""
         name = ids.message_id()
         if self.ask.agents:
             return f"{self.ask.say} [{name}]"
         return encode_plan(Plan(name=name, pieces=pieces, span_s=span_s))
 
     async def send_alone(self, count: int) -> None:
-        """Send one message to each of `count` new sessions, until it is accepted: nothing else wakes them."""
+        """Send one message to each of `count` new sessions, until it is accepted; nothing else wakes these sessions."""
         for _ in range(count):
             key = ids.message_id()
             self._alone.append(key)
@@ -236,7 +236,7 @@ class Episode:
                     continue
 
     async def nobody_is_left(self, after: str) -> None:
-        """Check that each message that was sent alone is settled."""
+        """Check that each of those messages is settled."""
         deadline = system_clock.monotonic() + _GOES_ON_S
         alone, self._alone = self._alone, []
         for key in alone:
@@ -256,7 +256,7 @@ class Episode:
             self.tally.check(not told, f"a session whose one message was sent during {after} is {told}")
 
     async def goes_on(self, after: str) -> None:
-        """Check that a new session's message is answered soon after a fault, without a restart."""
+        """Check that the message of a new session is answered soon after a fault, without a restart."""
         session = self.admin.session(f"after-{ids.message_id()}")
         self.progress(f"after {after}: checking a new message")
         told = "not at all"
@@ -297,7 +297,7 @@ class Episode:
             refusal = await self.refused()
             raise ServerUnreachable(
                 f"the nemesis's server does not start: {refusal.message}",
-                hint=refusal.hint or "see whether 'holdfast serve' starts with the same agent, in the same folder",
+                hint=refusal.hint or "check that 'holdfast serve' starts with the same agent, in the same folder",
             )
         if not self.ask.agents:
             await self.load.warm_up()
@@ -307,7 +307,7 @@ class Episode:
         await self.watch(0.3)
 
     async def finish(self) -> None:
-        """Wait for rest, read everything once more, and shut down cleanly."""
+        """Wait for quiescence, read everything once more, and shut down cleanly."""
         await self.load.stop()
         await self.load.complete()
         self.progress("coming to rest")
@@ -349,11 +349,11 @@ async def open_episode(
     small: bool,
     progress: Progress,
 ) -> AsyncIterator[Episode]:
-    """Open an episode whose server is not started yet; at the end nothing of it is left.
+    """Open an episode whose server has not started yet; remove everything at the end.
 
     Parameters:
         recorder: gets the history.
-        folder: empty, for all its files.
+        folder: an empty folder for all its files.
         changes: settings that differ from the storm's.
         kills: the fault kills the server.
         small: the server gets a small disk of its own.

@@ -18,7 +18,7 @@ from holdfast.proof.nemesis.signals import signals
 __all__ = ["FAULTS", "KILLS", "Fault", "chosen"]
 
 KILLS = "kill"
-"""The fault that has a storm of its own: SIGKILL at every failpoint."""
+"""The fault with a storm of its own: SIGKILL at every failpoint."""
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,7 +26,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
     Parameters:
         name: name on the command line.
-        title: what is done, in a sentence.
+        title: description in one sentence.
         kinds: each of these must have been injected at least once.
         inject: does it, under load.
         settings: the server's settings that differ from the storm's.
@@ -101,7 +101,8 @@ FAULTS: Mapping[str, Fault] = {
 
 
 def chosen(names: str) -> tuple[str, ...]:
-    """Return the faults that ``all`` or a list with commas names, in order, each once. Raises `ConfigurationError`."""
+    """Return the faults that ``all`` or a comma-separated list names, in order, without duplicates. Raises
+    `ConfigurationError`."""
     known = (KILLS, *FAULTS)
     asked = list(known) if names == "all" else [name.strip() for name in names.split(",")]
     for name in asked:

@@ -1,4 +1,4 @@
-"""Faults of readers: they never read, take a byte at a time, break off, or close their half."""
+"""Reader faults: readers that never read, read one byte at a time, break off, or close their half."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdfast.protocol.events import Gap
 __all__ = ["STALL_S", "hostile_readers"]
 
 STALL_S = 1.0
-"""A reader that takes nothing is dropped after this time, in this episode."""
+"""In this episode, a reader that reads nothing is dropped after this time."""
 
 _OF_EACH_KIND = 6
 _POURS = 3
@@ -44,7 +44,7 @@ class _HonestReader:
 
 
 async def hostile_readers(episode: Episode) -> None:
-    """Readers of all kinds at a session that pours out events."""
+    """Connect readers of all kinds to a session that emits many events."""
     tally = episode.tally
     session = episode.admin.session(f"poured-{ids.message_id()}")
     await session.send(episode.content("emit"), agent=None)
@@ -105,7 +105,7 @@ async def _connected(episode: Episode, key: str, kind: str) -> RawConnection:
         async with asyncio.timeout(_CAUGHT_UP_S):
             status = await line.status()
         if status != _STREAMING:
-            raise ConnectionError(f"a stream was asked for and answered with {status}")
+            raise ConnectionError(f"a request for a stream was answered with {status}")
     except BaseException:
         line.drop()
         raise

@@ -1,4 +1,4 @@
-"""Findings of a nemesis as a page of the docs."""
+"""Write the findings of a nemesis as a page of the docs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _FOUND = 10
 
 
 def page(outcomes: Sequence[FaultOutcome], command: str) -> str:
-    """Return a table of the faults, and what was found.
+    """Return a table of the faults and the findings.
 
     Parameters:
         outcomes: of one run.
-        command: that reproduces all of it.
+        command: the command that reproduces all of it.
     """
     return "\n".join(_lines(outcomes, command)) + "\n"
 

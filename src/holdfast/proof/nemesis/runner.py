@@ -1,4 +1,4 @@
-"""A nemesis from beginning to end: one episode for each fault, each judged by itself."""
+"""Run a nemesis: one episode for each fault, each judged on its own."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class FaultOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
     Parameters:
         fault, title: name and title of the fault.
-        how: how it was injected, where there is more than one way.
+        how: how it was injected, if there is more than one way.
         injected: number of injections, by kind.
         observations: number of observations of promises.
         checked: number of further checks.
         broken: number of violations of promises and of other findings.
-        found: the first of them, in words with their promise.
+        found: descriptions of the first ones, each with its promise.
         seconds: duration.
     """
 

@@ -1,12 +1,12 @@
-"""Inside the server that a nemesis torments: pulls the levers that can only be pulled from within.
+"""Faults that can only be injected from inside the server.
 
-`expose` is called before the server's own `main`. It puts the server on the nemesis's disk, takes the place of the wall
-clock, attends all failpoints, and listens on a socket beside the store. Each line that comes is a `Levers` value: how
-everything stands from now on; each is answered with how often each lever has had an effect so far.
+`expose` is called before the server's own `main`. It moves the server to the nemesis's disk, replaces the wall clock,
+attaches to all failpoints, and listens on a socket beside the store. Each received line is a `Levers` value, the new
+position of all levers. The answer is how often each lever has had an effect so far.
 
 Invariants
-- Nothing here decides anything about the product's work: it waits, raises what SQLite would, or repeats a hint.
-- With all levers at rest a server behaves as without this module.
+- This module makes no decisions for the product: it waits, raises SQLite's own errors, or repeats a hint.
+- With all levers at zero, a server behaves as it would without this module.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["CLOCK_VARIABLE", "DISK_VARIABLE", "LEVERS_VARIABLE", "Levers", "Serv
 LEVERS_VARIABLE = "HOLDFAST_NEMESIS_LEVERS"
 """The path of the socket to listen on."""
 CLOCK_VARIABLE = "HOLDFAST_NEMESIS_CLOCK"
-"""How far the wall clock is off at the start, in seconds."""
+"""Offset of the wall clock at the start, in seconds."""
 DISK_VARIABLE = "HOLDFAST_NEMESIS_DISK"
 """The process whose mounts the server sees."""
 
@@ -49,15 +49,16 @@ _SPARED = frozenset(("open", "add_key", "revoke_key"))
 
 
 class Levers(msgspec.Struct, frozen=True, kw_only=True):
-    """How the levers stand.
+    """Positions of the levers.
 
     Parameters:
-        clock_s: how far the wall clock is off, in seconds.
-        slow_s: how much longer each commit takes, in seconds.
-        late_s: how much later than durable each answer of the store comes, in seconds.
-        lose_every: one in this many answers of the store is lost; 0 for none.
-        read_only: every write is refused as SQLite refuses it on a file that became read-only.
-        hints: how often to repeat to the host, now, that every session in memory is ready, and what it knows already.
+        clock_s: offset of the wall clock, in seconds.
+        slow_s: extra time of each commit, in seconds.
+        late_s: delay of each answer of the store after it is durable, in seconds.
+        lose_every: lose one in this many answers of the store; 0 for none.
+        read_only: refuse every write as SQLite does once a file is read-only.
+        hints: how often to repeat two hints to the host now: that every session in memory is ready, and what it already
+            knows.
     """
 
     clock_s: float = 0.0
@@ -69,7 +70,7 @@ class Levers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """How often each lever had an effect, by its name."""
+    """Number of effects of each lever, by name."""
 
     effects: dict[str, int]
 
@@ -120,7 +121,7 @@ class _Victim:
                 raise StorageError("the store's answer was lost", hint="send again with the same idempotency key")
 
     def listen(self, listener: socket.socket) -> None:
-        """Obey one connection after another, for ever."""
+        """Obey one connection after another, forever."""
         while True:
             connection, _ = listener.accept()
             with connection, connection.makefile("rwb", buffering=0) as lines:
@@ -177,7 +178,7 @@ def _join_disk(pid: int) -> None:
 
 
 def expose() -> None:
-    """Put the levers of this process where the nemesis reaches them. Raises `KeyError` outside one, and `OSError`."""
+    """Expose the levers of this process to the nemesis. Raises `KeyError` outside one, and `OSError`."""
     if disk := os.environ.pop(DISK_VARIABLE, ""):
         _join_disk(int(disk))
     if sys.platform == "linux":
@@ -202,4 +203,4 @@ def expose() -> None:
 
 
 _attending = ExitStack()
-"""What holds as long as the process."""
+"""State that lasts as long as the process."""

@@ -1,4 +1,4 @@
-"""Faults of signals between the parts of a server: answers late or lost, hints repeated, everything paused."""
+"""Signal faults between the parts of a server: late or lost answers, repeated hints, a paused process."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ class StartupFailure(NamedTuple):
 
     Parameters:
         exited: the exit code.
-        code, message, hint: the error that the server reported; if it reported none, ``code`` is empty and
-            ``message`` is what it wrote.
+        code, message, hint: the error that the server reported; if it reported none, ``code`` is empty and ``message``
+            is its output.
     """
 
     exited: int
@@ -37,7 +37,7 @@ class _Told(msgspec.Struct):
 
 
 def read_startup_failure(exited: int, said: str) -> StartupFailure:
-    """Return a failed start from the exit code and the server's stderr, where the last error is the reason."""
+    """Return a failed start from the exit code and the server's stderr; the last error there is the reason."""
     for line in reversed(said.splitlines()):
         try:
             error = msgspec.json.decode(line, type=_Told).error

@@ -20,7 +20,7 @@ Progress = Callable[[str], None]
 
 
 class Access(Protocol):
-    """Access to a host. ``up`` is set while the host is expected to answer."""
+    """Access to a host. ``up`` is set while the host should answer."""
 
     up: asyncio.Event
     principals: tuple[str, ...]
@@ -30,7 +30,7 @@ class Access(Protocol):
         ...
 
     def watching(self, principal: str, key: str, *, patient: bool) -> SessionAPI:
-        """Return a session for a reader; a patient one reconnects by itself after a cut."""
+        """Return a session for a reader; a patient one reconnects by itself after a lost connection."""
         ...
 
     async def sessions(self, principal: str) -> list[SessionView]:
@@ -39,7 +39,7 @@ class Access(Protocol):
 
 
 class EmbeddedAccess:
-    """A host in this process; `host` is replaced when it is started again."""
+    """A host in this process; `host` is replaced on a restart."""
 
     def __init__(self, principals: tuple[str, ...]) -> None:
         self.up = asyncio.Event()
@@ -51,7 +51,7 @@ class EmbeddedAccess:
         return self.host.session(key, principal=principal)
 
     def watching(self, principal: str, key: str, *, patient: bool) -> SessionAPI:
-        """See `Access`; it has no connection that could be cut."""
+        """Access without connections; see `Access`."""
         return self.session(principal, key)
 
     async def sessions(self, principal: str) -> list[SessionView]:

@@ -1,7 +1,7 @@
-"""Answers of a server that must hold: kept by those who asked, until they are checked at the end.
+"""Record of acknowledged changes, checked at the end of a storm.
 
-For what stands outside a storm's history: keys, files, schedules, deletions. A request whose answer was lost may have
-been done or not; one that was answered has been done, whatever killed the server a moment later.
+It covers what is outside a storm's history: keys, files, schedules, deletions. A request whose answer was lost may or
+may not have taken effect. One that was answered has taken effect, even if the server was killed a moment later.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Mapping
 __all__ = ["GONE", "AckAudit"]
 
 GONE = "gone"
-"""The state of what does not exist, or no longer."""
+"""State of an item that does not exist (any more)."""
 
 
 class AckAudit:
-    """States that things may be in: the one that was answered last, and all that were asked for since.
+    """Possible states of items: the last acknowledged one, and all that were requested since.
 
     Parameters:
-        what: the kind of thing, in words: ``key``.
+        what: kind of the items, such as ``key``.
     """
 
     def __init__(self, what: str) -> None:
@@ -26,23 +26,23 @@ class AckAudit:
         self._may_be: dict[str, frozenset[str]] = {}
 
     def ask(self, name: str, state: str) -> None:
-        """Note that a state was asked for, without an answer yet."""
+        """Record that a state was requested, before the answer."""
         self._may_be[name] = self._may_be.get(name, frozenset((GONE,))) | {state}
 
     def answer(self, name: str, state: str) -> None:
-        """Note that the server answered with this state."""
+        """Record that the server acknowledged this state."""
         self._may_be[name] = frozenset((state,))
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of all things that were asked for."""
+        """Names of all requested items."""
         return tuple(self._may_be)
 
     def wrong(self, now: Mapping[str, str]) -> list[str]:
-        """Return what is not as it was answered.
+        """Return the items whose state contradicts an acknowledgement.
 
         Parameters:
-            now: the state of each thing that is there.
+            now: the actual state of each existing item.
         """
         return [
             f"{self._what} {name} was answered to be {' or '.join(sorted(may_be))}, and is {now.get(name, GONE)}"

@@ -1,6 +1,7 @@
-"""Acts of an administrator on a server: making keys, revoking them, and deleting sessions.
+"""Actions of an administrator on a server: creating and revoking keys, and deleting sessions.
 
-They stand outside a storm's history: what is deleted cannot be read back. `settle` checks that all answers hold.
+They are outside a storm's history: what is deleted cannot be read back. `settle` checks that every acknowledgement was
+kept.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class _Keys(msgspec.Struct):
 
 
 class AdminLoad:
-    """The acts of one administrator. Of one loop.
+    """The actions of one administrator. Of one loop.
 
     Parameters:
         client: the administrator's.
@@ -42,7 +43,7 @@ class AdminLoad:
         self.checked = 0
 
     async def make_a_key(self) -> None:
-        """Make a key, and revoke it."""
+        """Create a key, and revoke it."""
         body = {"principal": "visitor", "role": "user", "label": "made by a storm"}
         answer = await self._client.request("POST", "/v1/keys", body=body)
         key_id = msgspec.json.decode(answer.content, type=_Made).key.key_id
@@ -52,7 +53,7 @@ class AdminLoad:
         self._keys.answer(key_id, "revoked")
 
     async def delete_a_session(self) -> None:
-        """Make a session, and delete it."""
+        """Create a session, and delete it."""
         session = self._client.session(ids.message_id())
         self._sessions.ask(session.key, "there")
         await session.send("{}", agent=None)
@@ -62,7 +63,7 @@ class AdminLoad:
         self._sessions.answer(session.key, GONE)
 
     async def settle(self) -> list[str]:
-        """Return what is not as it was answered."""
+        """Return the items whose state contradicts an acknowledgement."""
         try:
             keys = (await self._client.read("/v1/keys", _Keys)).keys
             there = [key for key in self._sessions.names if await self._is_there(key)]

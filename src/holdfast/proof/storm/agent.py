@@ -1,7 +1,7 @@
-"""The agents of a storm: they do mixed work by a plan and stamp what they see.
+"""The agents of a storm: they follow a plan of mixed work and write stamps of what they observe.
 
-``storm`` is replayable: its effects are calls. ``storm-plain`` is not. ``agents()`` makes both for a side file; the
-module's `agents_of_environment` is what a storm's own server serves.
+``storm`` is replayable: its effects are calls. ``storm-plain`` is not. ``agents()`` returns both for a side file; a
+storm's own server serves the module's `agents_of_environment`.
 """
 
 from __future__ import annotations
@@ -266,7 +266,7 @@ def agents(stamps: Stamps, storm: str, *, host: int) -> tuple[Agent, Agent]:
     Parameters:
         stamps: where they stamp.
         storm: the storm's name, part of the marker of all its processes.
-        host: the number under which the history knows this host: its pid, where it is a process of its own.
+        host: the number of this host in the history: its pid, if it is a separate process.
     """
 
     async def work(run: Run) -> None:
@@ -289,5 +289,6 @@ def agents(stamps: Stamps, storm: str, *, host: int) -> tuple[Agent, Agent]:
 
 
 def agents_of_environment() -> tuple[Agent, Agent]:
-    """Return the agents for the side file and the name in the environment. Raises `KeyError` outside a storm."""
+    """Return the agents for the side file and the storm name from the environment. Raises `KeyError` outside a
+    storm."""
     return agents(Stamps(Path(os.environ[STAMPS_VARIABLE])), os.environ[STORM_VARIABLE], host=os.getpid())

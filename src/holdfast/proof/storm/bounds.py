@@ -1,4 +1,4 @@
-"""Participants of a storm, the settings of its hosts, and the bounds by which it is judged."""
+"""Participants of a storm, the settings of its hosts, and its bounds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SETTINGS = Settings(
     evict_after_s=2.0,
     public_agents=("*",),
 )
-"""Short times and tight bounds, so that the storm meets them."""
+"""Short timeouts and tight bounds, so that the storm reaches them."""
 
 LIMITS = Limits(
     answer_s=30.0,
@@ -38,6 +38,6 @@ LIMITS = Limits(
 )
 
 HOSTILE_BOUNDS = {"principal_rate_per_s": 200.0, "principal_streams": 200}
-"""Settings that a server with a hostile principal has besides, so that it meets them."""
+"""Additional settings of a server with a hostile principal, so that the principal reaches them."""
 
 LIMITS_WITH_HOSTILE = msgspec.structs.replace(LIMITS, thread_slack=SETTINGS.principal_threads * (len(PRINCIPALS) + 1))

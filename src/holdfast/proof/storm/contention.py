@@ -1,4 +1,4 @@
-"""Contention for a host's places: all are taken, and one principal asks for far more of them than the others."""
+"""Contention for a host's run slots: all are in use, and one principal requests far more than the others."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _TRIES = 4
 
 
 async def contend(load: Load, *, places: int, greedy: int, polite: int, span_s: float) -> None:
-    """Count each principal's turns while all of them have sessions that wait.
+    """Count each principal's turns while all of them have waiting sessions.
 
-    Starts count from the moment when all principals' messages were accepted until the first principal has no session
-    left that waits. If a principal's turns were over before that moment (on a machine that is too busy), it is
-    tried again, with all places taken for twice as long.
+    The count begins when all principals' messages are accepted, and ends when one principal has no waiting session
+    left. If a principal's turns are over before the count begins (on a busy machine), try again with all slots in use
+    for twice as long.
 
     Parameters:
-        load: its sessions are joined by those that contend.
-        places: how many runs the host has at a time.
-        greedy, polite: how many runs the first principal asks for, and each other one.
-        span_s: how long the places are taken at first, in seconds.
+        load: a load that the contending sessions join.
+        places: maximum number of concurrent runs of the host.
+        greedy, polite: number of runs that the first principal requests, and that each other one requests.
+        span_s: how long the slots are in use at first, in seconds.
     """
     for number in range(_TRIES):
         starts, accepted_at = await _starts(load, f"{number}", places, greedy, polite, span_s * 2**number)

@@ -90,13 +90,13 @@ async def embedded_storm(
     """Run a storm in this process.
 
     Parameters:
-        recorder: gets the history; its opening is noted already.
-        folder: is there and empty; gets the store and the stamps.
-        sessions: how many sessions are driven.
-        seconds: how long, until the drain.
+        recorder: receives the history; it already has the opening record.
+        folder: an existing empty folder for the store and the stamps.
+        sessions: number of driven sessions.
+        seconds: time until the drain, in seconds.
         seed: random seed.
         progress: callback for progress messages.
-        rate: actions per second over all sessions; by default as much as a small machine bears.
+        rate: actions per second over all sessions; the default suits a small machine.
     """
     storm = ids.node_id()
     access = EmbeddedAccess(PRINCIPALS)

@@ -1,15 +1,15 @@
-"""A hostile principal in a storm: one user with a valid key who does its worst, beside the others.
+"""A hostile principal in a storm: one user with a valid key who attacks the server while the others work.
 
-It opens exports, transcripts and event streams that it does not read, floods its mailboxes, its write rate and its
-streams, writes many requests at once, half heads and single bytes, uploads, schedules, interrupts what is idle, and
-reads under keys that are revoked meanwhile. What it sends through its own `Load` is part of the history, so each
-message that was accepted is judged like any other. The rest is counted: how often it was done, and how often it was
-felt.
+It opens exports, transcripts and event streams that it does not read. It floods its mailboxes, its write rate and its
+streams. It pipelines requests, and sends half a head or single bytes. It also uploads, schedules, interrupts idle
+sessions, and reads with keys that are being revoked. Whatever it sends through its own `Load` is part of the history,
+so each accepted message is judged like any other. Other actions are counted: how often they were done, and how often
+they had an effect.
 
 Invariants
 
 - It uses one principal's keys only, and connects to the storm's own server on loopback.
-- What it holds is bounded: at most `_HELD` connections of each kind, and a fixed number of bytes uploaded.
+- Its resources are bounded: at most `_HELD` connections of each kind, and a fixed number of uploaded bytes.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ ACTS = (
     "idle interrupts",
     "revoked streams",
 )
-"""Its acts; the storm fails when one of them was not done, or was not felt."""
+"""Its actions; the storm fails if one of them was never done or had no effect."""
 
 _HELD = 24
 _POURS = 4
@@ -88,17 +88,17 @@ class _Made(msgspec.Struct):
 
 
 class Hostile:
-    """The acts of one hostile principal. Of one loop.
+    """The actions of one hostile principal. Of one loop.
 
     Parameters:
         recorder: gets what it did.
         server: the storm's own.
         access: the hostile principal's clients.
-        admin: makes and revokes its further keys.
+        admin: creates and revokes its additional keys.
         key: its first API key.
         port: the server's.
-        streams: how many event streams one principal may have open.
-        load: its own sessions, of which the history knows.
+        streams: maximum number of open event streams of a principal.
+        load: its own sessions, which are in the history.
         seed: random seed.
     """
 
@@ -138,7 +138,7 @@ class Hostile:
             session.readers.clear()  # it reads in its own way
 
     def begin(self) -> None:
-        """Start or resume all acts; each is repeated until `let_go` or `end`."""
+        """Start or resume all actions; each repeats until `let_go` or `end`."""
         acts: dict[str, Callable[[], Awaitable[None]]] = {
             "unread exports": lambda: self._unread("unread exports", f"/v1/sessions/{self._large.key}/export"),
             "unread transcripts": lambda: self._unread(
@@ -159,7 +159,7 @@ class Hostile:
         self._tasks = [asyncio.create_task(self._repeat(act), name=f"hostile {name}") for name, act in acts.items()]
 
     async def prepare(self) -> None:
-        """Begin its own load, and make the sessions that it abuses: a large one, and one that stays idle. The server is
+        """Start its own load, and create the sessions that it abuses: a large one and an idle one. The server is
         up.
         """
         self.load.start()
@@ -171,7 +171,8 @@ class Hostile:
         )
 
     async def end(self) -> None:
-        """Let go of everything, and note what was done. The server is up; raises what broke in an act."""
+        """Release everything, and record what was done. The server must be up. Raises the error that broke an
+        action."""
         await self.let_go()
         for schedule_id in self._schedules:
             with suppress(HoldfastError):
@@ -186,13 +187,13 @@ class Hostile:
         await self.load.stop()
 
     async def abandon(self) -> None:
-        """Take everything away at once; nothing is noted any more."""
+        """Stop everything at once, and record nothing more."""
         with suppress(Exception):
             await self.let_go()
         await self.load.abandon()
 
     async def let_go(self) -> None:
-        """Stop all acts, and drop every connection that is held. Raises what broke in an act."""
+        """Stop all actions, and drop every open connection. Raises the error that broke an action."""
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
@@ -206,18 +207,18 @@ class Hostile:
 
     @property
     def broken(self) -> BaseException | None:
-        """The error that broke an act or its load, if any."""
+        """The error that broke an action or its load, if any."""
         for task in self._tasks:
             if task.done() and not task.cancelled() and task.exception() is not None:
                 return task.exception()
         return self.load.broken
 
     def unfelt(self) -> list[str]:
-        """Return the acts that were not felt yet."""
+        """Return the actions that have had no effect yet."""
         return [name for name in ACTS if not self._felt[name]]
 
     def read_holdings(self, moment: Literal["before", "beside", "after"] = "beside") -> None:
-        """Note what the server's process holds now; nothing when it is gone."""
+        """Record the memory and descriptors of the server's process, if it is alive."""
         with suppress(psutil.Error, HoldfastError):
             self._recorder.note(
                 HoldingRead,

@@ -1,7 +1,7 @@
-"""People who work with sessions: they steer, are asked and answer, attach files, and edit histories.
+"""Simulated people: they steer, answer questions, attach files, and edit histories.
 
-These sessions stand outside a storm's history: an edit changes what was read before. They are looked at here instead:
-`settle` brings them to rest and returns the problems.
+These sessions are outside a storm's history: an edit changes what was read before. They are checked here instead:
+`settle` waits until they are quiescent, and returns the problems.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class People:
         self._accepted[session.key, receipt.message_id] = name
 
     async def steer(self) -> None:
-        """Talk to an agent that listens while it works. What waits in its session, or for an answer, comes first."""
+        """Talk to an agent that listens while it works. Waiting messages and open questions come first."""
         key = self._chance.choice(self._keys)
         await self._unrest(key)
         session = self._client.session(key)
@@ -66,7 +66,7 @@ class People:
             await self._send(session, "emit", policy="steer")
 
     async def ask(self) -> None:
-        """Let an agent ask, and answer what is open."""
+        """Make an agent ask, and answer the open questions."""
         session = self._session()
         await self._send(session, "call", "ask", "emit")
         await asyncio.sleep(_POLL_S)
@@ -81,7 +81,7 @@ class People:
                 self._answered.add(question.question_id)
 
     async def edit(self) -> None:
-        """Take back the last answer, or summarize the conversation."""
+        """Undo the last answer, or summarize the conversation."""
         session = self._session()
         await self._send(session, "emit")
         await asyncio.sleep(_LISTEN_S)
@@ -95,7 +95,7 @@ class People:
         self._attached[attachment.digest] = body
 
     async def settle(self) -> list[str]:
-        """Answer what is open, wait until all is at rest, and return what is not as it must be."""
+        """Answer the open questions, wait until all sessions are quiescent, and return the problems."""
         wrong = [problem for problem in await asyncio.gather(*map(self._unrest, self._keys)) if problem is not None]
         for (key, message_id), name in self._accepted.items():
             self.checked += 1
@@ -105,7 +105,7 @@ class People:
                 wrong.append(f"message {message_id} of session {key} was accepted, and now: {error.message}")
                 continue
             if state not in _SETTLED:
-                wrong.append(f"message {message_id} ({name}) of session {key} is {state} for ever")
+                wrong.append(f"message {message_id} ({name}) of session {key} is {state} forever")
         self.checked += len(self._answered)
         wrong += [f"question {question_id} was answered, and is open again" for question_id in self._asked_again]
         return [*wrong, *await self._come_back(), *await self._lost_files()]

@@ -38,11 +38,12 @@ _OF_STOPS = ("interrupt", "stop_session")
 """Verbs of the store that have to meet an active run."""
 
 _QUIET_S = 2.0
-"""How long a server's memory must not have grown before it is compared, so that the load's own use does not count."""
+"""Time for which a server's memory must have been stable before it is compared, so that the load's own use does not
+count."""
 _GROWTH_BYTES = 1_000_000
 _SETTLE_LONGEST_S = 20.0
 _BESIEGED_S = 8.0
-"""How long a hostile principal acts before the first kill, at least."""
+"""Minimum time that a hostile principal acts before the first kill."""
 _BESIEGED_LONGEST_S = 60.0
 _HOSTILE_SESSIONS, _HOSTILE_RATE = 3, 10.0
 _AT_START = ("restart", "rescue")
@@ -257,7 +258,7 @@ class _KillStorm:
 
 
 def registered_failpoints() -> tuple[str, ...]:
-    """Return all failpoints of a server: those of everything it imports. A store is moved by a command."""
+    """Return all failpoints of a server, from every module that it imports. A store is moved by a command."""
     import holdfast.server
     import holdfast.storage.sqlite  # noqa: F401
 
@@ -283,19 +284,19 @@ async def kill_storm(
     """Run a storm over a server of its own.
 
     Parameters:
-        recorder: gets the history; its opening is noted already.
-        folder: is there and empty; gets the store, the stamps and what the server writes to stderr.
-        sessions: how many sessions are driven.
-        seconds: how long it is killed at random; the failpoints come before.
+        recorder: receives the history; it already has the opening record.
+        folder: an existing empty folder for the store, the stamps and the server's stderr.
+        sessions: number of driven sessions.
+        seconds: duration of the random kills, which follow the failpoints.
         kill_every_s: mean time between two kills.
         seed: random seed.
         points: the failpoints to kill at.
         progress: callback for progress messages.
         rate: actions per second over all sessions.
-        prefix: begins all names, where the history has another part too.
+        prefix: prefix of all names, for a history with another part.
         first: the number of the first incarnation.
-        contention: whether to see whose turn it is when all places are taken, too.
-        hostile: whether one more principal does its worst, from the beginning of the load until the last kill.
+        contention: whether to also count turns while all run slots are in use.
+        hostile: whether to add a hostile principal, from the start of the load to the last kill.
 
     Raises:
         ServerUnreachable: the server cannot be started.
@@ -359,7 +360,7 @@ async def kill_storm(
 
 
 async def make_keys(store_url: str) -> dict[str, str]:
-    """Make a key for each principal and one for the storm itself, in a store that no server has open."""
+    """Create a key for each principal and one for the storm itself, in a store that no server has open."""
     store = open_store(store_url)
     at = system_clock.now()
     await store.open(node_id=ids.node_id(), at=at)

@@ -1,5 +1,5 @@
-"""The load: drivers that double-text, repeat themselves, interrupt, stop, withdraw, read and pry, and never lose
-count."""
+"""The load: drivers that double-text, repeat messages, interrupt, stop, withdraw, read, and probe other users'
+sessions."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ _COMPLETED = 8
 class Load:
     """Drivers and readers over many sessions of several principals. ``others`` are sessions without a driver.
 
-    While ``calm`` is set, no driver begins to interrupt or stop anything.
+    While ``calm`` is set, no driver starts an interrupt or stop.
 
     Parameters:
         rate: actions per second, over all sessions.
-        span_s: how long a piece of an agent's work takes.
-        prefix: begins the keys of the sessions and the names of the messages.
-        agents: the sessions' agents, in turn; None for the host's default, of which nothing is known.
+        span_s: duration of each piece of an agent's work.
+        prefix: prefix of session keys and message names.
+        agents: the sessions' agents, in turn; None for the host's default, which is unknown.
         content: turns a plan into the content of a message.
-        limited: whether its principals may be refused at a limit, also when they read.
+        limited: whether a limit may refuse its principals, even when they read.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Load:
         self._outages = (ServerUnreachable, StorageError, *((LimitExceeded, HostBusy) if limited else ()))
         self.calm = False
         self.refused: Counter[str] = Counter()
-        """How many messages were refused, by the code of the error."""
+        """Number of refused messages, by error code."""
         self.sessions: list[StormSession] = []
         self.others: list[StormSession] = []
         for number in range(sessions):
@@ -104,7 +104,7 @@ class Load:
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def start(self) -> None:
-        """Start all drivers and readers. What breaks in one of them is raised by `stop`."""
+        """Start all drivers and readers. `stop` raises their errors."""
         self._stopping.clear()
         for session in self.sessions:
             self._tasks.append(asyncio.create_task(self._drive(session), name=f"storm driver {session.key}"))
@@ -112,7 +112,7 @@ class Load:
                 self._tasks.append(asyncio.create_task(reader.roam(), name=f"storm reader {reader.name}"))
 
     async def stop(self) -> None:
-        """Let each driver finish what it has begun, and take the readers away. Raises what broke in any of them."""
+        """Let each driver finish its current action, and stop the readers. Raises the first error of any of them."""
         self._stopping.set()
         drivers = [task for task in self._tasks if "driver" in task.get_name()]
         readers = [task for task in self._tasks if "reader" in task.get_name()]
@@ -125,7 +125,7 @@ class Load:
                 raise result
 
     async def complete(self) -> None:
-        """Do what a short load leaves to luck, once in each of some sessions, side by side. Call it after `stop`."""
+        """Do once what a short load leaves to chance, concurrently in several sessions. Call it after `stop`."""
         await asyncio.gather(*(self._complete(session) for session in self.sessions[:_COMPLETED]))
 
     async def _complete(self, session: StormSession) -> None:
@@ -140,7 +140,7 @@ class Load:
                 await pry(self.access, self.recorder, session, principal)
 
     async def rest(self) -> None:
-        """Wait until every session is at rest; see `SnapshotReader.rest`."""
+        """Wait until every session is quiescent; see `SnapshotReader.rest`."""
         await self.reading.rest([*self.sessions, *self.others])
 
     async def read_back(self) -> None:
@@ -148,14 +148,14 @@ class Load:
         await self.reading.read_back([*self.sessions, *self.others])
 
     async def abandon(self) -> None:
-        """Take everything away at once; nothing is raised or noted any more."""
+        """Stop everything at once, without errors or further records."""
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def warm_up(self) -> None:
-        """Run everything once for each principal, so that what is made only once is there afterwards."""
+        """Run everything once for each principal, so that one-time allocations exist afterwards."""
         for principal in self.access.principals:
             name = self._name()
             session = StormSession(principal, f"{self.prefix}-warm-{principal}", PLAIN, self.chance)
@@ -222,7 +222,7 @@ class Load:
         await asyncio.gather(*(self.send(session, self.message(session)) for _ in range(count)))
 
     def message(self, session: StormSession, plan: Plan | None = None, policy: Policy | None = None) -> StormMessage:
-        """Return a new message, random where nothing is given."""
+        """Return a new message; omitted parts are random."""
         chance = session.chance
         plan = plan or make_plan(self._name(), chance, span_s=self._span_s)
         policies: tuple[Policy, ...] = ("queue", "collect", "interrupt", "reject")
@@ -359,7 +359,7 @@ class Load:
         await self._stop_session(session)
 
     async def linger(self, count: int, span_s: float) -> None:
-        """Give `count` sessions work that lasts `span_s`, so that whatever ends the host meets it."""
+        """Give `count` sessions work that lasts `span_s`, so that it is active when the host ends."""
         lingering = self.chance.sample(self.sessions, min(count, len(self.sessions)))
         pieces: tuple[Piece, ...] = ("call", "emit", "task", "thread", "process", "nap")
         await asyncio.gather(
@@ -373,7 +373,7 @@ class Load:
         )
 
     async def cut(self, *, stop: bool, after_s: float = 0.6) -> None:
-        """Interrupt or stop a run of a new session; by default once its call has its result, while it ends slowly."""
+        """Interrupt or stop a run of a new session; by default after its call has returned, while it ends slowly."""
         self._cuts += 1
         principal = self.chance.choice(self.access.principals)
         session = StormSession(principal, f"{self.prefix}-cut-{self._cuts}", self.sessions[0].agent, self.chance)
@@ -384,7 +384,7 @@ class Load:
             await (self._stop_session(session) if stop else self._interrupt(session))
 
     async def nap(self, session: StormSession, span_s: float) -> None:
-        """Give a session one run that does nothing for `span_s`."""
+        """Give a session one run that sleeps for `span_s`."""
         await self.send(
             session, self.message(session, Plan(name=self._name(), pieces=("nap",), span_s=span_s), "queue")
         )

@@ -39,8 +39,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     Parameters:
         name: unique within the storm.
-        pieces: what to do, one after another.
-        span_s: how long each piece that takes time takes, in seconds.
+        pieces: steps to do, one after another.
+        span_s: duration of each piece that takes time, in seconds.
     """
 
     name: str
@@ -70,7 +70,7 @@ def decode_plan(content: str) -> Plan:
 
 
 def make_plan(name: str, chance: random.Random, *, span_s: float) -> Plan:
-    """Return a random plan: mostly little work, sometimes rich, rarely an error or something that resists a stop."""
+    """Return a random plan: mostly small, sometimes large, rarely with an error or with work that resists a stop."""
     lot = chance.random()
     pieces: list[Piece]
     if lot < 0.55:

@@ -1,8 +1,8 @@
-"""Rest of a storm's session: judged by whether the session gets on, not by how long all that waits there takes.
+"""Quiescence of a storm's session: judged by whether the session makes progress, not by how long its backlog takes.
 
 Invariants
-- The session gets no new messages, so it gets on only as often as it has messages: the wait is bounded.
-- A session stands still only if the same run was active, and as many messages waited, for all of `STANDSTILL_S`.
+- The session gets no new messages, so it makes progress at most once per message, and the wait is bounded.
+- A session is stuck only if the same run was active, and the same number of messages waited, for all of `STANDSTILL_S`.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from holdfast.protocol.messages import SessionView
 __all__ = ["STANDSTILL_S", "quiescent"]
 
 STANDSTILL_S = 20.0
-"""Far longer than one run of a storm takes, on a machine that is busy too."""
+"""Far longer than one run of a storm takes, even on a busy machine."""
 _POLL_S = 0.05
 
 
 async def quiescent(key: str, look: Callable[[], Awaitable[SessionView]]) -> str | None:
-    """Watch a session until it is at rest, and return None; or until it stands still, and describe that.
+    """Watch a session until it is quiescent, and return None; or until it is stuck, and return a description.
 
     Parameters:
         key: the session's.
-        look: reads the session. A server that cannot be reached now is asked again.
+        look: reads the session. Retries while the server is unreachable.
 
     Raises:
-        what `look` raises otherwise, such as `NotFound`.
+        any other error of `look`, such as `NotFound`.
     """
     view: SessionView | None = None
     deadline = system_clock.monotonic() + STANDSTILL_S

@@ -1,4 +1,4 @@
-"""Readers of a storm: they come, read at their pace, vanish, and come back at their cursor."""
+"""Readers of a storm: they connect, read at their own pace, disconnect, and resume at their cursor."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class StormReader:
 
     Parameters:
         number: returns the session's public number, 0 while it is unknown.
-        patient: leave it to the client to come back after a cut.
+        patient: leave reconnecting to the client.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class StormReader:
         self._slow_s = 0.02 if chance.random() < 0.15 else 0.0
 
     async def roam(self) -> None:
-        """Come and go until cancelled."""
+        """Connect and disconnect until cancelled."""
         while True:
             await self._access.up.wait()
             if self.number:
@@ -56,7 +56,7 @@ class StormReader:
             await asyncio.sleep(self._chance.uniform(0.01, 0.3))
 
     async def catch_up(self, newest: int, limits: Limits) -> None:
-        """Read up to `newest`, and note whether that went in time."""
+        """Read up to `newest`, and record whether that was in time."""
         if self.number and self.position < newest:
             await self._visit(limits.answer_s, until=newest)
 

@@ -1,4 +1,4 @@
-"""Recorder of a storm's history: records in memory, in the order in which they are noted."""
+"""Recorder of a storm's history: keeps records in memory, in the order of arrival."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class StormRecorder:
         self._tokens = 0
 
     def note(self, kind: Callable[..., R], **fields: Any) -> R:
-        """Note a record of this moment, and return it."""
+        """Append a record with the current time, and return it."""
         record = kind(at=system_clock.monotonic(), **fields)
         self.records.append(record)
         return record

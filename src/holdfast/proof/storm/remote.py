@@ -36,9 +36,10 @@ async def remote_storm(
     """Run a storm over the server at `url`, as four principals if the key may act for others, else as its own.
 
     Parameters:
-        recorder: gets the history, its opening included.
-        say: prefix of each message; the server's agent should do something that lasts a moment.
-        sessions, seconds, seed, rate: how many, how long, of all choices, and actions per second over all sessions.
+        recorder: receives the history, including its opening record.
+        say: prefix of each message; the server's agent should do work that lasts a moment.
+        sessions, seconds, seed, rate: number of sessions, duration, random seed, and actions per second over all
+            sessions.
         progress: callback for progress messages.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The three storms, each from its opening record to its history: embedded, over a server of its own, over a URL."""
+"""Run one of three storms and return its history: embedded, over a server of its own, or over a URL."""
 
 from __future__ import annotations
 
@@ -48,10 +48,11 @@ async def conduct_embedded(
 
     Parameters:
         recorder: gets the history.
-        sessions, seconds, seed, rate: how many, how long, of all choices, and actions per second over all sessions.
+        sessions, seconds, seed, rate: number of sessions, duration, random seed, and actions per second over all
+            sessions.
         progress: callback for progress messages.
-        folder: keeps the stores and what belongs to them; by default they are deleted at the end.
-        hostile: whether one more principal does its worst at the small server.
+        folder: folder to keep the stores and related files in; by default they are deleted at the end.
+        hostile: whether to add a hostile principal to the small server.
     """
     limits = LIMITS_WITH_HOSTILE if hostile else LIMITS
     recorder.note(
@@ -95,8 +96,8 @@ async def conduct_kills(
     """Storm a server of its own, killed once at every failpoint (or at `points`), then at random for `seconds`.
 
     Parameters:
-        folder: keeps the store and what belongs to it; by default they are deleted at the end.
-        hostile: whether one more principal does its worst.
+        folder: folder to keep the store and related files in; by default they are deleted at the end.
+        hostile: whether to add a hostile principal.
 
     Raises:
         ServerUnreachable: the server cannot be started.
@@ -138,7 +139,7 @@ async def conduct_remote(
     progress: Progress,
     rate: float | None = None,
 ) -> None:
-    """Storm an existing server. Raises `HoldfastError` when it does not answer or refuses the key."""
+    """Storm an existing server. Raises `HoldfastError` if the server does not answer or refuses the key."""
     await remote_storm(
         recorder,
         url=url,

@@ -1,7 +1,7 @@
-"""Schedules of a storm: some that tick all the time, and others that are made, paused and deleted.
+"""Schedules of a storm: some tick all the time; others are created, paused and deleted.
 
-The sessions of those that tick get messages from them alone, so in the end each has as many messages as its schedule
-has fired: `settle` checks that. They stand outside a storm's history.
+A ticking schedule is the only sender of its session, so in the end the session has one message per tick; `settle`
+checks that. They are outside a storm's history.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SEEN_S = 0.1
 
 
 class ScheduleLoad:
-    """Some schedules of one principal. Of one loop.
+    """The schedules of one principal. Of one loop.
 
     Parameters:
         client: the principal's.
@@ -40,7 +40,7 @@ class ScheduleLoad:
         self.checked = 0
 
     async def tick(self) -> None:
-        """Create all schedules that are to tick; those that exist keep ticking."""
+        """Create all ticking schedules; existing ones keep ticking."""
         for key in self._keys:
             await self._client.schedule(
                 key, self._text(key), every_s=_EVERY_S, schedule_id=key, agent=REPLAYABLE, miss="burst"
@@ -48,7 +48,7 @@ class ScheduleLoad:
             self._put.add(key)
 
     async def change(self) -> None:
-        """Make a schedule, pause it, resume it, and delete it."""
+        """Create a schedule, pause it, resume it, and delete it."""
         name = ids.schedule_id()
         self._changed.ask(name, "active")
         schedule = await self._client.schedule("never", self._text(name), every_s=1e6, schedule_id=name)
@@ -64,7 +64,7 @@ class ScheduleLoad:
         return encode_plan(Plan(name=name, pieces=("emit",), span_s=0.0))
 
     async def settle(self) -> list[str]:
-        """Pause what ticks, wait until its sessions are at rest, and return the problems found."""
+        """Pause the ticking schedules, wait until their sessions are quiescent, and return the problems."""
         wrong = await self._unlike_answered()
         for key in self._put:
             self.checked += 1

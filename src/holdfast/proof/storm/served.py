@@ -1,4 +1,4 @@
-"""Agents that a storm's own server serves, made from its environment."""
+"""Agents that a storm's own server serves, built from its environment."""
 
 from __future__ import annotations
 

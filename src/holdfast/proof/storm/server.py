@@ -1,4 +1,4 @@
-"""A server that a storm owns: a process of its own on loopback, started, killed and ended by the storm."""
+"""A server that a storm owns: a separate process on loopback, which the storm starts, kills and shuts down."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ _numbers = itertools.count(os.getpid() * 61)
 def free_port() -> int:
     """Return a free TCP port of loopback.
 
-    It lies outside the range that Linux assigns to connections: one of many that are opened meanwhile could take it,
-    before a server does or while that is restarted. Other processes look elsewhere first.
+    It is outside the range that Linux assigns to outgoing connections, so none of them can take it before the server
+    does, or during a restart. Each process starts its search at a different port.
     """
     while True:
         port = _FIRST_PORT + next(_numbers) % _PORTS
@@ -76,15 +76,15 @@ def free_port() -> int:
 
 
 class OwnServer:
-    """The incarnations of one server. One is alive at a time; used on one loop.
+    """The incarnations of one server. One is alive at a time; use it on one loop.
 
     Parameters:
-        folder: holds its store, the side file of stamps and what it writes to stderr.
-        settings: settings for its environment that differ from the defaults.
+        folder: folder for its store, the side file of stamps and its stderr.
+        settings: settings that differ from the defaults, passed in its environment.
         first: the number of the first incarnation.
-        agents: the agents to serve, as ``module:name``; those of the storm by default. Others are looked for where the
-            storm was started.
-        program: source that its interpreter executes; by default ``holdfast``, which ends with the storm.
+        agents: the agents to serve, as ``module:name``; those of the storm by default. Other agents are imported from
+            the folder in which the storm was started.
+        program: Python source to execute; by default ``holdfast``, which exits with the storm.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class OwnServer:
         self._listener: asyncio.Task[None] | None = None
 
     def export(self, name: str, value: str) -> None:
-        """Set a variable for all incarnations that are still to start."""
+        """Set a variable for all later incarnations."""
         self._environment[name] = value
 
     @property
@@ -141,20 +141,20 @@ class OwnServer:
 
     @property
     def memory(self) -> int:
-        """Bytes that the process has in memory; 0 when it is gone."""
+        """Resident memory of the process, in bytes; 0 if it is gone."""
         with suppress(psutil.Error, ServerUnreachable):
             return int(psutil.Process(self.pid).memory_info().rss)
         return 0
 
     async def start(self, failpoint: str | None = None, *, environment: Mapping[str, str] | None = None) -> bool:
-        """Start the next incarnation; False if it ended before it answered.
+        """Start the next incarnation; False if it exited before it answered.
 
         Parameters:
-            failpoint: the failpoint where it ends itself.
+            failpoint: the failpoint at which it kills itself.
             environment: further variables.
 
         Raises:
-            ServerUnreachable: it neither answered nor ended within ``ready_s``.
+            ServerUnreachable: it neither answered nor exited within ``ready_s``.
         """
         self.incarnation += 1
         environment = {**self._environment, **(environment or {})}
@@ -185,7 +185,7 @@ class OwnServer:
             async with asyncio.timeout(self._limits.ready_s):
                 ready = await asyncio.shield(self._ready)
         except TimeoutError:
-            raise ServerUnreachable(f"the storm's server does not answer: {self.tail()}") from None
+            raise ServerUnreachable(f"the storm's server did not answer: {self.tail()}") from None
         if ready:
             self._recorder.note(HostReady, incarnation=self.incarnation)
         return ready
@@ -202,7 +202,7 @@ class OwnServer:
             ready.set_result(False)
 
     async def kill(self) -> None:
-        """Kill it with SIGKILL, at whatever it is doing."""
+        """Kill it with SIGKILL at once."""
         assert self._process is not None
         with suppress(ProcessLookupError):
             self._process.kill()
@@ -210,7 +210,7 @@ class OwnServer:
         self._recorder.note(HostKilled, incarnation=self.incarnation)
 
     async def died_at(self, failpoint: str, seconds: float) -> bool:
-        """Return whether it ends itself at the failpoint within that time."""
+        """Return whether it kills itself at the failpoint within that time."""
         assert self._process is not None
         try:
             async with asyncio.timeout(seconds):
@@ -225,18 +225,18 @@ class OwnServer:
         return True
 
     async def refused(self) -> int:
-        """Return the exit code of an incarnation that ended before it answered, and note its end."""
+        """Return the exit code of an incarnation that exited before it answered, and record its end."""
         code = await self._gone()
         self._recorder.note(HostExited, incarnation=self.incarnation, code=code)
         return code
 
     @property
     def alive(self) -> bool:
-        """Whether the process still runs."""
+        """Whether the process is still running."""
         return self._process is not None and self._process.returncode is None
 
     async def end(self) -> None:
-        """Ask it to drain and end, by SIGTERM, and note its report."""
+        """Send SIGTERM so that it drains and exits, and record its report."""
         assert self._process is not None
         self._recorder.note(DrainRequested, incarnation=self.incarnation, deadline_s=self.drain_timeout_s)
         self._process.terminate()

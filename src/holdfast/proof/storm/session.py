@@ -1,4 +1,4 @@
-"""A session of a storm and its messages, as their senders know them."""
+"""A session of a storm and its messages, as seen by their senders."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["StormMessage", "StormSession"]
 
 @dataclass
 class StormMessage:
-    """A message as its sender knows it."""
+    """A message, as its sender knows it."""
 
     key: str
     content: str

@@ -1,4 +1,4 @@
-"""Reads of what a host has: now and then under load, and everything once all work has come to rest."""
+"""Read a host's state: now and then under load, and completely once it is quiescent."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _AT_ONCE = 16
 
 
 class SnapshotReader:
-    """Reads a host, and notes the results in the storm's history."""
+    """Reads a host, and records the results in the storm's history."""
 
     def __init__(self, access: Access, recorder: StormRecorder, limits: Limits) -> None:
         self._access = access
@@ -49,7 +49,7 @@ class SnapshotReader:
         return view.seq
 
     async def settlement(self, session: StormSession, message_id: str) -> None:
-        """Read what became of a message. Raises `HoldfastError`."""
+        """Read the outcome of a message. Raises `HoldfastError`."""
         handle = self._access.session(session.principal, session.key)
         began_at = system_clock.monotonic()
         settlement = await handle.message(message_id)
@@ -62,7 +62,7 @@ class SnapshotReader:
         )
 
     async def rest(self, sessions: Sequence[StormSession]) -> None:
-        """Wait until every session is at rest, or one of them does not get on (the last reading will show it)."""
+        """Wait until every session is quiescent, or one of them is stuck (the last reading will show it)."""
         for session in sessions:
             seq, deadline = -1, 0.0
             while session.exists:

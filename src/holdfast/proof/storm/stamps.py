@@ -1,8 +1,8 @@
-"""The side file into which agents stamp what they see, and how it is read back.
+"""The side file to which agents write stamps of what they observe, and its reader.
 
-Each line is written by one `os.write` to a file opened for appending, so lines of any number of processes do not mix,
-and what a process wrote before it was killed is there. Programs without Python write a shorter line, whose first word
-is ``U``: the machine's uptime, which runs with the monotonic clock, and the words of the stamp.
+Each line is one `os.write` to a file opened for appending, so lines of several processes do not mix, and a killed
+process's lines are kept. Programs without Python write a shorter line: ``U``, the machine's uptime (in step with the
+monotonic clock), and the words of the stamp.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ def shell_stamp(words: tuple[str, str, str, str, str, str], path: Path) -> str:
     """Return a line of shell that stamps ``tick`` for the process that executes it.
 
     Parameters:
-        words: run, attempt, branch, host, principal and session, none of them with a blank.
-        path: the side file; without characters that have a meaning in a shell.
+        words: run, attempt, branch, host, principal and session, without blanks.
+        path: the side file; its path must not need quoting in a shell.
     """
     return f'read -r up rest </proc/uptime && echo "U $up $$ {" ".join(words)}" >>{path}'
 
 
 def read_stamps(path: Path) -> Iterator[Stamp]:
-    """Yield all stamps of a side file, without a last line that is cut off (its writer was killed, or writes now)."""
+    """Yield all stamps of a side file, without an incomplete last line (its writer was killed, or is still writing)."""
     offset = time.monotonic() - time.clock_gettime(time.CLOCK_BOOTTIME)
     with path.open("rb") as file:
         for line in file:

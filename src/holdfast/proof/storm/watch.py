@@ -1,4 +1,4 @@
-"""Watchers of a storm: the list of its processes, and the figures of its host."""
+"""Watchers of a storm: the list of its processes, and the statistics of its host."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["in_tree", "list_processes", "note_processes", "own_figures", "proces
 
 
 def list_processes(storm: str) -> list[ProcessSeen]:
-    """Return all living processes that carry the marker of this storm, without those that have ended meanwhile."""
+    """Return all living processes that carry the marker of this storm."""
     begin = f"{MARKER}={storm} ".encode()
     seen = []
     for name in os.listdir("/proc"):
@@ -47,14 +47,14 @@ def list_processes(storm: str) -> list[ProcessSeen]:
 
 
 async def note_processes(recorder: StormRecorder, storm: str) -> None:
-    """Read the list of processes and note it."""
+    """Read the list of processes and record it."""
     began_at = system_clock.monotonic()
     alive = await asyncio.to_thread(list_processes, storm)
     recorder.note(ProcessesListed, began_at=began_at, alive=tuple(alive))
 
 
 async def until_gone(recorder: StormRecorder, storm: str, seconds: float) -> None:
-    """Wait until no process of the storm is left, at most `seconds`, and note the list as it is then."""
+    """Wait up to `seconds` until no process of the storm is left, then record the list."""
     deadline = system_clock.monotonic() + seconds
     while await asyncio.to_thread(list_processes, storm) and system_clock.monotonic() < deadline:  # noqa: ASYNC110
         await asyncio.sleep(0.1)
@@ -98,7 +98,7 @@ def _descriptors(pid: int) -> int:
 
 
 def process_figures(pid: int) -> dict[str, int]:
-    """Return threads, descriptors and direct children of a process. Raises `OSError` when it is gone."""
+    """Return threads, descriptors and direct children of a process. Raises `OSError` if it is gone."""
     return {
         "threads": len(os.listdir(f"/proc/{pid}/task")),
         "descriptors": _descriptors(pid),
@@ -107,7 +107,7 @@ def process_figures(pid: int) -> dict[str, int]:
 
 
 def own_figures(host: Host, incarnation: int, moment: str, recorder: StormRecorder) -> None:
-    """Note the figures of a host in this process."""
+    """Record the statistics of a host in this process."""
     statistics = host.statistics()
     running: dict[str, int] = {}
     for run in host.live.values():

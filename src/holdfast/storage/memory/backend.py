@@ -26,8 +26,8 @@ class MemoryBackend:
     """See the module, and `holdfast.storage.backend.Backend`.
 
     Parameters:
-        yielding: write in a task of its own, one action after the other, so that other tasks run before and after
-            each, and results arrive in the order of the writes, as from a real store's writer; for exploring schedules.
+        yielding: write in a separate task, one action after the other, as a real store's writer does: other tasks run
+            in between, and results arrive in the order of the writes. For exploring schedules.
     """
 
     engine = "memory"

@@ -321,7 +321,7 @@ class MemoryTables:
             insort(self.by_due, (row.due_at, row.schedule))
 
     def put_off_schedule(self, row: ScheduleRow, *, at: float, until: float) -> None:
-        raise AssertionError("rows in memory are values, which can all be read")
+        raise AssertionError("schedules in memory are never unreadable")
 
     def drop_schedule(self, row: ScheduleRow) -> None:
         self._not_due(row)

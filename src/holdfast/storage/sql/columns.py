@@ -157,7 +157,7 @@ def read_all_entries(database: Database, session: int, newest: str | None, *, li
 def read_some_entries(
     database: Database, session: int, newest: str | None, *, after: int, limit: int, limit_bytes: int
 ) -> list[Entry]:
-    """As `read_entries`, up to `limit_bytes`; only one piece of the transcript is in memory at a time."""
+    """Like `read_entries`, but up to `limit_bytes`; only one piece of the transcript is in memory at a time."""
     out: list[Entry] = []
     size = 0
     for piece, in_run in database.query("pieces_after", newest, session, after, session, session, after, limit):

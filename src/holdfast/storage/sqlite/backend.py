@@ -2,7 +2,7 @@
 """The backend in one SQLite file: durable on one machine, for one host at a time.
 
 - All writes go through one thread (`holdfast.storage.sqlite.writer`) as group commits, WAL, ``synchronous=FULL``.
-- Reads have their own threads and connections and see what is committed, so also everything already answered.
+- Reads have their own threads and connections; they see all committed data, including everything already answered.
 - A lock on ``<file>-lock`` refuses a second host, in another process or in this one.
 """
 

@@ -1,4 +1,4 @@
-"""Errors of SQLite as Holdfast's errors."""
+"""Translation of SQLite's errors to Holdfast's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Migration steps besides the ``migrate_…`` statements: a copy before the migration, and moved rows within it."""
+"""Migration steps in addition to the ``migrate_…`` statements: a copy before the migration, and moving rows."""
 
 from __future__ import annotations
 

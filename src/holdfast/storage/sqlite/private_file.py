@@ -1,4 +1,4 @@
-"""Access to the file of a store and its folder: who else may read them, and what is beside them.
+"""Protection of a store's file and folder: their modes, their owners, and files planted beside them.
 
 - Files are created with mode 0600 and Holdfast's own folder (``.holdfast``) with 0700, whatever the umask. SQLite gives
   its side files the mode of the database.

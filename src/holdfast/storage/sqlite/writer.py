@@ -10,13 +10,13 @@ Invariants:
 
 - A write's future is resolved only after its transaction is durable, whether or not its caller still waits.
 - A refusal (any `HoldfastError` from a verb) has changed nothing, so the rest of its batch continues.
-- A thread that fails for good, because even the rollback failed, fails all waiting and all future writes.
+- A thread that fails permanently, because even the rollback failed, fails all waiting and all future writes.
 - After any other error the whole batch is rolled back and then retried one by one, each write in a transaction of its
   own, so that only the faulty write fails.
 - A loop that never idles would keep the GIL from the thread: each of the thread's calls into SQLite releases the GIL
   and needs up to 5 ms to get it back. So if a batch is in flight for long, the loop yields: it blocks until the thread
-  has prepared the batch, 2 ms at most. While the disk syncs it naps for some microseconds, so that the thread can
-  report back. A loop that idles loses nothing by this.
+  has prepared the batch, 2 ms at most. While the disk syncs, the loop sleeps for a few microseconds at a time, so that
+  the thread can report back. A loop that idles loses nothing by this.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Transactions on the questions of a run: suspend, answer, park, and the claim that resumes it.
+"""Transactions on the questions of a run: suspend, answer, unload (`park`), and the claim that resumes it.
 
 Invariants:
 
@@ -131,7 +131,7 @@ def park(tables: Tables, lease: Lease, at: float) -> Parked:
 
 
 def resume(tables: Tables, row: SessionRow, run_id: str, at: float) -> Claim | None:
-    """Claim a parked run that waits for nothing; None if it is not one. ``run_id`` is the caller's, for a
+    """Claim a parked run that waits for nothing; None for any other run. ``run_id`` is the caller's, for a
     repetition."""
     if row.holder != NOBODY or row.questions:
         return None

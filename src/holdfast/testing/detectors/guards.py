@@ -1,9 +1,9 @@
-"""Detectors of what a test must not do: reach for the network, or block a running event loop.
+"""Detectors of forbidden actions in a test: network access, or blocking a running event loop.
 
 Invariants:
 
-- A refusal is raised on the spot and recorded: code that swallows it fails its test all the same.
-- Nothing is patched outside of the ``with`` blocks; the audit hook stays, and does nothing there.
+- A refusal is raised at once and recorded: code that swallows it still fails its test.
+- Nothing is patched outside the ``with`` blocks; the audit hook stays installed, but does nothing there.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ __all__ = ["BlockedLoop", "NetworkRefused", "blocking_refused", "is_loopback", "
 
 
 class NetworkRefused(RuntimeError):
-    """A test without network access tried to reach another machine."""
+    """A test that may not use the network tried to reach another machine."""
 
 
 class BlockedLoop(RuntimeError):
-    """A call that blocks its thread was made on a running event loop: everything else on it would stand still."""
+    """A blocking call was made on a running event loop: it would stall everything else on the loop."""
 
 
 # Network
@@ -40,7 +40,7 @@ _audit_installed = False
 
 
 def is_loopback(host: object) -> bool:
-    """Whether a host, as sockets take it, is this machine."""
+    """Return whether a socket address's host is this machine."""
     if host is None:
         return True
     name = (host.decode("ascii", "replace") if isinstance(host, bytes) else str(host)).partition("%")[0]
@@ -92,9 +92,9 @@ def _audit(event: str, values: tuple[Any, ...]) -> None:
 
 @contextmanager
 def network_refused() -> Iterator[list[str]]:
-    """Refuse connections to other machines, and questions for their addresses, in all threads. Yields the refusals.
+    """Refuse connections to other machines, and lookups of their addresses, in all threads. Yields the refusals.
 
-    Only Python's own sockets are seen, not those that extensions open in C (uvloop among them).
+    Only Python's own sockets are seen, not those that C extensions open, such as uvloop.
     """
     global _audit_installed
     if not _audit_installed:

@@ -1,9 +1,9 @@
-"""Detector of what a test left behind: unfinished tasks, threads, file descriptors, child processes.
+"""Detector of leaks: unfinished tasks, threads, file descriptors and child processes that a test leaves behind.
 
-What is kept for reuse in a process is not a leak. Of Holdfast: its dispatcher and process threads, idle threads of
-its pools, the process that starts programs for it. Of the standard library: idle threads of a loop's own executor, and
-``multiprocessing``'s two processes, the resource tracker and the fork server. Of uvloop: the pipe of its signals. Where
-possible, they are started before the first look, so that they are never mistaken for leaks.
+Resources that the process keeps for reuse are not leaks. For Holdfast, these are its dispatcher and process threads,
+idle threads of its pools, and the process that starts programs for it. For the standard library, they are idle threads
+of a loop's own executor, and ``multiprocessing``'s resource tracker and fork server. For uvloop, it is the pipe for
+signals. If possible, they are started before the first snapshot, so that they are never mistaken for leaks.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Inventory:
     """The resources that this process has now.
 
     Parameters:
-        kinds: kinds of resources to look at.
+        kinds: kinds of resources to check.
     """
 
     def __init__(self, kinds: Iterable[LeakKind] = KINDS) -> None:
@@ -66,14 +66,14 @@ class Inventory:
 
     @contextmanager
     def passed_over(self) -> Iterator[None]:
-        """Count what appears in this block as having been there before: a fixture that lives longer makes it."""
+        """Treat resources created in this block as existing before: they belong to a fixture with a wider scope."""
         before = self._look()
         yield
         for kind, found in self._look().items():
             self._there[kind].update((key, told) for key, told in found.items() if key not in before[kind])
 
     def left_since(self, *, patience_s: float = _PATIENCE_S) -> list[str]:
-        """Return what came since and did not go within ``patience_s`` real seconds, one line each, for people."""
+        """Return new resources that did not go away within ``patience_s`` real seconds, each described in one line."""
         deadline = time.perf_counter() + patience_s
         while True:
             left = [
@@ -90,10 +90,10 @@ class Inventory:
 
 @contextmanager
 def left_to_runners() -> Iterator[list[str]]:
-    """Yield the tasks that `asyncio.run` and `asyncio.Runner` found unfinished, one line each, for people.
+    """Yield the tasks that `asyncio.run` and `asyncio.Runner` found unfinished, each described in one line.
 
-    They cancel such tasks, so nothing is left; but the test did not end them. A task that needs one more turn of the
-    loop gets it.
+    They cancel such tasks, so nothing is left, but the test did not end them itself. A task that needs one more turn of
+    the loop gets it.
     """
     left: list[str] = []
 

@@ -1,14 +1,14 @@
-"""Detector of growing memory: repeated work leaves more behind each time, and nothing frees it.
+"""Detector of growing memory: repeated work that leaves more objects behind each time.
 
-One run shows nothing about memory: caches, pools and imports keep what they made. So the work is done a few times until
-all of that is there, then a few times more. After each time, objects are counted by their class, and for each list,
-dict, set and deque the contents that the garbage collector tracks. Only what has grown **every** time is reported.
+One run shows nothing about memory: caches, pools and imports keep what they made. So the work is repeated a few times
+until these are filled, then a few times more. After each run, the detector counts objects by class, and the items in
+each list, dict, set and deque that the garbage collector tracks. Only what has grown **every** time is reported.
 
-That finds what is kept by us, by the code under test and by the libraries between. It does not find what grows only now
-and then, what C code takes for itself, a dict of nothing but texts and numbers (the collector does not track it), a
-container that is replaced by a larger one, nor one text that gets longer. Caches of the standard library and what
-pytest's fixtures note are let pass; the cache of another library, or a ``deque(maxlen=…)``, that takes a new entry with
-every run is reported, though it will be full one day.
+That finds objects kept by Holdfast, by the code under test, and by the libraries in between. It does not find what
+grows only now and then, what C code takes for itself, a dict of nothing but texts and numbers (the collector does not
+track it), a container that is replaced by a larger one, nor one text that gets longer. Caches of the standard library
+and records of pytest's fixtures are ignored. A cache of another library, or a ``deque(maxlen=…)``, that grows with
+every run is reported although it is bounded.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _PLAIN = frozenset(sys.stdlib_module_names) | {"_pytest", "pytest"}
 
 
 def grown(work: Callable[[], object], *, repeat: int) -> list[str]:
-    """Run `work` `repeat` times after a few warm-up runs; return what grew every time, one line each, for people.
+    """Run `work` `repeat` times after a few warm-up runs; return what grew every time, each described in one line.
 
     Parameters:
         work: the code to run. It makes its own event loop, if it needs one.
-        repeat: number of counted runs. More are surer; use 5 or more.
+        repeat: number of counted runs. More runs give more certainty; use 5 or more.
     """
     censuses: list[_Census] = [({}, {}) for _ in range(repeat + 1)]  # made before, so that they do not count
     for _ in range(_WARM_UP):

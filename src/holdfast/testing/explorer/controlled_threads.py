@@ -1,4 +1,4 @@
-"""Threads of an explored schedule: real ones, of which one at a time runs, and which change places at our primitives.
+"""Threads of an explored schedule: real threads, one of which runs at a time; they switch at our primitives.
 
 A *strand* is such a thread. Code of ours that runs in threads gets the primitives of this module in place of the
 interpreter's while it is explored (see `holdfast.testing.explorer.patching`), so that who goes next is one more choice.
@@ -144,7 +144,7 @@ class ControlledThread(Actor):
         return None if self.carrier is None else self.carrier.thread.ident
 
     def described(self) -> str:
-        """Describe its name, what it waits for, and where, innermost last."""
+        """Return its name, what it waits for, and where, innermost frame last."""
         why = "" if self.waits_for is None else f", waits for {self.waits_for}"
         frame = sys._current_frames().get(self.ident) if self.ident is not None else None
         where = _places(traceback.extract_stack(frame)) if frame is not None else "not started"
@@ -175,7 +175,7 @@ class ThreadController:
         self.running: ControlledThread | None = None
         self.over = False
         self.blocked = ""
-        """Where the loop's own thread waits for ever, when it does."""
+        """Where the loop's own thread waits forever, when it does."""
         self._own: dict[str, Any] = {}
         self._context = Context()
         self._loop_left = False  # the loop's thread is in the middle of a step,
@@ -184,7 +184,7 @@ class ThreadController:
         self._going_on: LoopStep | None = None
 
     def start(self, strand: ControlledThread) -> None:
-        """Let a new one run from now on."""
+        """Start a new thread of the schedule."""
         self.all.append(strand)
         self._let_go(strand)
         self.pause()
@@ -201,7 +201,7 @@ class ThreadController:
         ]
 
     def left(self) -> list[ControlledThread]:
-        """Return the strands that are not over."""
+        """Return the strands that have not ended."""
         return [strand for strand in self.all if not strand.ended]
 
     def the_only(self, what: str, make: Callable[[], Any]) -> Any:
@@ -214,7 +214,7 @@ class ThreadController:
     # switch points, on any thread of the schedule
 
     def pause(self) -> None:
-        """Let others go before the caller."""
+        """Let other threads run before the caller."""
         strand = self.running
         loop = self.loop
         if strand is None:
@@ -231,13 +231,13 @@ class ThreadController:
     def wait(
         self, ready: Callable[[], object], waiting: dict[ControlledThread, None], what: object, timeout_s: float | None
     ) -> bool:
-        """Block the caller until ``ready()``; False when the time is over first.
+        """Block the caller until ``ready()``; False on a timeout.
 
         Parameters:
-            ready: looked at again whenever `wake` was called with ``waiting``.
+            ready: checked again whenever `wake` is called with ``waiting``.
             waiting: the strands that wait for the same.
-            what: what is waited for, named in a deadlock.
-            timeout_s: in virtual seconds; None waits for as long as it takes.
+            what: name of the awaited condition, shown in a deadlock.
+            timeout_s: in virtual seconds; None waits without a limit.
         """
         loop = self.loop
         until = None if timeout_s is None else loop.now + timeout_s
@@ -260,14 +260,14 @@ class ThreadController:
         return True
 
     def wake(self, waiting: dict[ControlledThread, None]) -> None:
-        """Let all of these look again."""
+        """Wake all of these, so that they check again."""
         if not self.over:
             for strand in waiting:
                 self._let_go(strand)
         waiting.clear()
 
     def sleep(self, delay_s: float) -> None:
-        """`time.sleep`; on the loop's own thread time does not pass, but others may go."""
+        """`time.sleep`; on the loop's own thread time does not pass, but others may run."""
         if self.running is None or delay_s <= 0:
             self.pause()
         else:
@@ -442,7 +442,7 @@ class ThreadController:
         return True
 
     def unwind(self) -> None:
-        """End what still waits: the schedule is over."""
+        """End the threads that still wait: the schedule is over."""
         self.over = True
         for strand in self.all:
             strand.ending = True

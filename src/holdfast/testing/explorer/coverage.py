@@ -1,4 +1,4 @@
-"""Counts how many different states an exploration has been in, in bounded memory."""
+"""Count the different states that an exploration visits, in bounded memory."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _KEPT = 1 << 18
 
 
 class States:
-    """How many different numbers were noted: exact up to a quarter of a million, estimated within 1 % above.
+    """Number of different numbers noted: exact up to a quarter of a million, estimated within 1 % above.
 
-    When too many are kept, only every second one is from then on (those whose last bit is 0, then the last two bits,
-    and so on), and the count is what is kept, times how many each stands for.
+    When the set is full, it keeps only numbers whose last bit is 0 (then the last two bits, and so on). The count is
+    the size of the set times the number of states that each kept one represents.
     """
 
     def __init__(self, kept: int = _KEPT) -> None:

@@ -45,12 +45,12 @@ class ExplorationReport:
 
     Parameters:
         schedules: how many were run.
-        distinct: how many of them differ.
+        distinct: number of different schedules.
         exhausted: whether every possible schedule was run (only the exhaustive chooser can tell).
         states: different states that were visited.
-        states_exact: whether ``states`` is exact; above about 260,000 it is an estimate.
+        states_exact: whether ``states`` is exact; it is an estimate above about 260,000.
         steps: steps taken in all.
-        choices: steps that were chosen from two or more.
+        choices: number of steps with two or more choices.
         longest: the most choices in one schedule.
         elapsed_s: real time, in seconds.
     """
@@ -92,7 +92,7 @@ def explore(
     tasks: Literal["ordinary", "eager"] = "ordinary",
     shrink: bool = True,
 ) -> ExplorationReport:
-    """Run ``test()`` on a fresh loop for each schedule, and fail with the first schedule that fails, made short.
+    """Run ``test()`` on a fresh loop for each schedule, and report the first failing schedule, shortened.
 
     A schedule fails when the test raises, a callback raises, nothing can run any more, it does not end, tasks are left
     over, or a task failed and its result was never retrieved. Time is virtual. Each failure is repeated once to see
@@ -118,11 +118,11 @@ def explore(
 
     Raises:
         ScheduleFailure: a schedule failed; its ``__cause__`` is the test's exception.
-        ValueError: ``schedules``, ``depth`` or ``max_steps`` is below 1, ``late_s`` is not a duration, a number of
-            ``replay`` is below 0, or ``chooser`` or ``tasks`` is unknown.
+        ValueError: ``schedules``, ``depth`` or ``max_steps`` is below 1, ``late_s`` is not a duration, ``replay`` has a
+            number below 0, or ``chooser`` or ``tasks`` is unknown.
         TypeError: ``test`` makes no coroutine, ``replay`` is not a list of numbers, or a number is not an integer.
         BaseException: anything but an `Exception`, unchanged: a time limit of pytest ends the exploration and is not a
-            finding. What ``pytest.fail`` and ``pytest.raises`` raise in the test is one.
+            finding. A failure raised by ``pytest.fail`` or ``pytest.raises`` counts as a finding.
     """
     __tracebackhide__ = True
     if not callable(test):
@@ -265,8 +265,8 @@ def _name_of(test: Callable[..., object]) -> str:
 def run_virtual(coro: Coroutine[Any, Any, T], *, max_steps: int = 1_000_000) -> T:
     """Run one coroutine in asyncio's own order on virtual time, and return its result.
 
-    ``asyncio.sleep(3600)`` takes no time; ``loop.time()`` moves by an hour. ``await asyncio.sleep(0.001)`` is
-    "until all others wait". Executor calls work, and time stands still meanwhile; sockets and processes do not.
+    ``asyncio.sleep(3600)`` takes no time; ``loop.time()`` moves by an hour. ``await asyncio.sleep(0.001)`` means "until
+    all others wait". Executor calls work (time does not advance during one); sockets and processes do not.
 
     Parameters:
         coro: runs as the task ``main``.
@@ -274,7 +274,7 @@ def run_virtual(coro: Coroutine[Any, Any, T], *, max_steps: int = 1_000_000) -> 
 
     Raises:
         ScheduleFailure: deadlock, livelock, tasks left over, errors in callbacks or in tasks that were never awaited.
-        BaseException: whatever the coroutine raises, as it is.
+        BaseException: whatever the coroutine raises, unchanged.
     """
     outcome = run_one(VirtualLoop(max_steps=max_steps), lambda: coro, None)
     if outcome.kind == "error":

@@ -67,7 +67,7 @@ class ExploredLoop(SteppedLoop):
         self.refuse_thread()
 
     def left_over(self) -> str:
-        """Describe what the test left over and should not have, for people."""
+        """Describe the tasks and threads that the test left unfinished."""
         threads = sum(strand.must_end for strand in self.strands.left())
         parts = (super().left_over(), f"{threads} of its threads" if threads else "")
         return " and ".join(part for part in parts if part)

@@ -33,7 +33,7 @@ class Deadlock(Exception):  # noqa: N818
 
 
 class Livelock(Exception):  # noqa: N818
-    """The schedule took more steps than it may."""
+    """The schedule took more steps than allowed."""
 
 
 class NotExplorable(RuntimeError):
@@ -52,7 +52,7 @@ class ScheduleFailure(AssertionError):
         replay: the choices of the schedule; give them to ``explore(test, replay=...)``.
         schedules: number of schedules that were run, the failing one included.
         tasks: one entry for each unfinished task: its name and where it waits.
-        recorded: the schedule with all that is needed to run it again; ``recorded.save("it.json")`` keeps it.
+        recorded: the schedule with everything needed to run it again; ``recorded.save("it.json")`` saves it.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class ScheduleFailure(AssertionError):
 
 
 def show_replay(choices: Sequence[int]) -> str:
-    """Return the choices as Python source, cut when there are very many."""
+    """Return the choices as Python source, truncated if there are very many."""
     if len(choices) <= _SHOWN:
         return repr(list(choices))
     head = ", ".join(map(str, choices[:_SHOWN]))

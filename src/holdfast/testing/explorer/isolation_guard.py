@@ -4,8 +4,9 @@ Invariants:
 
 - Only threads of a schedule (the one that runs an `ExploredLoop` at that moment, and those that belong to it) are
   refused anything; all other threads continue as before.
-- A refusal is kept by the loop: a test that catches it fails all the same.
-- What is patched is put back when the exploration is over; the audit hook stays and does nothing outside of one.
+- The loop records each refusal: a test that catches it still fails.
+- All patches are undone when the exploration is over; the audit hook stays installed, but does nothing outside an
+  exploration.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _audit_installed = False
 
 @contextmanager
 def garbage_left() -> Iterator[None]:
-    """Keep the garbage collector out of the block."""
+    """Disable the garbage collector within the block."""
     enabled, frozen = gc.isenabled(), gc.get_freeze_count()
     gc.disable()
     if not frozen:  # else most is frozen already, and additions could not be distinguished and unfrozen
@@ -67,7 +68,7 @@ def garbage_left() -> Iterator[None]:
 
 
 def collect_some_garbage() -> None:
-    """Let the collector in between two schedules, if it is worth it."""
+    """Run the garbage collector between two schedules, if it is worth it."""
     if gc.get_count()[0] > _MUCH_GARBAGE:
         gc.collect()
 
@@ -89,7 +90,7 @@ def _audit(event: str, _: tuple[Any, ...]) -> None:
 
 @contextmanager
 def real_world_closed() -> Iterator[None]:
-    """Refuse what no schedule can repeat, in the thread that explores."""
+    """Refuse actions that no schedule can repeat, in the thread that explores."""
     global _audit_installed
     if not _audit_installed:
         _audit_installed = True

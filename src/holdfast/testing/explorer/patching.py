@@ -7,7 +7,7 @@ library imported them by name.
 Invariants
 
 - Only names of modules and `Event.is_set` are replaced, and each is put back when the exploration is over.
-- A replaced name looks at the thread that uses it: outside of a schedule it is what it was before.
+- A replaced name depends on the thread that uses it: outside a schedule, it acts as the original.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def start_thread(fn: Callable[..., T], /, *values: Any, name: str | None = None)
     Parameters:
         fn: a plain function.
         values: its arguments.
-        name: for people; default: the function's.
+        name: name to show; default: the function's.
 
     Awaiting it raises what ``fn`` raised; for `StopIteration`, and for what is neither an `Exception` nor
     `holdfast.errors.Interrupted`, a `RuntimeError` with it as its cause.

@@ -1,4 +1,4 @@
-"""A failing schedule as a file: its choices, the test they belong to, and what it was recorded with."""
+"""A failing schedule as a file: its choices, its test, and the versions and options of the recording."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Replay:
     Parameters:
         test: which test: pytest's node id, or ``module:name``.
         choices: which of the steps that could run was taken, wherever there were at least two.
-        late_s: as it was given to `explore`.
-        tasks: as it was given to `explore`.
-        max_steps: as it was given to `explore`.
+        late_s: as passed to `explore`.
+        tasks: as passed to `explore`.
+        max_steps: as passed to `explore`.
         kind: how the schedule failed; see `ScheduleFailure`.
         text: the same, for people.
-        versions: of Holdfast and Python, when it was recorded.
+        versions: versions of Holdfast and Python at the time of recording.
     """
 
     test: str
@@ -44,7 +44,7 @@ class Replay:
     versions: dict[str, str] = field(default_factory=_versions)
 
     def save(self, path: str | Path) -> Path:
-        """Write it as JSON, and return where."""
+        """Write it as JSON, and return the path."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"format": _FORMAT, **asdict(self)}, indent=1) + "\n", "utf-8")
@@ -75,7 +75,7 @@ class Replay:
             ) from error
 
     def changed_since(self) -> str:
-        """Return the versions that changed since the recording, for people; empty when none did."""
+        """Describe the versions that changed since the recording; empty if none did."""
         now = _versions()
         return ", ".join(
             f"{name} was {then}, is {now[name]}" for name, then in self.versions.items() if now.get(name, then) != then

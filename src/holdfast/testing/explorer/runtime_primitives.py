@@ -17,7 +17,8 @@ class Lock:
 
     Parameters:
         strands: those of the schedule.
-        quiet: only waiting for it is a switch point, not taking and releasing it. Conditions wait with such locks.
+        quiet: only waiting for the lock is a switch point, not acquiring and releasing it. Conditions wait with such
+            locks.
     """
 
     __slots__ = ("_quiet", "is_locked", "owner", "strands", "waiting")
@@ -40,7 +41,7 @@ class Lock:
         return not self.is_locked
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        """Take it; times in virtual seconds."""
+        """Acquire the lock; timeouts are in virtual seconds."""
         strands = self.strands
         if not self._quiet:
             strands.pause()
@@ -56,7 +57,7 @@ class Lock:
         return True
 
     def release(self) -> None:
-        """Give it back, from any thread.
+        """Release the lock, from any thread.
 
         Raises:
             RuntimeError: it is not held.
@@ -100,7 +101,7 @@ class RLock:
         """Give it back once.
 
         Raises:
-            RuntimeError: this thread does not have it.
+            RuntimeError: this thread does not hold it.
         """
         if not self._depth or self._lock.owner is not self._lock.strands.running:
             raise RuntimeError("cannot release un-acquired lock")
@@ -185,12 +186,12 @@ class Thread:
         return None if self._strand is None else self._strand.ident
 
     def start(self) -> None:
-        """Let it run from now on."""
+        """Start the thread."""
         self._strand = ControlledThread(self._strands, self._target, self.name, must_end=False, thread=self)
         self._strands.start(self._strand)
 
     def is_alive(self) -> bool:
-        """Whether it was started and has not ended."""
+        """Return whether it was started and has not ended."""
         return self._strand is not None and not self._strand.ended
 
     def join(self, timeout: float | None = None) -> None:

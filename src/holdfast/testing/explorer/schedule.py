@@ -1,4 +1,4 @@
-"""One schedule: run it, judge how it ended, and see whether the same choices lead to the same end again."""
+"""Run one schedule, judge how it ended, and check that the same choices lead to the same end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from holdfast.testing.explorer.virtual_loop import VirtualLoop
 __all__ = ["NOT_REPEATED", "ScheduleOutcome", "run_one"]
 
 NOT_REPEATED = frozenset({"nondeterminism", "not_explorable"})
-"""Kinds of failure that are not run once more."""
+"""Kinds of failure that are not repeated."""
 _SHOWN_STEPS = 40
 _ASYNCIO = os.path.dirname(asyncio.__file__)
 
@@ -42,17 +42,17 @@ class ScheduleOutcome:
     Parameters:
         kind: see `ScheduleFailure`.
         text: what happened, for people.
-        error: what the test raised, or a callback.
+        error: the error that the test or a callback raised.
         tasks: the unfinished ones and where they wait.
-        went: who took the last steps, oldest first.
+        went: the actors of the last steps, oldest first.
         result: what the test returned.
         steps: how many were taken.
-        elapsed_s: how much virtual time passed, in seconds.
-        choices: the index that was picked, wherever there were two steps to choose from.
-        widths: how many there were to choose from, each time.
-        picked: the age of the actor that was picked, each time.
+        elapsed_s: elapsed virtual time, in seconds.
+        choices: the index that was picked, for each step with two or more choices.
+        widths: the number of choices, for each of them.
+        picked: the age of the picked actor, for each of them.
         actors: all of them, by age.
-        states: after each step, a number for how many steps each actor has taken.
+        states: after each step, a number that stands for the step counts of all actors.
     """
 
     kind: Any = ""
@@ -76,7 +76,7 @@ class ScheduleOutcome:
 
     @property
     def foreign(self) -> bool:
-        """Whether the exception is not the test's own: a time limit of pytest, a call for exit."""
+        """Return whether the exception is not the test's own, such as pytest's time limit or a call for exit."""
         if self.error is None:
             return False
         leaf = _first_leaf(self.error)
@@ -107,7 +107,7 @@ class ScheduleOutcome:
             schedules: number of schedules that were run, this one included.
             label: the chooser that made it.
             again_with: further arguments that `explore` needs for the replay.
-            shrunk: how it was made short, for people.
+            shrunk: description of how it was shortened.
             recorded: the replay.
         """
         replay = stripped(self.choices)
@@ -130,7 +130,7 @@ class ScheduleOutcome:
         )
 
     def compared_with(self, again: ScheduleOutcome) -> ScheduleOutcome:
-        """Return this outcome, or one that reports that the same choices led elsewhere."""
+        """Return this outcome, or a report that the same choices led elsewhere."""
         for at, (width, picked) in enumerate(zip(self.widths, self.picked, strict=True)):
             if at >= len(again.widths):
                 return self._differs(f"the second time it ended before choice {at}")
@@ -190,7 +190,7 @@ _NONDETERMINISM_HINT = (
 
 
 def run_one(loop: VirtualLoop, test: Callable[[], Coroutine[Any, Any, Any]], picker: Chooser | None) -> ScheduleOutcome:
-    """Run ``test()`` on the loop, which is closed afterwards.
+    """Run ``test()`` on the loop, then close the loop.
 
     Raises:
         RuntimeError: a loop is running in this thread already.

@@ -1,8 +1,8 @@
-"""Makes a failing schedule short: fewer choices, and fewer that differ from asyncio's own order.
+"""Shorten a failing schedule: fewer choices, and fewer that differ from asyncio's own order.
 
 Delta debugging on the list of choices. A candidate is kept when it fails in the same way and is simpler: first by how
-many of its choices are not 0 (0 is what asyncio would have done), then by its length, then by the sum. What is compared
-is what the run really chose, so a candidate may name choices that do not exist.
+many of its choices are not 0 (0 is what asyncio would have done), then by its length, then by the sum. The comparison
+uses the choices that the run really made, so a candidate may name choices that do not exist.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Shrunk:
         return self.runs >= self._limit
 
     def try_one(self, candidate: Sequence[int]) -> bool:
-        """Whether this one fails too and is simpler; it is kept then."""
+        """Return whether this candidate also fails and is simpler; keep it if so."""
         wanted = tuple(stripped(candidate))
         if self.spent or wanted in self._tried or _size(wanted) >= _size(self.choices):
             return False
@@ -103,7 +103,7 @@ def _with_smaller(choices: Sequence[int]) -> Iterator[list[int]]:
 
 
 def stripped(choices: Sequence[int]) -> list[int]:
-    """Return the choices without the zeros at their end: after its choices, a replay takes 0 anyway."""
+    """Return the choices without trailing zeros: after its choices, a replay takes 0 anyway."""
     end = len(choices)
     while end and not choices[end - 1]:
         end -= 1

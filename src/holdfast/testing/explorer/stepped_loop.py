@@ -6,7 +6,7 @@ Invariants:
   schedules (timers included) are one more actor, whose callbacks stay in order among themselves, as transports need it.
 - Choice 0 is the step that became runnable first, as in asyncio; but steps that became runnable together stand in the
   order of their actors' age and not of the calls, so that walking a set of tasks does not make two runs differ.
-- A number of choices identifies a schedule: the same choices give the same schedule.
+- A list of choices identifies a schedule: the same choices give the same schedule.
 """
 
 from __future__ import annotations

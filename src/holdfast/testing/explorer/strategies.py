@@ -46,8 +46,8 @@ class RandomChooser:
 class PctChooser:
     """Probabilistic concurrency testing: random priorities, lowered at ``depth - 1`` random moments.
 
-    The actor with the highest priority always goes, so it runs far ahead of the others: that finds orders which a fair
-    choice rarely reaches. The clock (see ``late_s``) gets a new priority each time it was preferred.
+    The actor with the highest priority always runs first and gets far ahead of the others. That finds orders that a
+    fair choice rarely reaches. The clock (see ``late_s``) gets a new priority each time it was preferred.
 
     Parameters:
         depth: how many orderings the bug needs, at most; 3 finds most.
@@ -161,7 +161,7 @@ class ExhaustiveChooser(ReplayChooser):
         self.exhausted = False
 
     def begin(self) -> bool:
-        """Take the next prefix; False when every schedule was run."""
+        """Take the next prefix; False once every schedule has been run."""
         super().begin()
         return not self.exhausted
 
@@ -169,10 +169,10 @@ class ExhaustiveChooser(ReplayChooser):
         """Find the last choice that has an alternative left.
 
         Raises:
-            ReplayMismatch: the repeated prefix did not offer what it offered before.
+            ReplayMismatch: the repeated prefix did not offer the same steps as before.
         """
         if loop.widths[: len(self._widths)] != self._widths or loop.picked[: len(self._picked)] != self._picked:
-            raise ReplayMismatch("repeating the first choices of an earlier schedule offered other steps than before")
+            raise ReplayMismatch("repeating the first choices of an earlier schedule offered different steps")
         choices = list(loop.choices)
         widths = loop.widths
         at = len(choices) - 1

@@ -1,12 +1,12 @@
 """The locks and queues that an explored test makes from `threading` and `queue`: each use of one is a switch point.
 
-While an exploration is on, these classes stand where `threading.Lock`, `threading.RLock` and `queue.SimpleQueue` stood
+During an exploration, these classes replace `threading.Lock`, `threading.RLock` and `queue.SimpleQueue`
 (see `holdfast.testing.explorer.patching`). `Condition`, `Event`, `Semaphore`, `Barrier`, `Queue` and their relatives
 are written in Python on top of locks, so they follow.
 
 Invariants
 
-- Made outside of a schedule, the interpreter's own object comes out.
+- Outside a schedule, the constructors return the interpreter's own objects.
 - An object that outlives its schedule (a module's lock made on first use) is free in the next one and belongs to it;
   used by a thread outside of any schedule, it is the interpreter's own.
 - A lock that a test made itself is held at one switch point at least, so that another thread can find it taken. The
@@ -60,7 +60,7 @@ def _moves_to(strands: ThreadController, here: ThreadController | None) -> bool:
 
 
 class OwnLock(Lock, metaclass=_StandIn):
-    """`threading.Lock` as an explored test gets it."""
+    """Replacement of `threading.Lock` in an explored test."""
 
     __slots__ = ("__weakref__", "_found_held", "_real_one")
 
@@ -99,7 +99,7 @@ class OwnLock(Lock, metaclass=_StandIn):
             return self._real_one
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        """Take it; times in virtual seconds.
+        """Acquire the lock; timeouts are in virtual seconds.
 
         Raises:
             ValueError: a negative timeout, or one without blocking.
@@ -113,7 +113,7 @@ class OwnLock(Lock, metaclass=_StandIn):
         return super().acquire(blocking, timeout)
 
     def release(self) -> None:
-        """Give it back, from any thread.
+        """Release the lock, from any thread.
 
         Raises:
             RuntimeError: it is not locked.
@@ -150,7 +150,7 @@ class OwnLock(Lock, metaclass=_StandIn):
 
 
 class OwnRLock(metaclass=_StandIn):
-    """`threading.RLock` as an explored test gets it."""
+    """Replacement of `threading.RLock` in an explored test."""
 
     __slots__ = ("__weakref__", "_depth", "_lock", "_real_one")
 
@@ -181,7 +181,7 @@ class OwnRLock(metaclass=_StandIn):
         return lock.is_locked and lock.owner is lock.strands.running
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        """Take it once more; times in virtual seconds."""
+        """Acquire the lock once more; timeouts are in virtual seconds."""
         if not self._in_schedule():
             return bool(self._real().acquire(blocking, timeout))
         if self._mine():
@@ -254,7 +254,7 @@ class OwnRLock(metaclass=_StandIn):
 
 
 class OwnSimpleQueue(SimpleQueue, metaclass=_StandIn):
-    """`queue.SimpleQueue` as an explored test gets it."""
+    """Replacement of `queue.SimpleQueue` in an explored test."""
 
     __slots__ = ("__dict__", "__weakref__", "_real_one")
     __class_getitem__: Any = classmethod(GenericAlias)
@@ -294,7 +294,7 @@ class OwnSimpleQueue(SimpleQueue, metaclass=_StandIn):
         self.put(item)
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        """Take the first item; times in virtual seconds.
+        """Take the first item; timeouts are in virtual seconds.
 
         Raises:
             queue.Empty: the queue is empty, and no item came in time.

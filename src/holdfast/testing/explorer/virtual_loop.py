@@ -38,8 +38,8 @@ _MANY_CANCELLED = 100
 class VirtualLoop(BareLoop):
     """An asyncio loop in asyncio's own order, without I/O, on virtual time.
 
-    ``time()`` stands still while anything can run and jumps to the next timer otherwise. Executor calls run in real
-    threads; time does not jump while one is on.
+    ``time()`` does not advance while anything can run, and otherwise jumps to the next timer. Executor calls run in
+    real threads; time does not jump during one.
 
     Parameters:
         max_steps: `Livelock` is raised when more handles than this have run.
@@ -73,7 +73,7 @@ class VirtualLoop(BareLoop):
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        """Like asyncio's; timers of one instant fire in the order in which they were set."""
+        """Like asyncio's; timers with the same deadline fire in the order in which they were set."""
         timer = self.make_timer(when, callback, args, context)
         self.set_timer(timer)
         return timer
@@ -128,7 +128,7 @@ class VirtualLoop(BareLoop):
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
-        """Like asyncio's, but refuses other threads, also outside of debug mode."""
+        """Like asyncio's, but refuses other threads, even outside debug mode."""
         self.check_open()
         if threading.get_ident() != self.home:
             self.refuse("call_soon was called from another thread; use call_soon_threadsafe")
@@ -180,7 +180,7 @@ class VirtualLoop(BareLoop):
             raise Livelock
 
     def run_in_executor(self, executor: Executor | None, func: Callable[[*_Ts], _T], *args: *_Ts) -> asyncio.Future[_T]:
-        """Like asyncio's; time stands still until the call is over."""
+        """Like asyncio's; time does not advance until the call returns."""
         future = super().run_in_executor(executor, func, *args)
         self._threads_busy += 1
         future.add_done_callback(self._thread_done)
@@ -196,7 +196,7 @@ class VirtualLoop(BareLoop):
     # running
 
     def run_main(self, test: Callable[[], Coroutine[Any, Any, Any]]) -> asyncio.Task[Any]:
-        """Run ``test()`` as the task ``main`` until it is done, then what can still run at that instant.
+        """Run ``test()`` as the task ``main`` until it is done, then run everything that is still due at that instant.
 
         Returns the main task.
 
@@ -204,14 +204,14 @@ class VirtualLoop(BareLoop):
             Deadlock: nothing can run and no timer is set.
             Livelock: ``max_steps`` were taken.
             NotExplorable: a real thread, process or socket was used.
-            TypeError: ``test()`` does not make a coroutine.
+            TypeError: ``test()`` does not return a coroutine.
         """
         main: list[asyncio.Task[Any]] = []
 
         def begin() -> None:
             coro = test()
             if not asyncio.iscoroutine(coro):
-                raise TypeError(f"a coroutine was expected, as an `async def` makes it; the test made {coro!r}")
+                raise TypeError(f"expected a coroutine, such as an `async def` returns; the test returned {coro!r}")
             main.append(self.create_task(coro, name="main"))
 
         self.note_threads()
@@ -233,7 +233,7 @@ class VirtualLoop(BareLoop):
         return bool(self._fifo or self._inbox)
 
     def unwind(self, steps: int = 10_000) -> None:
-        """Cancel what is left and let it end, so that nothing is destroyed while it is pending."""
+        """Cancel the remaining tasks and let them end, so that no pending task is destroyed."""
         self.max_steps = self.steps + steps
         left = self.unfinished()
 
@@ -257,7 +257,7 @@ class VirtualLoop(BareLoop):
         return list(asyncio.all_tasks(self))
 
     def left_over(self) -> str:
-        """Describe what the test left over and should not have, for people."""
+        """Describe the tasks that the test left unfinished."""
         left = len(self.unfinished())
         return f"{left} of its tasks" if left else ""
 

@@ -1,4 +1,4 @@
-"""The server: one connection after another, each request answered by the script, with what became of it."""
+"""The server: it answers each request by the script, and records how the answer ended."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ class Reply:
 
     Parameters:
         text, reasoning: answer and thoughts of the model.
-        calls: names and arguments of the calls it asks for; arguments as text are sent as they are, JSON or not.
-        reason: why it ends; ``stop`` becomes ``calls`` where it asks for any.
+        calls: names and arguments of the requested calls; arguments given as text are sent unchanged, JSON or not.
+        reason: reason of the end; ``stop`` becomes ``calls`` if there are calls.
         usage: tokens it reports.
         piece: characters in one piece of text.
         pace_s: time before each piece.
-        headers_s: time before the status line; `math.inf`: it never comes.
-        status: another one than 200 is an error with `message`.
+        headers_s: time before the status line; `math.inf` for never.
+        status: a status other than 200 is an error with `message`.
         message: of the error.
         retry_after_s: sent as ``Retry-After`` with an error.
-        fault: what goes wrong after `after` pieces: the connection is ``cut``; the answer ends too ``short``, but in
-            order as far as HTTP goes; ``garbage`` instead of JSON; an ``error`` inside the stream; a ``stall``.
-        after: pieces that come whole before the fault.
+        fault: fault after `after` pieces: ``cut`` the connection; ``short``: end the answer early, with valid HTTP;
+            ``garbage`` instead of JSON; an ``error`` inside the stream; ``stall``.
+        after: number of complete pieces before the fault.
     """
 
     text: str = ""
@@ -83,15 +83,16 @@ Script: TypeAlias = "Sequence[Reply] | Callable[[ModelRequest], Reply] | Model"
 
 @dataclass(slots=True, eq=False)
 class Exchange:
-    """One request, and what became of its answer. Times are those of the server's event loop (``loop.time()``).
+    """One request, and how its answer ended. Times are those of the server's event loop (``loop.time()``).
 
     Parameters:
         path, headers, body: what came.
         connection: the number of its connection, from 1.
-        opened_at: when the request was whole.
+        opened_at: when the request was complete.
         headers_sent: whether the status line went out.
-        pieces: how many pieces of the answer went out.
-        ended: ``whole``; ``faulty`` as the script wants; ``closed`` by the client before that; None until then.
+        pieces: number of sent pieces of the answer.
+        ended: ``whole``; ``faulty``, as scripted; ``closed``: the client closed the connection first; None before the
+            end.
         ended_at: when.
     """
 
@@ -107,7 +108,7 @@ class Exchange:
     _watchers: list[asyncio.Future[None]] = field(default_factory=list)
 
     async def until(self, *, pieces: int = 0, ended: bool = False, limit_s: float = 10.0) -> None:
-        """Wait until that many pieces went out, or until it ended. Raises `TimeoutError` after `limit_s`."""
+        """Wait until that many pieces were sent, or until the answer ended. Raises `TimeoutError` after `limit_s`."""
         async with asyncio.timeout(limit_s):
             while self.ended is None if ended else self.pieces < pieces:
                 await _next_change(self._watchers)
@@ -126,10 +127,10 @@ class ModelServer:
     """A model provider that answers by a script. An async context manager; it serves while it is entered.
 
     Parameters:
-        script: replies that are given in order, one for each request, with status 500 after the last one; or a
-            function from the request to a reply; or a `Model`, whose answers are passed on.
-        key: the API key that requests must bring; None takes any.
-        host, port: where it listens; port 0 takes a free one.
+        script: replies in order, one for each request, with status 500 after the last one; or a function from the
+            request to a reply; or a `Model`, whose answers are passed on.
+        key: the API key that requests must have; None accepts any.
+        host, port: address to listen on; port 0 picks a free one.
     """
 
     def __init__(self, script: Script, *, key: str | None = None, host: str = "127.0.0.1", port: int = 0) -> None:
@@ -163,7 +164,7 @@ class ModelServer:
 
     @property
     def url(self) -> str:
-        """Where it answers, without a path."""
+        """Base URL, without a path."""
         return f"http://{self._host}:{self._port}"
 
     @property

@@ -8,8 +8,8 @@ With pytest::
     def test_my_adapter_conforms(check):
         run_agent_check(check, SUBJECT)
 
-The suite supplies the step, which waits, fails, blocks a thread or starts a program; the check then tests what still
-holds of Holdfast's promises. Each check makes its own hosts, on in-memory stores.
+The suite supplies a step that waits, fails, blocks a thread or starts a program; the check then tests Holdfast's
+promises. Each check makes its own hosts, on in-memory stores.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def run_agent_check(check: AgentCheck, subject: AgentSubject) -> None:
     """Run one check on an event loop of its own, for 30 seconds at most.
 
     Raises:
-        AssertionError: the agent breaks a promise of Holdfast's; a note names it.
+        AssertionError: the agent breaks one of Holdfast's promises; a note names it.
         TimeoutError: the check did not end.
         unittest.SkipTest: the framework lacks the feature under test; a test runner shows the check as skipped.
     """
@@ -90,7 +90,7 @@ async def a_plain_step_runs_in_a_thread_of_the_run(subject: AgentSubject) -> Non
 
 @_check
 async def the_log_says_what_the_answer_says(subject: AgentSubject) -> None:
-    """Readers see, piece by piece, the text that is stored; every call that began has ended."""
+    """Readers see the stored text piece by piece; every call that started has ended."""
 
     async def step(text: str) -> str:
         return said(text)
@@ -113,7 +113,7 @@ async def an_error_of_the_step_is_told_and_hurts_nothing_else(subject: AgentSubj
 
     async def step(text: str) -> str:
         if text == "fail":
-            raise ValueError("the step is out of order")
+            raise ValueError("the step is broken")
         return said(text)
 
     async with hosted(subject.agent(step)) as bench:
@@ -127,7 +127,7 @@ async def an_error_of_the_step_is_told_and_hurts_nothing_else(subject: AgentSubj
 
 @_check
 async def messages_that_come_at_once_are_all_answered_one_after_the_other(subject: AgentSubject) -> None:
-    """Of many sends at once to one session none is lost, none is done twice, and no two runs overlap."""
+    """Many concurrent sends to one session: none is lost, none runs twice, and no two runs overlap."""
     inside: set[str] = set()
     done: list[str] = []
 

@@ -87,7 +87,7 @@ async def a_crash_at_any_event_settles_the_message_and_repeats_no_effect(subject
 
 @_check
 async def a_host_that_closes_in_a_run_leaves_a_session_that_goes_on(subject: AgentSubject) -> None:
-    """A drain parks or interrupts the run; the next host settles its message and takes new ones."""
+    """A drain suspends or interrupts the run; the next host settles its message and accepts new ones."""
     inside: list[str] = []
     wait = True
 

@@ -44,7 +44,7 @@ async def _interrupted(bench: Bench, key: str = "s", *, outcome: str = "gone") -
 
 @_check
 async def an_interrupt_ends_an_async_step_at_once(subject: AgentSubject) -> None:
-    """The step is cancelled where it waits and cleans up; the receipt reports gone without force."""
+    """The step is cancelled where it waits, and cleans up; the receipt reports ``gone`` without force."""
     events: list[str] = []
 
     async def step(text: str) -> str:
@@ -193,7 +193,7 @@ def _lives(pid: int) -> bool:
 
 @_check
 async def programs_of_an_async_step_die_with_its_run(subject: AgentSubject) -> None:
-    """A program in its own session, and one that is never awaited, are dead when the receipt arrives."""
+    """A program in its own session, and one that was never awaited, are dead when the receipt arrives."""
     pids: list[int] = []
     programs: list[asyncio.subprocess.Process] = []
 
@@ -252,7 +252,8 @@ async def an_interrupt_of_one_session_leaves_the_others_alone(subject: AgentSubj
 
 @_check
 async def a_newer_message_takes_the_place_of_a_run(subject: AgentSubject) -> None:
-    """With the policy ``interrupt``, the run is stopped and its message settled so; the newer message is answered."""
+    """With the policy ``interrupt``, the run is stopped, its message is settled as interrupted, and the newer message
+    is answered."""
     inside: list[str] = []
 
     async def step(text: str) -> str:
@@ -273,7 +274,7 @@ async def a_newer_message_takes_the_place_of_a_run(subject: AgentSubject) -> Non
 
 @_check
 async def a_run_that_is_over_its_time_is_interrupted(subject: AgentSubject) -> None:
-    """The host's deadline for a run stops it as a person would, with the cause ``deadline``."""
+    """The host's deadline stops a run as a user's interrupt would, with the cause ``deadline``."""
 
     async def step(text: str) -> str:
         if text == "wait":

@@ -1,4 +1,4 @@
-"""Conformance suite for the channels' port (`holdfast.channels.port`): run it on your own channel.
+"""Conformance suite for the port of channels (`holdfast.channels.port`): run it on your own channel.
 
 With pytest::
 
@@ -34,14 +34,14 @@ _QUIET_S = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """A delivery as people see it: its text without the mark, and whether it is marked as a possible repeat."""
+    """A delivery as users see it: its text without the mark, and whether it is marked as a possible repeat."""
 
     content: str
     repeat: bool = False
 
 
 class Network(Protocol):
-    """A network of the kind that the channel speaks to, from the side of its people."""
+    """A network of the channel's kind, from its users' side."""
 
     @property
     def addresses(self) -> Sequence[str]:
@@ -57,7 +57,7 @@ class Network(Protocol):
         ...
 
     async def copies(self, address: str) -> Sequence[Copy]:
-        """Return what the channel showed the people at that address, oldest first."""
+        """Return what the channel delivered to that address, oldest first."""
         ...
 
     def outage(self) -> AbstractAsyncContextManager[None]:
@@ -150,7 +150,7 @@ async def _deliver(channel: Channel, delivery: Delivery) -> None:
 
 @_check
 async def what_people_write_comes_in_with_its_address_and_id(subject: ChannelSubject) -> None:
-    """Text arrives unchanged, whatever its letters and lines, also if written while the channel was down."""
+    """Text arrives unchanged, whatever its characters and lines, even if written while the channel was down."""
     texts = ("before", "grüße\nin two lines 👋", "x" * 2000)
     async with subject() as network:
         inbox = _Inbox()
@@ -237,7 +237,7 @@ async def what_was_taken_comes_again_under_its_id_or_not_at_all(subject: Channel
 
 @_check
 async def deliveries_arrive_whole_and_in_order(subject: ChannelSubject) -> None:
-    """Text arrives at its address unchanged, whatever its letters and lines, in the order of the calls."""
+    """Text arrives at its address unchanged, whatever its characters and lines, in the order of the calls."""
     texts = ["one", "grüße\nin two lines 👋", "x" * 2000]
     async with subject() as network, _open(network, _Inbox()) as channel:
         here, there = network.addresses[:2]
@@ -277,8 +277,8 @@ async def a_first_attempt_that_only_looks_like_a_repeat_is_shown(subject: Channe
 
 @_check
 async def a_failed_delivery_says_whether_to_try_again(subject: ChannelSubject) -> None:
-    """An outage is a `DeliveryFailed` with a time; once it is over, the next attempt arrives. An unknown address is one
-    without a time."""
+    """An outage is a `DeliveryFailed` with a time; once it is over, the next attempt arrives. An unknown address is a
+    `DeliveryFailed` without a time."""
     async with subject() as network, _open(network, _Inbox()) as channel:
         here = network.addresses[0]
         async with network.outage():
@@ -306,7 +306,8 @@ async def _failure(channel: Channel, delivery: Delivery) -> DeliveryFailed:
 
 @_check
 async def a_cancelled_delivery_may_be_made_again(subject: ChannelSubject) -> None:
-    """A cancel at any turn of the loop ends the attempt; after a retry the message is there once, or marked."""
+    """A cancel at any turn of the loop ends the attempt; after a retry, the message was delivered once, or its repeat
+    is marked."""
     async with subject() as network, _open(network, _Inbox()) as channel:
         here = network.addresses[0]
         for turns in range(20):
@@ -330,7 +331,7 @@ async def a_cancelled_delivery_may_be_made_again(subject: ChannelSubject) -> Non
 
 @_check
 async def what_it_delivers_does_not_come_in(subject: ChannelSubject) -> None:
-    """A channel does not take its own messages for a person's, or an agent would answer itself for ever."""
+    """A channel does not mistake its own messages for a user's, or an agent would answer itself forever."""
     async with subject() as network:
         inbox = _Inbox()
         here = network.addresses[0]

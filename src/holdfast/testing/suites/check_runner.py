@@ -1,7 +1,7 @@
 """Shared parts of the conformance suites: running a check, and naming the broken rule when it fails.
 
-A suite is a tuple of async functions. Each is one rule of a port, stated by its name, or better by its docstring where
-it has one. It gets the subject, and raises `AssertionError` with the problem.
+A suite is a tuple of async functions. Each tests one rule of a port; its name or docstring states the rule. It gets the
+subject, and raises `AssertionError` with the problem.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["LIMIT_S", "not_offered", "rule_of", "run_check"]
 S = TypeVar("S")
 
 LIMIT_S = 30.0
-"""How long one check may take."""
+"""Timeout of one check, in seconds."""
 
 
 def run_check(check: Callable[[S], Awaitable[None]], subject: S, *, port: str, limit_s: float = LIMIT_S) -> None:
@@ -25,13 +25,13 @@ def run_check(check: Callable[[S], Awaitable[None]], subject: S, *, port: str, l
     Parameters:
         check: one of a suite.
         subject: what is checked.
-        port: where the rules are written down, for the note.
-        limit_s: how long it may take, in seconds.
+        port: where the rules are documented, for the note.
+        limit_s: timeout, in seconds.
 
     Raises:
-        AssertionError: the subject does not keep the rule.
+        AssertionError: the subject breaks the rule.
         TimeoutError: it did not answer.
-        unittest.SkipTest: the subject does not have what the rule is about.
+        unittest.SkipTest: the subject lacks the feature under test.
     """
 
     async def bounded() -> None:
@@ -55,5 +55,5 @@ def rule_of(check: Callable[..., object]) -> str:
 
 
 def not_offered(what: str) -> SkipTest:
-    """Return the error to raise where the subject lacks what a rule is about; test runners count it as skipped."""
+    """Return the error to raise if the subject lacks the feature under test; test runners count it as skipped."""
     return SkipTest(f"the subject does not offer it: {what}")

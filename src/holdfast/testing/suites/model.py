@@ -1,4 +1,4 @@
-"""Conformance suite for the models' port (`holdfast.agents.model`): run it on your own model.
+"""Conformance suite for the port of models (`holdfast.agents.model`): run it on your own model.
 
 With pytest, for a model that speaks OpenAI's or Anthropic's protocol::
 
@@ -112,7 +112,7 @@ async def _quiet(provider: Provider, what: str) -> None:
 
 @_check
 async def a_model_says_its_name_and_its_room(subject: ModelSubject) -> None:
-    """``name`` is a text for people; ``context_tokens`` a number, or None where it is not known."""
+    """``name`` is a display name; ``context_tokens`` is a number, or None if unknown."""
     async with subject([]) as provider:
         model = provider.model
         assert isinstance(model, Model), f"{type(model).__name__} lacks some of: name, context_tokens, stream"
@@ -139,7 +139,7 @@ async def an_answer_comes_in_pieces_and_ends_with_one_end_part(subject: ModelSub
 
 @_check
 async def what_a_request_cost_is_told(subject: ModelSubject) -> None:
-    """The end part has the tokens that the provider counted."""
+    """The end part has the token counts of the provider."""
     async with subject([Reply(text=_TEXT, usage=Usage(input_tokens=21, output_tokens=7))]) as provider:
         usage = _end(await _parts(provider.model, _ask())).usage
         assert (usage.input_tokens, usage.output_tokens) == (21, 7), f"the provider counted 21 and 7, reported: {usage}"
@@ -147,7 +147,7 @@ async def what_a_request_cost_is_told(subject: ModelSubject) -> None:
 
 @_check
 async def calls_come_whole_and_in_order(subject: ModelSubject) -> None:
-    """Several calls of one answer are one part each, with all their arguments; the reason is ``calls``."""
+    """Each of several calls in one answer is a part of its own, with all its arguments; the reason is ``calls``."""
     wanted = [("add", {"a": 1, "b": 2}), ("add", {"a": 3, "b": 4})]
     async with subject([Reply(text="I add.", calls=wanted)]) as provider:
         parts = await _parts(provider.model, _ask("add", tools=True))
@@ -183,7 +183,7 @@ async def broken_arguments_come_as_they_were_written(subject: ModelSubject) -> N
 
 @_check
 async def why_an_answer_ended_is_told(subject: ModelSubject) -> None:
-    """An answer that was cut at the limit of tokens, or refused, does not pass for a whole one."""
+    """An answer that was cut off at the token limit, or refused, is not mistaken for a complete one."""
     for reason in ("length", "refused"):
         async with subject([Reply(text=_TEXT, reason=reason)]) as provider:
             found = _end(await _parts(provider.model, _ask())).reason
@@ -202,7 +202,7 @@ async def reasoning_is_no_part_of_the_answer(subject: ModelSubject) -> None:
 
 @_check
 async def whatever_a_stopped_run_left_is_taken(subject: ModelSubject) -> None:
-    """Requests with calls, results of every status, cut answers and blank texts are ones that the provider takes."""
+    """The provider accepts requests with calls, results of every status, truncated answers and blank texts."""
     ids = ("r_1/é.1", "r_1/é.2")
     with_calls = (
         UserMessage(content="add"),
@@ -227,7 +227,7 @@ async def whatever_a_stopped_run_left_is_taken(subject: ModelSubject) -> None:
 
 @_check
 async def attachments_that_are_gone_or_odd_do_not_spoil_a_request(subject: ModelSubject) -> None:
-    """Files that are deleted, or that the provider cannot take, are named in the request, which is answered."""
+    """A request names deleted files, and files that the provider does not support, and is still answered."""
     files = (
         Attachment(digest="a" * 64, media_type="image/png", name="cat.png", size_bytes=6),
         Attachment(digest="b" * 64, media_type="application/x-odd", name="odd.bin", size_bytes=2),
@@ -289,7 +289,7 @@ async def a_cancel_closes_the_connection_at_once(subject: ModelSubject) -> None:
 
 @_check
 async def an_interrupt_ends_a_request_and_asks_nothing_again(subject: ModelSubject) -> None:
-    """In a scope that is stopped the request is gone without force, and is not retried afterwards."""
+    """In a stopped scope, the request ends without force and is not retried."""
     for where, (reply, pieces) in _WAITS.items():
         async with subject([reply, Reply(text=_TEXT)]) as provider:
             scope = Scope("run", detached=True).open()
@@ -305,7 +305,7 @@ async def an_interrupt_ends_a_request_and_asks_nothing_again(subject: ModelSubje
 
 @_check
 async def leaving_the_block_closes_the_connection(subject: ModelSubject) -> None:
-    """Leaving the block after a part of the answer ends the request and its cost."""
+    """Leaving the block after part of the answer ends the request and its cost."""
     async with subject([_LONG]) as provider:
         try:
             async with asyncio.timeout(None) as limit, opened(provider.model, _ask()) as parts:
@@ -377,7 +377,7 @@ _FAILURES: dict[str, tuple[Reply, bool]] = {
 async def a_failure_says_whether_to_try_again_and_is_not_repeated_here(subject: ModelSubject) -> None:
     """It is a `ModelFailed` whose ``retry_after_s`` is set where a retry may help; only the loop retries.
 
-    An answer that breaks off is a failure, too: part of a text, or of a call's arguments, never passes for the whole.
+    An answer that breaks off is a failure, too: a partial text or partial arguments never count as complete.
     """
     for what, (reply, again) in _FAILURES.items():
         async with subject([reply, Reply(text=_TEXT)]) as provider:

@@ -1,4 +1,4 @@
-"""The far side of a model, for the checks of models (`holdfast.testing.suites.model`): it answers by a script."""
+"""Scripted provider behind a model, for the checks of models (`holdfast.testing.suites.model`)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["ModelSubject", "Provider", "served_model", "unscripted_model"]
 
 
 class Provider(Protocol):
-    """A model, and what its provider saw of it."""
+    """A model, and its provider's record of it."""
 
     @property
     def model(self) -> Model:
-        """The model that is checked."""
+        """The model under test."""
         ...
 
     @property
@@ -33,16 +33,17 @@ class Provider(Protocol):
         ...
 
     async def begun(self, pieces: int) -> None:
-        """Wait until the first request is there, and `pieces` pieces of its answer went out."""
+        """Wait until the first request has arrived and `pieces` pieces of its answer were sent."""
         ...
 
     async def quiet(self) -> None:
-        """Wait until no answer is in progress: each was sent whole, failed as scripted, or was closed by its client."""
+        """Wait until no answer is in progress: each was sent completely, failed as scripted, or was closed by its
+        client."""
         ...
 
 
 ModelSubject = Callable[[Sequence[Reply]], AbstractAsyncContextManager[Provider]]
-"""Makes a provider that gives these replies in order, and a model that asks it."""
+"""Create a provider that gives these replies in order, and a model that uses it."""
 
 
 def served_model(make: Callable[[ModelServer], Model]) -> ModelSubject:
@@ -79,7 +80,7 @@ class _Served:
 
 
 def unscripted_model(model: Model) -> ModelSubject:
-    """Return the subject for a model without a script, such as a real provider's. Only checks that fit are made."""
+    """Return the subject for a model without a script, such as a real provider's. Only the checks that apply run."""
 
     @contextlib.asynccontextmanager
     async def subject(script: Sequence[Reply]) -> AsyncIterator[Provider]:

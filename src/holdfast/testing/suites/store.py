@@ -1,4 +1,4 @@
-"""Conformance suite for the store's port: run it on your own store.
+"""Conformance suite for the port of stores: run it on your own store.
 
 With pytest::
 
@@ -6,8 +6,8 @@ With pytest::
     def test_my_store_conforms(check, tmp_path):
         run_store_check(check, lambda: MyStore(tmp_path))
 
-A check gets a function that makes a store object on the same data each time it is called (a store that lives in one
-object may hand out that object again), opens it as often as it needs, and raises `AssertionError` with what is wrong.
+A check gets a function that returns a store object on the same data each time (a store that lives in one object may
+return it again). It opens the store as often as it needs, and raises `AssertionError` with the problem.
 """
 
 from __future__ import annotations

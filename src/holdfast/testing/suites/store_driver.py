@@ -26,14 +26,14 @@ from holdfast.storage.port import (
 __all__ = ["Check", "Driver", "MakeStore", "interrupt_of", "opened", "refused"]
 
 MakeStore = Callable[[], Store]
-"""Makes a store object on the same data each time it is called."""
+"""Return a store object on the same data each time."""
 Check = Callable[[MakeStore], Awaitable[None]]
 """A rule of the port. Raises `AssertionError` with the problem."""
 
 
 @asynccontextmanager
 async def opened(make_store: MakeStore, *, at: float = 1.0) -> AsyncIterator[Driver]:
-    """Yield a driver of a store that is open within the block, on the same data each time.
+    """Yield a driver of a store that is open within the block, on the same data in each block.
 
     Errors raised in the block get a note with the verb that was called last, and the port's description of it.
     """
@@ -88,7 +88,7 @@ class Driver:
         at: float = 10.0,
         **more: Any,
     ) -> asyncio.Future[SendResult]:
-        """`Store.send`; `more` are fields of the `Send`. ``room`` False: the host has none."""
+        """`Store.send`; `more` are fields of the `Send`. ``room`` False: the host has no free run slot."""
         request = Send(
             principal=principal,
             key=key,
@@ -122,7 +122,7 @@ class Driver:
         return self.store.commit_run(RunCommit(lease=claim.lease, status=status, at=at, **more))
 
     def say(self, claim: Claim, *texts: str, nth: int = 0) -> asyncio.Future[Appended]:
-        """`Store.append` of a ``text.delta`` for each text."""
+        """Append a ``text.delta`` for each text."""
         events = [encode_event(TextDelta(run_id=claim.lease.run_id, text=text)) for text in texts]
         return self.store.append(claim.lease, events, nth=nth)
 
@@ -144,7 +144,7 @@ class Driver:
     def interrupt(
         self, *, key: str = "k", run_id: str | None = None, at: float = 15.0, reason: str = "enough"
     ) -> Awaitable[InterruptResult]:
-        """`Store.interrupt` of the run that is on, or of exactly `run_id`."""
+        """`Store.interrupt` for the active run, or for exactly `run_id`."""
         return self.store.interrupt(interrupt_of(key=key, run_id=run_id, at=at, reason=reason))
 
 
@@ -163,7 +163,7 @@ def _without_holes(events: Sequence[Stored]) -> None:
 
 
 async def refused(answer: Awaitable[object], error: type[HoldfastError]) -> HoldfastError:
-    """Return the refusal. Raises `AssertionError` if none comes, or another error that comes instead."""
+    """Return the refusal. Raises `AssertionError` if the error is missing or different."""
     try:
         result = await answer
     except error as refusal:

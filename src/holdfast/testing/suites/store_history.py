@@ -1,4 +1,4 @@
-"""The conformance suite's checks of transcripts that are changed by hand, and of attachments."""
+"""Checks of the conformance suite for transcript edits and attachments."""
 
 from __future__ import annotations
 

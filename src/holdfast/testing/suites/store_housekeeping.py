@@ -1,4 +1,4 @@
-"""The conformance suite's checks of housekeeping: deletion, pruning, quotas, pages, lists, keys and closing."""
+"""Checks of the conformance suite for housekeeping: deletion, pruning, quotas, pages, lists, keys and closing."""
 
 from __future__ import annotations
 

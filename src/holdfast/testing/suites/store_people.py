@@ -1,4 +1,4 @@
-"""The conformance suite's checks of runs that talk with people: steered, rolled back, suspended and parked."""
+"""Checks of the conformance suite for human-in-the-loop runs: steered, rolled back, suspended and unloaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The conformance suite's checks of schedules: ticks that are fired, counted or refused, each once."""
+"""Checks of the conformance suite for schedules: each tick is fired, counted or refused once."""
 
 from __future__ import annotations
 

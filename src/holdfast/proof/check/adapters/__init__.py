@@ -1,1 +1,2 @@
-"""One adapter a file. Each is run by the kit in its framework's environment, and imports nothing but the framework."""
+"""One adapter a file. The kit runs each adapter in its framework's environment; an adapter imports nothing but the
+framework."""

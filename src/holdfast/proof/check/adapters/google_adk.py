@@ -15,7 +15,7 @@ _APP = "probe"
 
 
 class GoogleADK:
-    """A run is an asyncio task that reads ``runner.run_async`` in SSE mode, which a cancel cancels."""
+    """A run is an asyncio task that reads ``runner.run_async`` in SSE mode; a cancel cancels the task."""
 
     packages = ("google-adk", "litellm")
 
@@ -80,15 +80,15 @@ class GoogleADK:
 
     async def force(self) -> str:
         """See `Adapter.force`."""
-        raise self._setting.not_offered("a sync tool is called where the run is, and nothing can end it")
+        raise self._setting.not_offered("a sync tool runs on the run's event loop, and nothing can end it")
 
     async def live(self) -> list[str]:
         """See `Adapter.live`."""
-        raise self._setting.not_offered("it has no list of its runs")
+        raise self._setting.not_offered("it cannot list its runs")
 
     async def inbox(self) -> str:
         """See `Adapter.inbox`."""
-        raise self._setting.not_offered("it accepts no message before running it")
+        raise self._setting.not_offered("it does not accept messages in advance: the call is the run")
 
     async def close(self) -> None:
         """See `Adapter.close`."""

@@ -12,7 +12,7 @@ __all__ = ["LangGraph"]
 
 
 class LangGraph:
-    """A session is a thread; a run is an asyncio task around ``ainvoke``, which a cancel cancels."""
+    """A session is a LangGraph thread. A run is an asyncio task around ``ainvoke``, and a cancel cancels the task."""
 
     packages = ("langgraph", "langgraph-checkpoint-sqlite", "langchain-openai")
 
@@ -33,7 +33,7 @@ class LangGraph:
         return {"configurable": {"thread_id": session}}
 
     async def open(self, session: str, user: str) -> None:
-        """See `Adapter.open`. A thread comes into being with its first run."""
+        """See `Adapter.open`. A thread is created by its first run."""
 
     async def submit(self, session: str, text: str) -> str:
         """See `Adapter.submit`."""
@@ -60,15 +60,15 @@ class LangGraph:
 
     async def force(self) -> str:
         """See `Adapter.force`."""
-        raise self._setting.not_offered("a sync tool runs in a thread, which nothing can end")
+        raise self._setting.not_offered("a sync tool runs in a thread, and nothing can end the thread")
 
     async def live(self) -> list[str]:
         """See `Adapter.live`."""
-        raise self._setting.not_offered("the library has no list of its runs")
+        raise self._setting.not_offered("the library cannot list its runs")
 
     async def inbox(self) -> str:
         """See `Adapter.inbox`."""
-        raise self._setting.not_offered("the library takes no message before it runs it; LangGraph's server does")
+        raise self._setting.not_offered("the library does not accept messages in advance; LangGraph's server does")
 
     async def close(self) -> None:
         """See `Adapter.close`."""

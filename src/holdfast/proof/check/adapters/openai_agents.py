@@ -12,7 +12,7 @@ __all__ = ["OpenAIAgents"]
 
 
 class OpenAIAgents:
-    """A run is ``Runner.run_streamed``, read to its end; a cancel is ``result.cancel()``, and waits for that end."""
+    """A run is ``Runner.run_streamed``, read to its end; a cancel calls ``result.cancel()`` and waits for that end."""
 
     packages = ("openai-agents", "openai")
 
@@ -73,15 +73,15 @@ class OpenAIAgents:
 
     async def force(self) -> str:
         """See `Adapter.force`."""
-        raise self._setting.not_offered("a sync tool runs in a thread, which nothing can end")
+        raise self._setting.not_offered("a sync tool runs in a thread, and nothing can end the thread")
 
     async def live(self) -> list[str]:
         """See `Adapter.live`."""
-        raise self._setting.not_offered("it has no list of its runs")
+        raise self._setting.not_offered("it cannot list its runs")
 
     async def inbox(self) -> str:
         """See `Adapter.inbox`."""
-        raise self._setting.not_offered("it accepts no message before running it")
+        raise self._setting.not_offered("it does not accept messages in advance: the call is the run")
 
     async def close(self) -> None:
         """See `Adapter.close`."""

@@ -12,7 +12,8 @@ __all__ = ["PydanticAI"]
 
 
 class PydanticAI:
-    """A run is an asyncio task around ``agent.run``, which a cancel cancels; each whole run's messages are kept."""
+    """A run is an asyncio task around ``agent.run``, and a cancel cancels the task. The messages of completed runs are
+    kept."""
 
     packages = ("pydantic-ai-slim", "openai")
 
@@ -58,15 +59,15 @@ class PydanticAI:
 
     async def force(self) -> str:
         """See `Adapter.force`."""
-        raise self._setting.not_offered("a sync tool runs in a thread, which nothing can end")
+        raise self._setting.not_offered("a sync tool runs in a thread, and nothing can end the thread")
 
     async def live(self) -> list[str]:
         """See `Adapter.live`."""
-        raise self._setting.not_offered("it has no list of its runs")
+        raise self._setting.not_offered("it cannot list its runs")
 
     async def inbox(self) -> str:
         """See `Adapter.inbox`."""
-        raise self._setting.not_offered("it accepts no message before running it")
+        raise self._setting.not_offered("it does not accept messages in advance: the call is the run")
 
     async def close(self) -> None:
         """See `Adapter.close`."""

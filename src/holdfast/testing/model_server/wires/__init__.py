@@ -1,7 +1,7 @@
-"""The wire protocols that the model server speaks: how each reads a request, what it objects to, and how it answers.
+"""The wire protocols of the model server: how each reads, checks and answers a request.
 
-They refuse what their providers refuse: a call without its result, a result without its call, ids and names in letters
-that are not allowed, arguments that are not an object, and text blocks with nothing in them.
+They refuse what their providers refuse: a call without its result, a result without its call, ids and names with
+invalid characters, arguments that are not an object, and empty text blocks.
 """
 
 from holdfast.testing.model_server.wires.chat import ChatWire

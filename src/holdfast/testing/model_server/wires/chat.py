@@ -157,7 +157,7 @@ def bearer(headers: Mapping[str, str]) -> str | None:
 
 
 def openai_error(status: int, message: str) -> bytes:
-    """Return OpenAI's body of an answer with an error status."""
+    """Return OpenAI's body for an error status."""
     kinds = {400: "invalid_request_error", 401: "authentication_error", 429: "rate_limit_error"}
     codes = {401: "invalid_api_key", 404: "model_not_found", 429: "rate_limit_exceeded"}
     kind = kinds.get(status, "server_error" if status >= 500 else "invalid_request_error")

@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-"""What a tool may be called."""
+"""Pattern of valid tool names."""
 
 
 class WireFormat(Protocol):
@@ -34,7 +34,7 @@ class WireFormat(Protocol):
 
     Parameters:
         body: the request's JSON object.
-        number: makes the ids of the answer differ from those of others.
+        number: makes the ids of this answer unique.
     """
 
     def __init__(self, body: dict[str, Any], number: int) -> None: ...
@@ -52,11 +52,11 @@ class WireFormat(Protocol):
         ...
 
     def part(self, part: Part) -> bytes:
-        """Return the bytes of a part; of an `EndPart`, all that ends the answer in order."""
+        """Return the bytes of a part; for an `EndPart`, everything that properly ends the answer."""
         ...
 
     def broken(self, message: str) -> bytes:
-        """Return an error inside a stream that had begun well."""
+        """Return an error in the middle of a stream."""
         ...
 
     @staticmethod
@@ -66,7 +66,7 @@ class WireFormat(Protocol):
 
     @staticmethod
     def error(status: int, message: str) -> bytes:
-        """Return the body of an answer with an error status."""
+        """Return the response body for an error status."""
         ...
 
 
@@ -97,7 +97,7 @@ def attachment_of(media_type: str, data: str) -> Attachment:
 
 
 def arguments_text(part: CallPart) -> str:
-    """Return the arguments of a call as JSON, or as the text that they are."""
+    """Return the arguments of a call as JSON, or unchanged if they are text."""
     return part.arguments if isinstance(part.arguments, str) else msgspec.json.encode(part.arguments).decode()
 
 
@@ -107,5 +107,5 @@ def data_line(value: dict[str, Any]) -> bytes:
 
 
 def event_lines(kind: str, value: dict[str, Any]) -> bytes:
-    """Return an SSE frame whose event name is its ``type`` too."""
+    """Return an SSE frame whose event name is its ``type``."""
     return f"event: {kind}\n".encode() + data_line({"type": kind, **value})
