@@ -38,8 +38,8 @@ def test_no_module_of_a_folder_starts_to_use_private_names_of_another_module(fol
 def test_a_host_knows_what_guards_its_files_and_no_toolset() -> None:
     known = {one for name, used in imports(PARSED).items() if folder_of(name) == "host" for one in used}
     assert {one for one in known if folder_of(one) == "tools"} == {
-        "holdfast.tools.private_paths",
-        "holdfast.tools.workspace_guard",
+        "holdfast.tools.files.private_paths",
+        "holdfast.tools.files.workspace_guard",
     }
 
 

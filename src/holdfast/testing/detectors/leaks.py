@@ -25,9 +25,9 @@ from typing import Any, Literal, get_args
 
 import psutil
 
-from holdfast.runtime.processes import process_host
-from holdfast.runtime.seal import seal
-from holdfast.runtime.threads import ThreadPool, thread_stack
+from holdfast.runtime.process_host import process_host
+from holdfast.runtime.processes.seal import seal
+from holdfast.runtime.thread_pool import ThreadPool, thread_stack
 
 __all__ = ["KINDS", "Inventory", "LeakKind", "left_to_runners"]
 

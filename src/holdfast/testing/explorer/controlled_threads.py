@@ -28,7 +28,7 @@ from collections.abc import Callable, Sequence
 from contextvars import Context
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.runtime import threads as pool_module
+from holdfast.runtime import thread_pool as pool_module
 from holdfast.testing.explorer.failures import Deadlock, NotExplorable
 
 if TYPE_CHECKING:

@@ -358,7 +358,7 @@ class ExploredLoop(VirtualLoop):
 
     def run_in_executor(self, executor: Executor | None, func: Callable[[*_Ts], _T], *args: *_Ts) -> asyncio.Future[_T]:
         """Like asyncio's on the runtime's own executor, whose threads the schedule has; others are refused."""
-        from holdfast.runtime.adoption import PoolExecutor
+        from holdfast.runtime.adoption.tasks import PoolExecutor
 
         if executor is None and isinstance(getattr(self, "_default_executor", None), PoolExecutor):
             return asyncio.BaseEventLoop.run_in_executor(self, None, func, *args)
