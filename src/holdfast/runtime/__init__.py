@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from holdfast.runtime.queues.bounded import BoundedQueue
     from holdfast.runtime.queues.broadcast import Broadcast, Reader
     from holdfast.runtime.queues.fair import FairQueue
+    from holdfast.runtime.scope.cancel_claim import detached
     from holdfast.runtime.scope.handle import Handle, Member
-    from holdfast.runtime.scope.scope import Scope, current_scope, detached
+    from holdfast.runtime.scope.scope import Scope, current_scope
     from holdfast.runtime.scope.state import ScopeStatistics
     from holdfast.runtime.thread_pool import ThreadPool
     from holdfast.runtime.workers.main import IsolatedCall
@@ -63,6 +64,7 @@ if not TYPE_CHECKING:  # or else type checkers would accept any name
             "queues.broadcast": ("Broadcast", "Reader"),
             "workers.main": ("IsolatedCall",),
             "queues.fair": ("FairQueue",),
+            "scope.cancel_claim": ("detached",),
             "scope.handle": ("Handle", "Member"),
             "interrupt.interrupt": (
                 "Interrupt",
@@ -73,7 +75,7 @@ if not TYPE_CHECKING:  # or else type checkers would accept any name
                 "is_interrupted",
             ),
             "process_host": ("Process", "ProcessHost"),
-            "scope.scope": ("Scope", "current_scope", "detached"),
+            "scope.scope": ("Scope", "current_scope"),
             "scope.state": ("ScopeStatistics",),
             "thread_pool": ("ThreadPool",),
         },

@@ -21,7 +21,8 @@ from holdfast.errors import Interrupted
 from holdfast.runtime.adoption.tasks import install
 from holdfast.runtime.adoption.threads import linger
 from holdfast.runtime.interrupt.interrupt import current_interrupt, is_interrupted
-from holdfast.runtime.scope.scope import Scope, current_scope, detached
+from holdfast.runtime.scope.cancel_claim import detached
+from holdfast.runtime.scope.scope import Scope, current_scope
 from holdfast.runtime.thread_pool import ThreadPool
 
 Main = Callable[[], Coroutine[Any, Any, None]]

@@ -22,8 +22,9 @@ from holdfast.protocol.stopping import StopReceipt
 from holdfast.runtime.adoption import processes as adoption_processes
 from holdfast.runtime.adoption.tasks import install
 from holdfast.runtime.processes import procfs, zygote_link
+from holdfast.runtime.scope.cancel_claim import detached
 from holdfast.runtime.scope.process_handle import ForeignHandle, boot_ticks
-from holdfast.runtime.scope.scope import Scope, detached
+from holdfast.runtime.scope.scope import Scope
 from holdfast.runtime.thread_pool import ThreadCall, ThreadPool
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="process trees need Linux")

@@ -21,8 +21,9 @@ from holdfast.errors import Interrupted, InvalidRequest, ScopeClosed
 from holdfast.protocol.stopping import Cause
 from holdfast.runtime.interrupt.interrupt import check_interrupt, current_interrupt, is_interrupted
 from holdfast.runtime.scope import stop as stopping
+from holdfast.runtime.scope.cancel_claim import detached
 from holdfast.runtime.scope.process_handle import STRANGER
-from holdfast.runtime.scope.scope import Scope, current_scope, detached
+from holdfast.runtime.scope.scope import Scope, current_scope
 from holdfast.runtime.thread_pool import ThreadPool
 from holdfast.testing import run_virtual
 

@@ -12,8 +12,8 @@ from holdfast.errors import Interrupted, ScopeClosed
 from holdfast.runtime.adoption.tasks import TaskAdopter
 from holdfast.runtime.interrupt.interrupt import current_interrupt
 from holdfast.runtime.scope import cancel_claim
-from holdfast.runtime.scope.cancel_claim import BodyClaim, CancelClaim, current_claim
-from holdfast.runtime.scope.scope import Scope, current_scope, detached
+from holdfast.runtime.scope.cancel_claim import BodyClaim, CancelClaim, current_claim, detached
+from holdfast.runtime.scope.scope import Scope, current_scope
 from holdfast.runtime.scope.state import ScopeState
 from holdfast.runtime.scope.stop import Stopping
 from holdfast.runtime.scope.task_handle import TaskHandle

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.tools.programs.output import Capture, OutputLog, Recording, readable
+from holdfast.tools.plain_text import readable
+from holdfast.tools.programs.output import Capture, OutputLog, Recording
 
 
 def on_loops(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:

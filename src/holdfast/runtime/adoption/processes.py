@@ -40,6 +40,7 @@ from holdfast.runtime.processes.seal import current as current_seal
 from holdfast.runtime.processes.seal import seal
 from holdfast.runtime.processes.tree import KILL_BOUND_S, TreeResult
 from holdfast.runtime.processes.zygote_link import supported
+from holdfast.runtime.scope.program_adopter import set_program_adopter
 
 __all__ = [
     "Restorer",
@@ -179,6 +180,27 @@ def look_soon(loop: asyncio.AbstractEventLoop, since: float, tell: Callable[[int
 
 def _kill_roots(roots: Sequence[ForeignProcess]) -> tuple[int, ...]:
     return tuple(root.pid for root in roots if root.signal(signal.SIGKILL))
+
+
+class _Adopter:
+    """What scopes use of this module: `holdfast.runtime.scope.program_adopter.ProgramAdopter`."""
+
+    __slots__ = ()
+
+    def may_have_started(self, owner: Owner, /) -> bool:
+        return may_have_started(owner)
+
+    def strangers(self, since: float, /) -> int:
+        return strangers(since)
+
+    def look_soon(self, loop: asyncio.AbstractEventLoop, since: float, tell: Callable[[int], object], /) -> None:
+        look_soon(loop, since, tell)
+
+    async def kill_trees(self, roots: Sequence[ForeignProcess], owner: Owner, bound_s: float, /) -> TreeResult:
+        return await kill_trees(roots, owner=owner, bound_s=bound_s)
+
+
+set_program_adopter(_Adopter())  # a scope asks for it only once this module is imported
 
 
 def install(

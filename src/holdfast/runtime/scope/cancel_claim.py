@@ -14,18 +14,20 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import opcode
 import traceback
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any, Protocol
 
 from holdfast.protocol.stopping import Abandoned
-from holdfast.runtime.interrupt.interrupt import Interrupt, current
+from holdfast.runtime.interrupt.interrupt import Interrupt, current, use
 from holdfast.runtime.interrupt.scoped_var import ScopedVar
 from holdfast.runtime.interrupt.shield import shielded_by
 
-__all__ = ["BodyClaim", "CancelClaim", "Interruptible", "current_claim", "inside", "task_stack"]
+__all__ = ["BodyClaim", "CancelClaim", "Interruptible", "current_claim", "detached", "inside", "task_stack"]
 
 _RESUME = opcode.opmap["RESUME"]
 _RESUMED_S = 0.05
@@ -216,3 +218,14 @@ def task_stack(task: asyncio.Task[Any] | None) -> tuple[str, ...]:
             or getattr(awaited, "gi_yieldfrom", None)
         )
     return tuple(stack)
+
+
+@contextlib.contextmanager
+def detached() -> Iterator[None]:
+    """Start what is started in the body outside any scope and interrupt: for shared resources."""
+    place = current_claim.enter(None)
+    try:
+        with use(None):
+            yield
+    finally:
+        place.leave()

@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any, cast
 from holdfast.errors import ScopeClosed
 from holdfast.runtime.processes import procfs
 from holdfast.runtime.scope.handle import Handle, Member, MemberKind, ScopeOwner
+from holdfast.runtime.scope.program_adopter import program_adopter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from types import ModuleType
 
     from holdfast.protocol.stopping import Abandoned
     from holdfast.runtime.process_host import Process
@@ -280,28 +280,23 @@ def boot_ticks() -> float:
 
 def may_have_started(owner: ScopeOwner) -> bool:
     """Whether foreign code has started a program in the scope."""
-    adoption = _adoption()
-    return adoption is not None and adoption.may_have_started(cast("Owner", owner))
+    adopter = program_adopter()
+    return adopter is not None and adopter.may_have_started(cast("Owner", owner))
 
 
 def look_soon(loop: asyncio.AbstractEventLoop, since: float, tell: Callable[[int], object]) -> None:
     """Call ``tell`` on ``loop`` with the result of `strangers`; at once if no programs are adopted."""
-    adoption = _adoption()
-    if adoption is None:
+    adopter = program_adopter()
+    if adopter is None:
         tell(0)
     else:
-        adoption.look_soon(loop, since, tell)
+        adopter.look_soon(loop, since, tell)
 
 
 def strangers(since: float) -> int:
     """Return the number of live processes that may belong to a scope opened ``since`` but cannot be attributed."""
-    adoption = _adoption()
-    return 0 if adoption is None else adoption.strangers(since)
-
-
-def _adoption() -> ModuleType | None:
-    """Return the module that adopts programs; None if it is not in use, without importing it."""
-    return sys.modules.get("holdfast.runtime.adoption.processes")
+    adopter = program_adopter()
+    return 0 if adopter is None else adopter.strangers(since)
 
 
 def foreign_programs(handles: Sequence[Handle[Any]]) -> list[ForeignHandle]:
@@ -312,12 +307,15 @@ def foreign_programs(handles: Sequence[Handle[Any]]) -> list[ForeignHandle]:
 async def kill_foreign(owner: ScopeOwner, handles: Sequence[ForeignHandle], left_s: float) -> None:
     """Kill everything that foreign code ever started in the scope, even if all known processes have ended; ``left_s``
     is the remaining time of the stop."""
-    from holdfast.runtime.adoption.processes import kill_trees
     from holdfast.runtime.processes.tree import KILL_BOUND_S
+
+    adopter = program_adopter()
+    if adopter is None:  # then nothing was adopted
+        return
 
     bound_s = max(KILL_BOUND_S, left_s - _TOLD_S)
     processes = [handle.process for handle in handles]
-    result = await kill_trees(processes, owner=cast("Owner", owner), bound_s=bound_s)
+    result = await adopter.kill_trees(processes, cast("Owner", owner), bound_s)
     if result.outcome != "gone":
         roots = [one.process.pid for one in handles if procfs.lives(one.process.pid, one.process.started)]
         survivors = tuple(dict.fromkeys((*result.survivors, *roots)))

@@ -1,7 +1,7 @@
 """Structured concurrency: a scope owns tasks, threads, processes and child scopes, and they end with it.
 
 An interrupted scope is stopped by its `Stopping`, which no code can cancel and which ends by its deadline. See
-`scope_state` for the invariants of members, and `enclosure` for those of native cancellation.
+`state` for the invariants of members, and `cancel_claim` for those of native cancellation.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast, overload
 
 from holdfast.errors import Interrupted, InvalidRequest, ScopeClosed
 from holdfast.protocol.stopping import Cause, CauseKind, StopReceipt
-from holdfast.runtime.interrupt.interrupt import Interrupt, current, current_interrupt, use
+from holdfast.runtime.interrupt.interrupt import Interrupt, current, current_interrupt
 from holdfast.runtime.interrupt.scoped_var import ScopedToken
 from holdfast.runtime.scope.abandoned import AbandonedMember
 from holdfast.runtime.scope.cancel_claim import BodyClaim, current_claim, inside
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from holdfast.runtime.process_host import Process, ProcessHost, Stream
     from holdfast.runtime.scope.isolated_call import Output
 
-__all__ = ["Scope", "current_scope", "detached"]
+__all__ = ["Scope", "current_scope"]
 
 T = TypeVar("T")
 
@@ -590,14 +590,3 @@ def current_scope() -> Scope | None:
     """Return the scope that this code runs in, or None outside any scope."""
     place = current_claim.get()
     return cast("Scope | None", place.scope) if place is not None else None
-
-
-@contextlib.contextmanager
-def detached() -> Iterator[None]:
-    """Start what is started in the body outside any scope and interrupt: for shared resources."""
-    place = current_claim.enter(None)
-    try:
-        with use(None):
-            yield
-    finally:
-        place.leave()

@@ -17,7 +17,7 @@ from holdfast.tools.files.entries import is_binary, version
 from holdfast.tools.files.private_paths import private_paths
 from holdfast.tools.files.search import search
 from holdfast.tools.files.workspace import FileChanged, Workspace
-from holdfast.tools.programs.output import readable
+from holdfast.tools.plain_text import readable
 
 __all__ = ["Files"]
 

@@ -27,8 +27,9 @@ from holdfast.protocol.stopping import Cause
 from holdfast.runtime import Scope, current_scope
 from holdfast.runtime.oneshot import Oneshot
 from holdfast.tools.files.workspace import Workspace
+from holdfast.tools.plain_text import readable, unfinished
 from holdfast.tools.programs.leftovers import Note, Notes, make_note
-from holdfast.tools.programs.output import OutputLog, readable, unfinished
+from holdfast.tools.programs.output import OutputLog
 from holdfast.tools.programs.program import Program, ending, shown, typed
 from holdfast.tools.sandbox.environment import clean_environment
 
