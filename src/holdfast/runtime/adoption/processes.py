@@ -183,7 +183,7 @@ def _kill_roots(roots: Sequence[ForeignProcess]) -> tuple[int, ...]:
 
 
 class _Adopter:
-    """What scopes use of this module: `holdfast.runtime.scope.program_adopter.ProgramAdopter`."""
+    """The `ProgramAdopter` of this process."""
 
     __slots__ = ()
 
