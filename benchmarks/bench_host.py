@@ -20,7 +20,7 @@ from benchmarks.bench_store import bare_loop_s
 from benchmarks.disk import sync_latency_s
 from benchmarks.rows import Row, print_rows
 from holdfast import Host, Run, Settings, agent
-from holdfast.runtime.processes import process_host
+from holdfast.runtime.process_host import process_host
 
 __all__ = ["rows"]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.rows import Row, print_rows, ratio_row
 from holdfast.runtime import Interrupt, check_interrupt
-from holdfast.runtime.interrupt import use
+from holdfast.runtime.interrupt.interrupt import use
 
 __all__ = ["check_rows", "foreign_rows", "rows", "wake_rows"]
 

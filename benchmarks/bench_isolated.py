@@ -13,8 +13,8 @@ from typing import Any
 
 from benchmarks.bench_processes import percentile
 from benchmarks.rows import Row, print_rows
-from holdfast.runtime.processes import ProcessHost
-from holdfast.runtime.scope import Scope
+from holdfast.runtime.process_host import ProcessHost
+from holdfast.runtime.scope.scope import Scope
 
 __all__ = ["rows"]
 

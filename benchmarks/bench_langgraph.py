@@ -17,7 +17,7 @@ from langgraph.graph import START, StateGraph
 
 from benchmarks.rows import Row, print_rows, ratio_row
 from holdfast import Host
-from holdfast.agents.adapters.langgraph import graph_agent
+from holdfast.integrations.langgraph import graph_agent
 
 __all__ = ["rows"]
 

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.rows import Row, print_rows
-from holdfast.runtime import procfs
-from holdfast.runtime.adoption_processes import install, kill_trees
-from holdfast.runtime.foreign_process import ForeignProcess
-from holdfast.runtime.processes import DEVNULL, PIPE, ProcessHost
+from holdfast.runtime.adoption.processes import install, kill_trees
+from holdfast.runtime.process_host import DEVNULL, PIPE, ProcessHost
+from holdfast.runtime.processes import procfs
+from holdfast.runtime.processes.foreign_process import ForeignProcess
 
 _TREE = r"""
 import os, signal, sys, time

@@ -17,7 +17,7 @@ import reactivex
 from reactivex import Subject
 
 from benchmarks.rows import Row, print_rows
-from holdfast.agents.adapters.reactive import ReactiveBridge
+from holdfast.integrations.reactive import ReactiveBridge
 
 __all__ = ["bare", "bridged", "rows"]
 

@@ -13,7 +13,7 @@ import uvloop
 from benchmarks.rows import Row, print_rows
 from holdfast import Host, Run, Settings, agent
 from holdfast.protocol.schedules import ScheduleSpec
-from holdfast.runtime.processes import process_host
+from holdfast.runtime.process_host import process_host
 from holdfast.storage.port import PutSchedule
 
 __all__ = ["rows"]

@@ -13,9 +13,9 @@ from collections.abc import Awaitable, Callable
 import uvloop
 
 from benchmarks.rows import Row, print_rows, ratio_row
-from holdfast.runtime.interrupt import current_interrupt
-from holdfast.runtime.processes import process_host
-from holdfast.runtime.scope import Scope
+from holdfast.runtime.interrupt.interrupt import current_interrupt
+from holdfast.runtime.process_host import process_host
+from holdfast.runtime.scope.scope import Scope
 
 __all__ = ["rows"]
 

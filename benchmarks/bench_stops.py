@@ -18,7 +18,7 @@ import uvloop
 from benchmarks.rows import Row, print_rows, ratio_row
 from holdfast import Host, Run, Settings, agent
 from holdfast.protocol.stopping import StopReceipt
-from holdfast.runtime.processes import process_host
+from holdfast.runtime.process_host import process_host
 
 __all__ = ["rows"]
 

@@ -10,8 +10,8 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command, interrupt
 
 import holdfast
-from holdfast.agents.adapters.langgraph import current_run, graph_agent
 from holdfast.events import RunSuspended
+from holdfast.integrations.langgraph import current_run, graph_agent
 
 
 class Orders(MessagesState):

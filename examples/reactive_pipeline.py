@@ -10,7 +10,7 @@ from reactivex import operators as ops
 from reactivex.scheduler import ThreadPoolScheduler
 
 import holdfast
-from holdfast.agents.adapters.reactive import ReactiveBridge
+from holdfast.integrations.reactive import ReactiveBridge
 
 
 async def judge(run: holdfast.Run) -> str:

@@ -13,8 +13,8 @@ from reactivex import operators
 from reactivex.scheduler import NewThreadScheduler, ThreadPoolScheduler
 
 import holdfast
-from holdfast.agents.adapters.langgraph import graph_agent
-from holdfast.agents.adapters.reactive import ReactiveBridge
+from holdfast.integrations.langgraph import graph_agent
+from holdfast.integrations.reactive import ReactiveBridge
 
 
 class Note(TypedDict):

@@ -10,8 +10,8 @@ from typing import TypedDict
 from langgraph.graph import END, START, StateGraph
 
 import holdfast
-from holdfast.agents.adapters.langgraph import current_run, graph_agent
 from holdfast.events import ChildStarted, TextDelta
+from holdfast.integrations.langgraph import current_run, graph_agent
 
 
 async def tick(run: holdfast.Run) -> str:

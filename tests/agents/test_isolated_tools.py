@@ -9,7 +9,7 @@ from holdfast import Agent, Host, Run, tool
 from holdfast.agents.scripted import ScriptedModel
 from holdfast.protocol.events import RunFinished, ToolFinished, ToolOutput
 from holdfast.protocol.model import CallPart
-from holdfast.runtime import procfs
+from holdfast.runtime.processes import procfs
 from tests.agents.isolated_tools import speaking
 from tests.runtime.processes_zoo import await_condition
 

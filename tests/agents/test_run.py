@@ -25,7 +25,7 @@ from holdfast.protocol.events import (
     ToolStarted,
 )
 from holdfast.runtime import check_interrupt, current_interrupt, current_scope
-from holdfast.runtime.task_handle import TaskHandle
+from holdfast.runtime.scope.task_handle import TaskHandle
 
 
 def talk(*agents: Any, scenario: Callable[[Host], Coroutine[Any, Any, None]]) -> None:

@@ -9,7 +9,9 @@ import pytest
 
 from holdfast.errors import Interrupted
 from holdfast.protocol.stopping import Cause
-from holdfast.runtime import Interrupt, interrupt, interrupt_dispatch
+from holdfast.runtime import Interrupt
+from holdfast.runtime.interrupt import dispatch as interrupt_dispatch
+from holdfast.runtime.interrupt import interrupt
 from holdfast.testing import start_thread
 from tests.explored.model import Model, fault
 

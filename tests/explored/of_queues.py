@@ -10,8 +10,9 @@ from concurrent.futures import Future
 import pytest
 
 from holdfast.errors import Interrupted, QueueClosed, QueueEmpty, QueueFull
-from holdfast.runtime import BoundedQueue, Broadcast, FairQueue, Scope, fair, wait_queue
-from holdfast.runtime.broadcast import BroadcastGap, Reader
+from holdfast.runtime import BoundedQueue, Broadcast, FairQueue, Scope
+from holdfast.runtime.queues import fair, wait_queue
+from holdfast.runtime.queues.broadcast import BroadcastGap, Reader
 from holdfast.testing import start_thread
 from tests.explored.model import Model, fault
 

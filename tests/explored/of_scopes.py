@@ -10,11 +10,11 @@ import pytest
 
 from holdfast.errors import Interrupted, ScopeClosed
 from holdfast.runtime import Scope, ThreadPool, check_interrupt, current_interrupt
-from holdfast.runtime.adoption import install
-from holdfast.runtime.cancel_claim import inside
-from holdfast.runtime.scope import _LAUNCHERS
-from holdfast.runtime.scope_state import ScopeState
-from holdfast.runtime.thread_handle import ThreadHandle
+from holdfast.runtime.adoption.tasks import install
+from holdfast.runtime.scope.cancel_claim import inside
+from holdfast.runtime.scope.scope import _LAUNCHERS
+from holdfast.runtime.scope.state import ScopeState
+from holdfast.runtime.scope.thread_handle import ThreadHandle
 from holdfast.testing import start_thread
 from tests.explored.model import Model, fault
 
@@ -239,7 +239,7 @@ def a_thread_is_started_before_it_is_entered(patch: pytest.MonkeyPatch) -> None:
 
 @fault
 def a_call_that_was_taken_back_runs_all_the_same(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("holdfast.runtime.threads.ThreadCall.cancel", lambda self: self.thread is None)
+    patch.setattr("holdfast.runtime.thread_pool.ThreadCall.cancel", lambda self: self.thread is None)
 
 
 @fault

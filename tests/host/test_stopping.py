@@ -14,7 +14,7 @@ from holdfast import Host, Run, Session, Settings
 from holdfast.agents.demo import agent as demo
 from holdfast.errors import AlreadySettled, Draining, UnknownMessage, UnknownSession
 from holdfast.protocol.events import Event, RunFinished, RunStopping, TextDelta
-from holdfast.runtime.procfs import all_pids, command
+from holdfast.runtime.processes.procfs import all_pids, command
 from holdfast.storage import MemoryStore
 from holdfast.storage.port import Committed, RunCommit
 

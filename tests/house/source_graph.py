@@ -11,8 +11,8 @@ from pathlib import Path
 __all__ = ["STDLIB_INTERNALS", "circles", "folder_of", "imports", "modules", "private_uses"]
 
 STDLIB_INTERNALS = (
-    "holdfast.runtime.executor_internals",
-    "holdfast.runtime.multiprocessing_internals",
+    "holdfast.runtime.adoption.executor_internals",
+    "holdfast.runtime.adoption.multiprocessing_internals",
     "holdfast.testing.asyncio_internals",
     "holdfast.testing.threading_internals",
 )

@@ -40,8 +40,8 @@ def test_private_names_of_the_standard_library_are_used_where_they_are_listed(mo
 def test_a_host_knows_what_guards_its_files_and_no_toolset() -> None:
     known = {one for name, used in imports(PARSED).items() if folder_of(name) == "host" for one in used}
     assert {one for one in known if folder_of(one) == "tools"} == {
-        "holdfast.tools.private_paths",
-        "holdfast.tools.workspace_guard",
+        "holdfast.tools.files.private_paths",
+        "holdfast.tools.files.workspace_guard",
     }
 
 
@@ -70,7 +70,7 @@ def test_a_circle_is_seen_through_types_and_functions(tmp_path: Path) -> None:
         ("import asyncio\nasyncio._get_running_loop()", []),
         ("from asyncio import events\nevents._get_running_loop()\nevents._lock", [(3, "_lock")]),
         ("from queue import deque\nfrom threading import _time", [(2, "_time")]),
-        ("from holdfast.runtime import threads\nclass _Pool: pass\nthreads._Pool", [(3, "_Pool")]),
+        ("from holdfast.runtime import thread_pool as threads\nclass _Pool: pass\nthreads._Pool", [(3, "_Pool")]),
         ("def f(value): return value._replace(a=1)", []),
         ("def f(value): return getattr(value, '_lock', None)", [(1, "_lock")]),
         ("class A:\n    __slots__ = ('_n',)\ndef f(a): return a._n", []),

@@ -61,7 +61,7 @@ def imports_of(folder: str) -> set[str]:
                 found.add((node.module or "").partition(".")[0])
             elif isinstance(node, ast.Import):
                 found |= {alias.name.partition(".")[0] for alias in node.names}
-    own = {path.stem for path in ROOT.rglob(f"{folder}/**/*.py")}
+    own = {path.stem for path in (*ROOT.rglob(f"{folder}/**/*.py"), *(ROOT / "docs").glob("*.py"))}
     return found - sys.stdlib_module_names - own - {"holdfast", "tests", "benchmarks", "examples"}
 
 

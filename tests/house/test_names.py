@@ -145,7 +145,6 @@ GERUNDS = frozenset(
         "proof/checker/stopping.py",
         "proof/storm/killing.py",
         "protocol/stopping.py",
-        "runtime/stopping.py",
         "testing/suites/store_housekeeping.py",
     )
 )

@@ -23,13 +23,15 @@ MUTANTS = (
         name="step answer and intent not durable before their calls",
         of="P11",
         breaks="a model's tool takes effect before the step and the call are in the log",
-        file="agents/loop.py",
+        file="agents/model_loop.py",
         old="""
         if fresh:
             await context.recorder.written()
 """,
         new="",
-        tests=("tests/agents/test_loop.py::test_a_step_and_its_calls_are_in_the_store_before_a_call_has_its_effect",),
+        tests=(
+            "tests/agents/test_model_loop.py::test_a_step_and_its_calls_are_in_the_store_before_a_call_has_its_effect",
+        ),
     ),
     Mutant(
         name="journal result ignored at replay",
@@ -84,7 +86,9 @@ MUTANTS = (
         self.closed = True
 ''',
         new='        """Reject further output. The run closes a call when it has ended."""',
-        tests=("tests/agents/test_loop.py::test_a_call_that_was_given_up_says_nothing_more_while_its_run_goes_on",),
+        tests=(
+            "tests/agents/test_model_loop.py::test_a_call_that_was_given_up_says_nothing_more_while_its_run_goes_on",
+        ),
     ),
     Mutant(
         name="an ended run can be used",
@@ -108,7 +112,7 @@ MUTANTS = (
             return [self._exceed(problem)]
 """,
         new="",
-        tests=("tests/protocol/test_loop.py", "tests/agents/test_loop.py"),
+        tests=("tests/protocol/test_loop.py", "tests/agents/test_model_loop.py"),
     ),
     Mutant(
         name="children spend for free",
@@ -117,7 +121,7 @@ MUTANTS = (
         file="agents/context.py",
         old="            above.usage += used",
         new="",
-        tests=("tests/agents/test_loop.py::test_children_are_bounded_in_depth_and_number_and_share_the_budget",),
+        tests=("tests/agents/test_model_loop.py::test_children_are_bounded_in_depth_and_number_and_share_the_budget",),
     ),
     Mutant(
         name="all calls at once",
@@ -163,7 +167,7 @@ MUTANTS = (
 """,
         new="            yield parts",
         tests=(
-            "tests/agents/test_loop.py::test_what_a_model_layer_leaves_open_is_closed_with_its_request_by_the_task_that_read_it",
+            "tests/agents/test_model_loop.py::test_what_a_model_layer_leaves_open_is_closed_with_its_request_by_the_task_that_read_it",
         ),
     ),
     Mutant(

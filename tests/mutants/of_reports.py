@@ -11,7 +11,7 @@ MUTANTS = (
         name="notify one",
         of="R0 P1",
         breaks="a stop wakes one of many waiters; the others keep running forever",
-        file="runtime/interrupt_dispatch.py",
+        file="runtime/interrupt/dispatch.py",
         old="""
 def _wake_group(group: FutureGroup) -> None:
     _wake(list(group))
@@ -38,7 +38,7 @@ def _wake_group(group: FutureGroup) -> None:
         name="park without a second look",
         of="R0 P1",
         breaks="a stop between the check and the park of a task is missed",
-        file="runtime/interrupt.py",
+        file="runtime/interrupt/interrupt.py",
         old="""
                 if not self._latch:
                     # The trigger
@@ -47,22 +47,24 @@ def _wake_group(group: FutureGroup) -> None:
                 if future:
                     # The trigger
 """,
-        tests=("tests/runtime/test_interrupt.py::test_a_trigger_between_the_check_and_the_park_of_a_task_is_not_lost",),
+        tests=(
+            "tests/runtime/interrupt/test_interrupt.py::test_a_trigger_between_the_check_and_the_park_of_a_task_is_not_lost",
+        ),
     ),
     Mutant(
         name="branches are not reached",
         of="R0 P1",
         breaks="the stop of a run does not reach its parallel branches, nodes and children",
-        file="runtime/interrupt.py",
+        file="runtime/interrupt/interrupt.py",
         old="        reached = [self, *self._latch_below(cause)]",
         new="        reached = [self]",
-        tests=("tests/reports/test_r0_broadcast.py", "tests/runtime/test_interrupt.py"),
+        tests=("tests/reports/test_r0_broadcast.py", "tests/runtime/interrupt/test_interrupt.py"),
     ),
     Mutant(
         name="one event for all",
         of="R1 P2",
         breaks="a stop in one chat kills the tools of all chats",
-        file="runtime/interrupt.py",
+        file="runtime/interrupt/interrupt.py",
         old="        self._latch: dict[str, tuple[Cause]] = {}",
         new="        self._latch: dict[str, tuple[Cause]] = _everybodys",
         also=(
@@ -80,7 +82,7 @@ _everybodys: dict[str, tuple[Cause]] = {}
         name="clear on start",
         of="R1 P1",
         breaks="a new run forgets the stop that was meant for it",
-        file="runtime/scope_state.py",
+        file="runtime/scope/state.py",
         old="""
         self.interrupt.check()
         parent = self.parent
@@ -89,22 +91,22 @@ _everybodys: dict[str, tuple[Cause]] = {}
         self.interrupt._latch.clear()
         parent = self.parent
 """,
-        tests=("tests/reports/test_r1_isolation.py", "tests/runtime/test_scope.py"),
+        tests=("tests/reports/test_r1_isolation.py", "tests/runtime/scope/test_scope.py"),
     ),
     Mutant(
         name="threads do not know whose they are",
         of="R1 P1",
         breaks="a helper thread never sees the interrupt of the run that it works for",
-        file="runtime/threads.py",
+        file="runtime/thread_pool.py",
         old="            contextvars.copy_context() if context is None else context,",
         new="            contextvars.Context(),",
-        tests=("tests/reports/test_r1_isolation.py", "tests/runtime/test_threads.py"),
+        tests=("tests/reports/test_r1_isolation.py", "tests/runtime/test_thread_pool.py"),
     ),
     Mutant(
         name="clean-up misses what comes meanwhile",
         of="R2 P1",
         breaks="a task that starts during the cleanup has no owner and never ends",
-        file="runtime/scope_state.py",
+        file="runtime/scope/state.py",
         old="""
             if self.phase != "open" or self.loop is None:
                 self.check_open()
@@ -117,7 +119,7 @@ _everybodys: dict[str, tuple[Cause]] = {}
         name="tracked after it was started",
         of="R2 P1",
         breaks="a task that ends at once is tracked forever, or a stop misses it",
-        file="runtime/scope.py",
+        file="runtime/scope/scope.py",
         old="""
         try:
             core.enter(handle)
@@ -138,13 +140,13 @@ _everybodys: dict[str, tuple[Cause]] = {}
         core.enter(handle)
         return handle
 """,
-        tests=("tests/reports/test_r2_tasks.py", "tests/runtime/test_scope.py"),
+        tests=("tests/reports/test_r2_tasks.py", "tests/runtime/scope/test_scope.py"),
     ),
     Mutant(
         name="tasks are made off their loop's thread",
         of="R2 P1",
         breaks="a thread that starts a task races with the loop: tasks hang or are lost",
-        file="runtime/scope.py",
+        file="runtime/scope/scope.py",
         old="""
         if asyncio._get_running_loop() is core.loop:
             handle.start()
@@ -152,7 +154,9 @@ _everybodys: dict[str, tuple[Cause]] = {}
             core.on_loop(handle.start)
 """,
         new="        handle.start()",
-        tests=("tests/runtime/test_scope.py::test_a_stop_from_another_loop_and_a_spawn_from_another_thread_work",),
+        tests=(
+            "tests/runtime/scope/test_scope.py::test_a_stop_from_another_loop_and_a_spawn_from_another_thread_work",
+        ),
     ),
     Mutant(
         name="check, await, claim",
@@ -224,12 +228,12 @@ _everybodys: dict[str, tuple[Cause]] = {}
         name="one consumer takes all",
         of="R4 P13",
         breaks="of three consumers of one output, one gets everything and the others starve",
-        file="runtime/fair.py",
+        file="runtime/queues/fair.py",
         old="""
             next_one = next((waiter for waiter in line.waiting if self._consumers[waiter] not in self._served), None)
 """,
         new="            next_one = next(iter(line.waiting), None)",
-        tests=("tests/runtime/test_fair.py", "tests/reports/test_r4_agent.py"),
+        tests=("tests/runtime/queues/test_fair.py", "tests/reports/test_r4_agent.py"),
     ),
     Mutant(
         name="two appends in flight",

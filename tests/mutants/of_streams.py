@@ -6,11 +6,11 @@ from tests.mutants.mutant import Mutant
 
 __all__ = ["MUTANTS"]
 
-FLOW = "agents/adapters/reactive_flow.py"
-INTAKE = "agents/adapters/reactive_intake.py"
-OUTLET = "agents/adapters/reactive_outlet.py"
-BRIDGE = "agents/adapters/reactive.py"
-TESTS = "tests/reactive"
+FLOW = "integrations/reactive/subscription.py"
+INTAKE = "integrations/reactive/intake.py"
+OUTLET = "integrations/reactive/outlet.py"
+BRIDGE = "integrations/reactive/bridge.py"
+TESTS = "tests/integrations/reactive"
 
 MUTANTS = (
     Mutant(
@@ -149,7 +149,7 @@ MUTANTS = (
         name="messages are left behind",
         of="R2 P1",
         breaks="the stream that asked is gone, but its runs and waiting messages continue",
-        file="agents/adapters/reactive_sessions.py",
+        file="integrations/reactive/sessions.py",
         old="""
                 if scope.interrupt.triggered:
                     await self._take_back(letter, scope)

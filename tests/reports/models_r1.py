@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from holdfast.runtime.interrupt import Interrupt, is_interrupted, use
+from holdfast.runtime.interrupt.interrupt import Interrupt, is_interrupted, use
 
 __all__ = ["ByInterrupt", "ByThreadId", "Flags", "GlobalEvent", "OldCallersProxy", "run_code"]
 

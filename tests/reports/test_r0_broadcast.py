@@ -8,7 +8,7 @@ from typing import Literal
 
 import pytest
 
-from holdfast.runtime.interrupt import Interrupt
+from holdfast.runtime.interrupt.interrupt import Interrupt
 from holdfast.testing import ScheduleFailure, explore
 from tests.reports.models_r0 import ALL, Latch, NotifyOne, System, graph, parallel, periodic, runner, stream
 

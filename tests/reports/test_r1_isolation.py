@@ -13,7 +13,7 @@ import frontrun  # type: ignore[import-untyped]
 import pytest
 
 from holdfast.errors import Interrupted
-from holdfast.runtime.interrupt import Interrupt, check_interrupt, current_interrupt, use
+from holdfast.runtime.interrupt.interrupt import Interrupt, check_interrupt, current_interrupt, use
 from holdfast.testing import ScheduleFailure, explore
 from tests.reports.models_r1 import ByInterrupt, ByThreadId, Flags, GlobalEvent, OldCallersProxy, run_code
 

@@ -1,7 +1,7 @@
 """Report R2, point by point, on the reactive bridge: one test for each thing that counts as right there.
 
 The scenarios, the suite, the benchmark and the coverage that the report asks for are run in
-`tests.reactive.test_suites`.
+`tests.integrations.reactive.test_suites`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from reactivex import Subject
 from reactivex import operators as ops
 from reactivex.scheduler import ThreadPoolScheduler
 
-from holdfast.agents.adapters.reactive import ReactiveBridge
 from holdfast.errors import RunInterrupted, ScopeClosed
+from holdfast.integrations.reactive import ReactiveBridge
 from holdfast.runtime import current_scope
 from holdfast.testing import ScheduleFailure, explore
-from tests.reactive.watching import Busy, Watcher, gone, soon
+from tests.integrations.reactive.watching import Busy, Watcher, gone, soon
 from tests.reports.models_r2 import Bridge
 
 ITEMS = 400

@@ -12,10 +12,10 @@ import frontrun  # type: ignore[import-untyped]
 import pytest
 
 from holdfast.errors import Interrupted, ScopeClosed
-from holdfast.runtime.adoption import install
-from holdfast.runtime.handle import Handle
-from holdfast.runtime.scope import Scope
-from holdfast.runtime.task_handle import TaskHandle
+from holdfast.runtime.adoption.tasks import install
+from holdfast.runtime.scope.handle import Handle
+from holdfast.runtime.scope.scope import Scope
+from holdfast.runtime.scope.task_handle import TaskHandle
 from holdfast.testing import ScheduleFailure, explore
 from tests.reports.models_r2 import Bridge, Tracked
 

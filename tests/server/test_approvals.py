@@ -12,7 +12,7 @@ from holdfast.agents.scripted import ScriptedModel
 from holdfast.errors import ApprovalKeyRequired, CallMismatch, InvalidRequest
 from holdfast.protocol.events import RunResumed
 from holdfast.protocol.model import CallPart
-from holdfast.tools.terminal import Terminal
+from holdfast.tools.programs.terminal import Terminal
 from tests.server.live import Live, echo, served
 from tests.server.test_bad_input import refused
 

@@ -506,7 +506,7 @@ def test_memory_that_grows_each_time_is_named_with_its_home_and_nothing_else_is(
         [
             "*memory grows: the list test_it.KEPT holds about 1 more each time",
             "*memory grows: the list test_it.KEPT holds about 1 more each time",
-            "*memory grows: about 1 more holdfast.runtime.scope.Scope each time",
+            "*memory grows: about 1 more holdfast.runtime.scope.scope.Scope each time",
             "*memory grows: the list test_it.KEPT holds about 1 more each time",
             "*memory grows: about * more holdfast.*",
         ]

@@ -13,8 +13,8 @@ import pytest
 
 from holdfast import Agent, Host, Session, Settings
 from holdfast.agents.demo_model import HELP, demo_model
+from holdfast.agents.run_tools import toolbox
 from holdfast.agents.scripted import ScriptedModel
-from holdfast.agents.toolbox import toolbox
 from holdfast.errors import ConfigurationError
 from holdfast.protocol.events import ChildFinished, RunFinished, RunSuspended, ToolStarted
 from holdfast.protocol.messages import Question

@@ -17,8 +17,8 @@ import pytest
 
 from holdfast import Host
 from holdfast.host.statistics import Incident
-from holdfast.runtime import procfs
-from holdfast.runtime.processes import process_host
+from holdfast.runtime.process_host import process_host
+from holdfast.runtime.processes import procfs
 from tests.runtime.processes_zoo import await_condition
 from tests.zoo.hostile import ZOO, Fate
 from tests.zoo.test_zoo import AT_ONCE, SEED, hosted, of_nobody, one_round

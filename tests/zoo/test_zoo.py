@@ -22,8 +22,8 @@ from holdfast.agents.tool import Tool, tool
 from holdfast.protocol.events import Event, Gap, TextDelta, ToolOutput
 from holdfast.protocol.model import CallPart, ModelRequest, UserMessage, conversation
 from holdfast.protocol.stopping import StopReceipt
-from holdfast.runtime import procfs
-from holdfast.runtime.processes import process_host
+from holdfast.runtime.process_host import process_host
+from holdfast.runtime.processes import procfs
 from tests.runtime.processes_zoo import living
 from tests.zoo.hostile import STAGES, VISITED, ZOO, Fate, Stage
 

@@ -12,7 +12,7 @@ from holdfast.agents.results import summarize_error
 from holdfast.errors import AgentCycle, Interrupted, LimitExceeded, RunFailed, RunInterrupted
 from holdfast.protocol.events import ChildFinished, ChildStarted
 from holdfast.protocol.messages import Attachment, Message
-from holdfast.runtime.wait_queue import release
+from holdfast.runtime.queues.wait_queue import release
 
 if TYPE_CHECKING:
     from holdfast.agents.agent import Agent

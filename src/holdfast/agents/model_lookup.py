@@ -30,6 +30,6 @@ def find_model(name: str) -> Model:
         from holdfast.agents.scripted import ScriptedModel
 
         return demo_model() if rest == "demo" else ScriptedModel(rest, name=name, keep_requests=0)
-    from holdfast.agents.adapters.pydantic_models import pydantic_model
+    from holdfast.agents.providers.models import pydantic_model
 
     return pydantic_model(name)

@@ -9,7 +9,7 @@ from contextlib import aclosing, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from holdfast.agents.journal import current_call_path
-from holdfast.agents.loop import work_with_model
+from holdfast.agents.model_loop import work_with_model
 from holdfast.agents.placement import no_exit
 from holdfast.agents.run import Call, Run
 from holdfast.agents.subtasks import join_subtasks

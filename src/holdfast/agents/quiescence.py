@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from holdfast.runtime.wait_queue import release
+from holdfast.runtime.queues.wait_queue import release
 
 __all__ = ["ActivityCounter", "ChildWaiter"]
 

@@ -144,7 +144,7 @@ def _process_control() -> Iterator[Check]:
 
 
 def _isolation() -> Iterator[Check]:
-    from holdfast.tools.sandbox import find_isolation
+    from holdfast.tools.sandbox.sandbox import find_isolation
 
     isolation = find_isolation()
     confined = isolation.kind != "none"
@@ -166,7 +166,7 @@ def _succeeds(program: str) -> bool:
 
 
 def _orphans() -> Iterator[Check]:
-    from holdfast.runtime.processes import orphans
+    from holdfast.runtime.process_host import orphans
 
     found = orphans()
     if not found:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from holdfast.agents import Agent
     from holdfast.host import DrainReport, Host, Recovery
     from holdfast.server import Running
-    from holdfast.tools.mcp import McpServer
+    from holdfast.tools.mcp.server import McpServer
 
 __all__ = ["AssistantFlags", "load_agent", "run_server", "serve"]
 
@@ -79,7 +79,7 @@ class AssistantFlags:
 
 
 def _mcp_server(spec: str, *, approval: bool) -> McpServer:
-    from holdfast.tools.mcp import McpServer
+    from holdfast.tools.mcp.server import McpServer
 
     name, _, where = spec.partition("=")
     if not name or not where:

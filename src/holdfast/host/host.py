@@ -21,8 +21,8 @@ from holdfast.host.server_exit import ServerExit
 from holdfast.host.session import Session
 from holdfast.host.statistics import DrainReport, HostStatistics, Recovery
 from holdfast.runtime import Restorer, Scope, current_scope, detached, install
-from holdfast.runtime.adoption_processes import kill_everything
-from holdfast.runtime.processes import process_host
+from holdfast.runtime.adoption.processes import kill_everything
+from holdfast.runtime.process_host import process_host
 from holdfast.settings import DEFAULT_STORE, Settings, default_store
 from holdfast.storage import open_store
 

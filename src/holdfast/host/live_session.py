@@ -41,7 +41,7 @@ class LiveRun(Protocol):
 
     @property
     def phase(self) -> RunPhase:
-        """What the host still has to do for the run."""
+        """The phase of the run: see `holdfast.protocol.run_phases`."""
 
     @property
     def is_quiescent(self) -> bool:

@@ -17,8 +17,8 @@ from holdfast.host.message_sender import check_key
 from holdfast.logs import log_failure, one_line
 from holdfast.protocol.send_options import SendOptions
 from holdfast.runtime import Scope
-from holdfast.tools.private_paths import kept_private, store_paths
-from holdfast.tools.workspace_guard import check_folder
+from holdfast.tools.files.private_paths import kept_private, store_paths
+from holdfast.tools.files.workspace_guard import check_folder
 
 if TYPE_CHECKING:
     from holdfast.agents.tool import Toolset

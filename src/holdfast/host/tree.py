@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from holdfast.host.context import HostContext
     from holdfast.host.live_session import LiveSession
     from holdfast.host.session_directory import SessionDirectory
-    from holdfast.runtime.abandoned import AbandonedMember
+    from holdfast.runtime.scope.abandoned import AbandonedMember
 
 __all__ = ["TaskTree", "scope_nodes"]
 

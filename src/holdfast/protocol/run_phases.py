@@ -1,6 +1,6 @@
 """The phases of a run in its host's memory.
 
-The store knows a run's state (`holdfast.protocol.states`). The phase says what the host still has to do for the run:
+The store knows a run's state (`holdfast.protocol.states`). The phase is what the host still has to do for the run:
 run its agent, unload it, write its end. A host that dies takes the phase with it, so it is never stored.
 
 - ``running``: the agent runs, or waits for people.

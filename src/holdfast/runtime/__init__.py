@@ -10,12 +10,8 @@ from typing import TYPE_CHECKING
 from holdfast.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from holdfast.runtime.adoption import Restorer, install
-    from holdfast.runtime.bounded import BoundedQueue
-    from holdfast.runtime.broadcast import Broadcast, Reader
-    from holdfast.runtime.fair import FairQueue
-    from holdfast.runtime.handle import Handle, Member
-    from holdfast.runtime.interrupt import (
+    from holdfast.runtime.adoption.tasks import Restorer, install
+    from holdfast.runtime.interrupt.interrupt import (
         Interrupt,
         InterruptStatistics,
         Registration,
@@ -23,11 +19,16 @@ if TYPE_CHECKING:
         current_interrupt,
         is_interrupted,
     )
-    from holdfast.runtime.processes import Process, ProcessHost
-    from holdfast.runtime.scope import Scope, current_scope, detached
-    from holdfast.runtime.scope_state import ScopeStatistics
-    from holdfast.runtime.threads import ThreadPool
-    from holdfast.runtime.worker_main import IsolatedCall
+    from holdfast.runtime.process_host import Process, ProcessHost
+    from holdfast.runtime.queues.bounded import BoundedQueue
+    from holdfast.runtime.queues.broadcast import Broadcast, Reader
+    from holdfast.runtime.queues.fair import FairQueue
+    from holdfast.runtime.scope.cancel_claim import detached
+    from holdfast.runtime.scope.handle import Handle, Member
+    from holdfast.runtime.scope.scope import Scope, current_scope
+    from holdfast.runtime.scope.state import ScopeStatistics
+    from holdfast.runtime.thread_pool import ThreadPool
+    from holdfast.runtime.workers.main import IsolatedCall
 
 __all__ = [
     "BoundedQueue",
@@ -58,13 +59,14 @@ if not TYPE_CHECKING:  # or else type checkers would accept any name
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "adoption": ("Restorer", "install"),
-            "bounded": ("BoundedQueue",),
-            "broadcast": ("Broadcast", "Reader"),
-            "worker_main": ("IsolatedCall",),
-            "fair": ("FairQueue",),
-            "handle": ("Handle", "Member"),
-            "interrupt": (
+            "adoption.tasks": ("Restorer", "install"),
+            "queues.bounded": ("BoundedQueue",),
+            "queues.broadcast": ("Broadcast", "Reader"),
+            "workers.main": ("IsolatedCall",),
+            "queues.fair": ("FairQueue",),
+            "scope.cancel_claim": ("detached",),
+            "scope.handle": ("Handle", "Member"),
+            "interrupt.interrupt": (
                 "Interrupt",
                 "InterruptStatistics",
                 "Registration",
@@ -72,9 +74,9 @@ if not TYPE_CHECKING:  # or else type checkers would accept any name
                 "current_interrupt",
                 "is_interrupted",
             ),
-            "processes": ("Process", "ProcessHost"),
-            "scope": ("Scope", "current_scope", "detached"),
-            "scope_state": ("ScopeStatistics",),
-            "threads": ("ThreadPool",),
+            "process_host": ("Process", "ProcessHost"),
+            "scope.scope": ("Scope", "current_scope"),
+            "scope.state": ("ScopeStatistics",),
+            "thread_pool": ("ThreadPool",),
         },
     )

@@ -19,15 +19,15 @@ from holdfast.agents.model_lookup import find_model
 from holdfast.agents.tool import Approval, Tool, Toolset, ToolsetContext, tool
 from holdfast.errors import ConfigurationError, ToolFailed
 from holdfast.protocol.loop import AgentLimits
-from holdfast.tools.browser import Browser
-from holdfast.tools.danger import is_dangerous_call
-from holdfast.tools.files import Files
-from holdfast.tools.processes import Processes
-from holdfast.tools.python import Python
-from holdfast.tools.sandbox import Sandbox, find_isolation
-from holdfast.tools.terminal import Terminal
-from holdfast.tools.web import Web
-from holdfast.tools.workspace import Workspace
+from holdfast.tools.commands.danger import is_dangerous_call
+from holdfast.tools.files.toolset import Files
+from holdfast.tools.files.workspace import Workspace
+from holdfast.tools.programs.processes import Processes
+from holdfast.tools.programs.python import Python
+from holdfast.tools.programs.terminal import Terminal
+from holdfast.tools.sandbox.sandbox import Sandbox, find_isolation
+from holdfast.tools.web.browser import Browser
+from holdfast.tools.web.fetch import Web
 
 if TYPE_CHECKING:
     from holdfast.agents.agent import ToolLike
@@ -84,8 +84,8 @@ def assistant(
         workspace: folder that the agent works in; created if missing. None: each session gets its own folder
             in ``.holdfast/workspaces``.
         approve: what needs a person's approval. ``all``: commands, scripts, fetches and file changes. ``dangerous``:
-            dangerous commands (see `holdfast.tools.danger`), and scripts if this machine cannot confine them. ``none``:
-            nothing.
+            dangerous commands (see `holdfast.tools.commands.danger`), and scripts if this machine cannot confine them.
+            ``none``: nothing.
         network: network access of Python scripts, see `Sandbox`; None denies it if this machine can.
         browser: add a `Browser`.
         tools: additional tools, such as `McpServer` objects; the child agent gets them too.

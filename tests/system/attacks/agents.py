@@ -8,7 +8,7 @@ import subprocess
 from holdfast import Agent, Run
 from holdfast.agents.scripted import ScriptedModel
 from holdfast.protocol.model import CallPart, ModelRequest, UserMessage
-from holdfast.tools.processes import Processes
+from holdfast.tools.programs.processes import Processes
 
 STUBBORN_S = 3.0
 

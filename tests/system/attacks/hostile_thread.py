@@ -20,7 +20,7 @@ from typing import Any
 import holdfast
 from holdfast.agents.run import Run
 from holdfast.errors import ScopeClosed
-from holdfast.runtime import procfs
+from holdfast.runtime.processes import procfs
 from tests.runtime.processes_zoo import await_condition, living
 
 _AT_MOST = 200

@@ -21,8 +21,8 @@ import pytest
 
 import holdfast
 from holdfast.agents.run import Run
-from holdfast.runtime import procfs
-from holdfast.runtime.processes import process_host
+from holdfast.runtime.process_host import process_host
+from holdfast.runtime.processes import procfs
 from tests.runtime.processes_zoo import await_condition, living
 from tests.system.attacks.hostile_host import begun, bomb, end_programs, endless, left, lives, shell, start
 

@@ -14,7 +14,7 @@ import pytest
 from holdfast import Agent, tool
 from holdfast.agents.scripted import ScriptedModel
 from holdfast.protocol.model import CallPart
-from holdfast.tools.terminal import Terminal
+from holdfast.tools.programs.terminal import Terminal
 from tests.server.live import Live, echo, served
 
 ATTACK = """\

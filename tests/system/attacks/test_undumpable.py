@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.runtime import procfs
-from holdfast.runtime.procfs import descriptor_count
+from holdfast.runtime.processes import procfs
+from holdfast.runtime.processes.procfs import descriptor_count
 from tests.cli import processes
 from tests.cli.processes import LIMIT_S, served
 

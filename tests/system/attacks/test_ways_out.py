@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.tools.environment import clean_environment
-from holdfast.tools.sandbox import Sandbox, find_isolation
-from holdfast.tools.system_call_filter import system_call_filter
+from holdfast.tools.sandbox.environment import clean_environment
+from holdfast.tools.sandbox.sandbox import Sandbox, find_isolation
+from holdfast.tools.sandbox.system_call_filter import system_call_filter
 
 pytestmark = pytest.mark.skipif(
     find_isolation().kind == "none" or system_call_filter() is None,

@@ -18,7 +18,7 @@ from holdfast.agents.scripted import ScriptedModel
 from holdfast.errors import ConfigurationError, ToolFailed
 from holdfast.protocol.model import CallPart
 from holdfast.tools import Files, Processes, Python, Terminal, Web, Workspace
-from holdfast.tools.sandbox import find_isolation, interpreter_paths
+from holdfast.tools.sandbox.sandbox import find_isolation, interpreter_paths
 from tests.cli.processes import run, served
 
 confines = pytest.mark.skipif(

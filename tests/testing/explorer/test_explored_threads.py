@@ -15,7 +15,8 @@ import pytest
 
 from holdfast import Host, Run
 from holdfast.errors import Interrupted
-from holdfast.runtime import Interrupt, Scope, ThreadPool, install, threads
+from holdfast.runtime import Interrupt, Scope, ThreadPool, install
+from holdfast.runtime import thread_pool as threads
 from holdfast.runtime.oneshot import Oneshot
 from holdfast.storage import SqliteStore
 from holdfast.storage.sqlite import writer

@@ -11,9 +11,9 @@ from unittest import SkipTest
 
 import pytest
 
-from holdfast.agents.adapters.pydantic_models import pydantic_model
 from holdfast.agents.demo_model import demo_model
 from holdfast.agents.model import Model
+from holdfast.agents.providers.models import pydantic_model
 from holdfast.agents.scripted import Pause, ScriptedModel
 from holdfast.errors import HoldfastError, ModelFailed
 from holdfast.protocol.model import EndPart

@@ -23,11 +23,11 @@ from typing import Literal, get_args
 
 import psutil
 
-from holdfast.runtime.executor_internals import waits_for_a_call
-from holdfast.runtime.multiprocessing_internals import kept_descriptors, kept_pids
-from holdfast.runtime.processes import process_host
-from holdfast.runtime.seal import seal
-from holdfast.runtime.threads import runs_a_call, thread_stack
+from holdfast.runtime.adoption.executor_internals import waits_for_a_call
+from holdfast.runtime.adoption.multiprocessing_internals import kept_descriptors, kept_pids
+from holdfast.runtime.process_host import process_host
+from holdfast.runtime.processes.seal import seal
+from holdfast.runtime.thread_pool import runs_a_call, thread_stack
 from holdfast.testing.asyncio_internals import Cancel, cancelling_all_tasks_with
 
 __all__ = ["KINDS", "Inventory", "LeakKind", "left_to_runners"]

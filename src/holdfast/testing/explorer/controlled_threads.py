@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from contextvars import Context
 from typing import Any, Final
 
-from holdfast.runtime import threads as pool_module
+from holdfast.runtime import thread_pool as pool_module
 from holdfast.testing.asyncio_internals import is_result_unretrieved
 from holdfast.testing.explorer.failures import Deadlock, NotExplorable
 from holdfast.testing.explorer.stepped_loop import Actor, LoopStep, SteppedLoop

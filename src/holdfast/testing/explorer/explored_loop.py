@@ -9,7 +9,7 @@ from concurrent.futures import Executor
 from contextvars import Context
 from typing import Any, Literal, TypeVar, TypeVarTuple
 
-from holdfast.runtime.executor_internals import default_executor
+from holdfast.runtime.adoption.executor_internals import default_executor
 from holdfast.testing.explorer.controlled_threads import ThreadController, strands_here
 from holdfast.testing.explorer.stepped_loop import Chooser, LoopStep, SteppedLoop
 
@@ -60,7 +60,7 @@ class ExploredLoop(SteppedLoop):
 
     def run_in_executor(self, executor: Executor | None, func: Callable[[*_Ts], _T], *args: *_Ts) -> asyncio.Future[_T]:
         """Like asyncio's on the runtime's own executor, whose threads the schedule has; others are refused."""
-        from holdfast.runtime.adoption import PoolExecutor
+        from holdfast.runtime.adoption.tasks import PoolExecutor
 
         if executor is None and isinstance(default_executor(self), PoolExecutor):
             return asyncio.BaseEventLoop.run_in_executor(self, None, func, *args)

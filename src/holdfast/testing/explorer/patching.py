@@ -24,7 +24,12 @@ from types import ModuleType
 from typing import Any, Final, TypeVar
 
 from holdfast.errors import Interrupted
-from holdfast.runtime import adoption, interrupt, interrupt_dispatch, oneshot, scope_state, threads
+from holdfast.runtime import oneshot
+from holdfast.runtime import thread_pool as threads
+from holdfast.runtime.adoption import tasks as adoption
+from holdfast.runtime.interrupt import dispatch as interrupt_dispatch
+from holdfast.runtime.interrupt import interrupt
+from holdfast.runtime.scope import state as scope_state
 from holdfast.storage.sqlite import checkpoints, readers, writer
 from holdfast.testing.explorer.controlled_threads import ControlledThread, Unwound, end_carriers, strands_here
 from holdfast.testing.explorer.runtime_primitives import Lock, RLock, SimpleQueue, Thread

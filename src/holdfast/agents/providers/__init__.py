@@ -1,0 +1,1 @@
+"""Models of every provider, through pydantic-ai's model layer (extra ``models``)."""

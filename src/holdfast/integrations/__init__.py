@@ -1,0 +1,1 @@
+"""Agents written elsewhere, hosted as they are. Each needs its extra; importing this package needs none."""

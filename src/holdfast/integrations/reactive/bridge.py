@@ -1,0 +1,480 @@
+"""The reactive bridge: agents and functions as operators on reactivex streams (extra ``reactive``).
+
+Streams come from any thread or scheduler. The work on their items runs in a scope, is bounded, and ends with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import importlib.util
+from collections.abc import Callable
+from concurrent.futures import Future
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+
+from holdfast.agents.run import Run
+from holdfast.clock import system_clock
+from holdfast.errors import ConfigurationError, Interrupted, MissingExtra, ScopeClosed, WaitExpired
+from holdfast.integrations.reactive.intake import IntakeCounts, Overflow
+from holdfast.integrations.reactive.outlet import Outlet
+from holdfast.integrations.reactive.sessions import EventFlow, Sessions, SessionSender
+from holdfast.integrations.reactive.subscription import Flow, ItemFlow, Outcome, Shape, Work
+from holdfast.integrations.reactive.work import ItemText, branching, label_of, text_of, work_on
+from holdfast.protocol.stopping import Cause, StopReceipt
+from holdfast.protocol.supervision import is_seconds
+from holdfast.runtime import Scope
+
+if TYPE_CHECKING:
+    from reactivex import Observable
+    from reactivex.abc import DisposableBase, ObserverBase, SchedulerBase
+
+    from holdfast.agents.agent import Agent
+    from holdfast.protocol.messages import Policy
+    from holdfast.protocol.session_api import SessionAPI
+
+    Operator = Callable[[Observable[Any]], Observable[Any]]
+
+__all__ = ["IntakeCounts", "Outcome", "Overflow", "ReactiveBridge", "Shaped"]
+
+_MARGIN_S = 5.0
+"""Extra seconds that `cleanup` waits beyond the longest stop."""
+_MOST_S = 366 * 86400.0
+"""Longest time that a thread may be blocked, in seconds."""
+
+
+class Shaped(TypedDict, total=False):
+    """Settings for the work on a stream's items. Set defaults on the bridge, and overrides on an operator.
+
+    Parameters:
+        concurrency: number of items worked on at a time.
+        buffer: number of items that may wait.
+        overflow: policy for an item that finds the buffer full. ``block`` blocks its thread until there is room; on
+            the thread of an event loop, which must not block, it acts as ``fail``. ``fail`` ends the stream with
+            `QueueFull`. ``drop`` drops the item, and counts it.
+        block_s: maximum time that a thread is blocked, in seconds; then the stream ends with `QueueFull`.
+        ordered: emit results in the order of the items, instead of as they complete. Up to ``buffer`` results then wait
+            for a slow one.
+        outcomes: emit an `Outcome` for each item instead of its result: an error does not end the stream.
+    """
+
+    concurrency: int
+    buffer: int
+    overflow: Overflow
+    block_s: float
+    ordered: bool
+    outcomes: bool
+
+
+class ReactiveBridge:
+    """Runs agents and functions on the items of reactive streams, and owns everything that it runs.
+
+    On exit, ``async with ReactiveBridge() as bridge`` waits until its streams have ended; an error in the block ends
+    them. The bridge belongs to the loop on which it was opened. These are thread-safe: using operators, creating and
+    disposing subscriptions, pushing items, `cleanup` and `statistics`.
+
+    Parameters:
+        owner: a run (items become its children and branches), a scope, or None for the current scope, if any.
+        name: display name in the task tree, causes and errors.
+        grace_s: grace period for interrupted work, in seconds; default: the owner's.
+        shape: the defaults of its operators; see `Shaped`.
+
+    Raises:
+        ConfigurationError: an invalid parameter.
+        MissingExtra: reactivex is not installed.
+    """
+
+    def __init__(
+        self,
+        owner: Run | Scope | None = None,
+        *,
+        name: str = "reactive",
+        grace_s: float | None = None,
+        **shape: Unpack[Shaped],
+    ) -> None:
+        if importlib.util.find_spec("reactivex") is None:
+            raise MissingExtra("the reactive bridge", extra="reactive")
+        default = Shape(concurrency=100, buffer=1024, overflow="block", block_s=60.0, ordered=False, outcomes=False)
+        self._shape = _shaped(default, shape)
+        if grace_s is not None:
+            _check_time("grace_s", grace_s)
+        self.name = name
+        self._run: Run | None = None
+        if isinstance(owner, Scope):
+            self.scope = Scope(name, parent=owner, grace_s=grace_s)
+        elif owner is not None:
+            if not isinstance(owner, Run):
+                raise ConfigurationError(
+                    f"invalid owner of a bridge: {owner!r}",
+                    hint="pass a run, a scope or nothing; to send to sessions, use bridge.ask or bridge.send",
+                )
+            self._run = owner
+            self.scope = Scope(name, parent=owner.context.innermost_scope(), grace_s=grace_s)
+        else:
+            self.scope = Scope(name, grace_s=grace_s)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._flows: dict[Flow, None] = {}
+        self._past = IntakeCounts()
+        self._closing: Cause | None = None
+        self._idle: list[asyncio.Future[None]] = []
+        self._closed: Future[None] = Future()
+
+    def __repr__(self) -> str:
+        return f"<ReactiveBridge {self.name!r} {self.scope.state}, {len(self._flows)} streams>"
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop of the bridge. Raises `ScopeClosed` unless the bridge is open."""
+        if self._loop is None:
+            raise ScopeClosed(f"{self.name} is not open", hint="use it in 'async with', or open() it first")
+        return self._loop
+
+    # ── opening and ending ───────────────────────────────────────────────────────────────────────────────────────
+
+    def open(self) -> ReactiveBridge:
+        """Bind the bridge to the running loop, and return it. End it with `aclose`, `drain` or `cleanup`.
+
+        Raises:
+            Interrupted, ScopeClosed: its owner is being stopped.
+        """
+        self.scope.open()
+        self._loop = asyncio.get_running_loop()
+        self.scope.interrupt.on_trigger(self._on_interrupt, loop=self.loop)
+        return self
+
+    async def __aenter__(self) -> ReactiveBridge:
+        return self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            await self.aclose(f"the block around it was left by {type(error).__name__}")
+            return
+        try:
+            await self.scope.join()
+        except Interrupted as interrupted:
+            if interrupted.cause is not self._closing:
+                raise
+        finally:
+            self._swept()
+
+    async def aclose(self, reason: str = "closed") -> StopReceipt:
+        """Interrupt all work, accept nothing more, and return once all of it is gone. Call it on the bridge's loop.
+
+        Work that arrives in the meantime is ended or refused: its observers get `ScopeClosed`. Observers of streams
+        that this cuts off get `RunInterrupted`. Idempotent.
+
+        Raises:
+            Interrupted: called from inside the bridge, which must not wait for itself; the stop continues.
+        """
+        return await self._stop(self._close(reason))
+
+    async def _stop(self, cause: Cause) -> StopReceipt:
+        if asyncio.get_running_loop() is not self.loop:
+            raise RuntimeError(f"{self.name} runs on another event loop; close it there, or call cleanup() in a thread")
+        receipt = await self.scope.stop(cause=cause)
+        self._swept()
+        return receipt
+
+    def cleanup(self, reason: str = "clean-up") -> StopReceipt | None:
+        """Synchronous `aclose`. Thread-safe.
+
+        It waits, except on a thread that runs an event loop and inside the bridge's own work: there it only starts the
+        stop, and returns None unless the stop is complete.
+
+        Raises:
+            WaitExpired: timed out, since the bridge's loop does not run or is blocked. The stop continues.
+            ScopeClosed: the loop was closed during active work: observers and threads are notified, tasks stay as is.
+        """
+        cause = self._close(reason)
+        scope = self.scope
+        if self.loop.is_closed():
+            if not self._closed.done():
+                self._forsaken(cause)
+        elif not scope.closed:
+            scope.request_stop(cause)
+            if asyncio._get_running_loop() is None and not scope.is_around_caller():
+                timeout_s = scope.grace_s + scope.abandon_after_s + _MARGIN_S
+                try:
+                    self._closed.result(timeout_s)
+                except TimeoutError:
+                    raise WaitExpired(
+                        f"{self.name} is not closed after {timeout_s:g} s", hint="is its event loop blocked?"
+                    ) from None
+        return scope.receipt
+
+    async def drain(self, *, timeout_s: float = 30.0) -> StopReceipt:
+        """Accept no more items, let accepted ones finish until a deadline, and close. Call it on the bridge's loop.
+
+        Streams that finish in time complete; the others are interrupted. Do not call it from inside the bridge.
+
+        Parameters:
+            timeout_s: the deadline, in seconds.
+
+        Raises:
+            ConfigurationError: an invalid deadline.
+        """
+        _check_time("timeout_s", timeout_s)
+        cause = self._close("drained")
+        for flow in tuple(self._flows):
+            flow.drain()
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._flows:
+                    idle: asyncio.Future[None] = self.loop.create_future()
+                    self._idle.append(idle)
+                    await idle
+        except TimeoutError:
+            pass
+        return await self._stop(cause)
+
+    def _close(self, reason: str) -> Cause:
+        """Refuse new work from now on. Thread-safe."""
+        if self._closing is None:
+            self._closing = Cause(kind="stop", reason=reason, origin=self.name, at=system_clock.now())
+        return self._closing
+
+    def _on_interrupt(self, _: Cause) -> None:
+        if self.scope.closed:
+            self._swept()
+        else:
+            self.scope.close_when_done(self._swept)
+
+    def _swept(self) -> None:
+        """Settle the streams whose task never started, once the scope has closed."""
+        for flow in tuple(self._flows):
+            flow.settle(flow.cut_off(self.scope.interrupt.cause))
+        if not self._closed.done():
+            self._closed.set_result(None)
+
+    def _forsaken(self, cause: Cause) -> None:
+        """Settle everything after the loop was closed too early. Raises `ScopeClosed` if streams were open."""
+        self.scope.interrupt.trigger(cause=cause)
+        self._idle = []
+        left = len(self._flows)
+        self._swept()
+        if left:
+            raise ScopeClosed(
+                f"the event loop of {self.name} was closed while {left} of its streams were open, so their tasks did "
+                "not clean up",
+                hint="end the bridge before its loop: with 'async with', or with aclose() or drain() on that loop",
+            )
+
+    def ended(self, flow: Flow) -> None:
+        """Drop a settled flow. For this bridge's flows only."""
+        self._past += flow.counts()
+        self._flows.pop(flow, None)
+        if not self._flows:
+            idle, self._idle = self._idle, []
+            for waiter in idle:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    def statistics(self) -> IntakeCounts:
+        """Return the item counts of all streams so far. Thread-safe; exact once the streams have ended."""
+        counts = self._past
+        for flow in tuple(self._flows):
+            counts += flow.counts()
+        return counts
+
+    @property
+    def streams(self) -> int:
+        """Number of active subscriptions."""
+        return len(self._flows)
+
+    # ── operators ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def each(
+        self,
+        work: Agent | Callable[[Any], Any],
+        *,
+        text: ItemText = text_of,
+        scheduler: SchedulerBase | None = None,
+        **shape: Unpack[Shaped],
+    ) -> Operator:
+        """Return an operator that works on each item and emits the results.
+
+        An error of the source, of the work (unless ``outcomes``) or of a limit ends the stream: active work is
+        interrupted, then the observer gets the error. Disposing the subscription also interrupts the work, without an
+        error.
+
+        Parameters:
+            work: an async function of the item, a sync one (it gets a thread), or, for the bridge of a run, an agent:
+                it becomes a child of the run, and its answer is the result.
+            text: builds an agent's request from an item; default: the item itself.
+            scheduler: where results are emitted; default: on the bridge's loop.
+            shape: see `Shaped`.
+
+        Raises:
+            ConfigurationError: an invalid parameter, or an agent without a run.
+        """
+        run, plain = self._run, work_on(work, self._run, text)
+        return self._operator(label_of(work), lambda: plain if run is None else branching(plain, run), scheduler, shape)
+
+    def ask(
+        self,
+        session_of: Sessions,
+        *,
+        text: ItemText = text_of,
+        policy: Policy = "queue",
+        idempotency_key: Callable[[Any], str] | None = None,
+        agent: str | None = None,
+        full_s: float = 60.0,
+        scheduler: SchedulerBase | None = None,
+        **shape: Unpack[Shaped],
+    ) -> Operator:
+        """Return an operator that sends each item to a session as a message, and emits the answers.
+
+        Messages of one session are sent in the order of the items. A stream that is cut off revokes its messages:
+        waiting ones are withdrawn, and the run of an active one is interrupted (except with the policies ``steer`` and
+        ``collect``, as the run has other messages too).
+
+        Parameters:
+            session_of: the session of an item, or one session for all.
+            text: builds the message from an item.
+            policy: as in ``session.send``.
+            idempotency_key: as in ``session.send``, from an item.
+            agent: as in ``session.send``.
+            full_s: how long to retry while the mailbox is full, in seconds; then `MailboxFull` ends the stream, or
+                is the item's outcome. 0: no retry. The item keeps its place in the meantime, which slows its source.
+            scheduler, shape: as in `each`.
+
+        Raises:
+            ConfigurationError: an invalid parameter.
+            InvalidRequest: a `full_s` that is not a finite time.
+        """
+        mail = SessionSender(session_of, text, policy, idempotency_key, agent, full_s)
+        return self._operator("ask", mail.asking, scheduler, shape)
+
+    def send(
+        self,
+        session_of: Sessions,
+        *,
+        text: ItemText = text_of,
+        policy: Policy = "queue",
+        idempotency_key: Callable[[Any], str] | None = None,
+        agent: str | None = None,
+        full_s: float = 60.0,
+        scheduler: SchedulerBase | None = None,
+        **shape: Unpack[Shaped],
+    ) -> Operator:
+        """Return an operator that sends each item to a session, and emits the receipts. Parameters as in `ask`.
+
+        Sent messages stay sent when the stream is cut off.
+        """
+        mail = SessionSender(session_of, text, policy, idempotency_key, agent, full_s)
+        return self._operator("send", mail.sending, scheduler, shape)
+
+    def events(
+        self,
+        session: SessionAPI,
+        *,
+        after: str | None = None,
+        follow: str | None = None,
+        gaps: Literal["value", "error"] = "value",
+        scheduler: SchedulerBase | None = None,
+    ) -> Observable[Any]:
+        """Return a session's log as an observable; each subscription reads it anew, at its own pace.
+
+        Parameters:
+            after, follow: as in ``session.events``.
+            gaps: emit a `Gap` like an event (``value``), or end the stream with `EventsMissed` (``error``).
+            scheduler: where events are emitted; default: on the bridge's loop.
+        """
+        from reactivex import Observable
+        from reactivex.disposable import Disposable
+
+        if gaps not in ("value", "error"):
+            raise ConfigurationError(f"gaps is {gaps!r}", hint="use 'value' or 'error'")
+
+        def subscribe(observer: ObserverBase[Any], _: SchedulerBase | None = None) -> DisposableBase:
+            outlet = Outlet(observer, scheduler, self.loop)
+            name = f"{self.name} events of {session.key}"
+            flow = EventFlow(self, name, outlet, lambda: session.events(after=after, follow=follow), gaps == "error")
+            self._begin(flow, observer)
+            return Disposable(flow.dispose)
+
+        return Observable(subscribe)
+
+    async def collect(self, source: Observable[Any]) -> list[Any]:
+        """Subscribe, and return everything that the observable emits until it completes. Disposes on cancellation.
+
+        Raises:
+            Exception: the observable's error.
+        """
+        found: list[Any] = []
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def end(error: Exception | None) -> None:
+            if done.done():
+                return
+            if error is None:
+                done.set_result(None)
+            else:
+                done.set_exception(error)
+
+        def ended(error: Exception | None = None) -> None:
+            done.get_loop().call_soon_threadsafe(end, error)
+
+        subscription = source.subscribe(found.append, ended, ended)
+        try:
+            await done
+        finally:
+            subscription.dispose()
+        return found
+
+    def _operator(
+        self, label: str, make_work: Callable[[], Work], scheduler: SchedulerBase | None, shape: Shaped
+    ) -> Operator:
+        from reactivex import Observable
+        from reactivex.disposable import Disposable, SingleAssignmentDisposable
+
+        settings = _shaped(self._shape, shape)
+
+        def operator(source: Observable[Any]) -> Observable[Any]:
+            def subscribe(observer: ObserverBase[Any], on: SchedulerBase | None = None) -> DisposableBase:
+                outlet = Outlet(observer, scheduler, self.loop)
+                name = f"{self.name} {label}"
+                flow = ItemFlow(self, name, outlet, SingleAssignmentDisposable(), make_work(), settings)
+                if self._begin(flow, observer):
+                    flow.listen(source, on)
+                return Disposable(flow.dispose)
+
+            return Observable(subscribe)
+
+        return operator
+
+    def _begin(self, flow: Flow, observer: ObserverBase[Any]) -> bool:
+        """Start a flow; if the bridge is closing, notify the observer and return False."""
+        self._flows[flow] = None  # before the check: a concurrent close sees the flow, or the check sees it
+        try:
+            if self._closing is not None:
+                raise ScopeClosed(f"{self.name} is closing", hint="subscribe on an open bridge")
+            flow.start()
+        except ScopeClosed as error:
+            self._flows.pop(flow, None)
+            observer.on_error(error)
+            return False
+        return True
+
+
+def _shaped(default: Shape, given: Shaped) -> Shape:
+    """Return the shape with the given overrides. Raises `ConfigurationError`."""
+    shape = dataclasses.replace(default, **given)
+    for name in ("concurrency", "buffer"):
+        value = getattr(shape, name)
+        if not isinstance(value, int) or value < 1:
+            raise ConfigurationError(f"{name} is {value!r}", hint="use a whole number from 1")
+    if shape.overflow not in ("block", "fail", "drop"):
+        raise ConfigurationError(f"overflow is {shape.overflow!r}", hint="use 'block', 'fail' or 'drop'")
+    if shape.block_s == 0:
+        raise ConfigurationError("block_s is 0", hint="use overflow='fail' if threads must not block")
+    _check_time("block_s", shape.block_s)
+    return shape
+
+
+def _check_time(name: str, value: object) -> None:
+    """Raise `ConfigurationError` for an invalid time."""
+    if not (is_seconds(value) and value <= _MOST_S):
+        raise ConfigurationError(f"{name} is {value!r}", hint="use a number of seconds, at most a year")

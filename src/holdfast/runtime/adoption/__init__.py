@@ -1,0 +1,1 @@
+"""Adoption of what foreign code starts in a scope: tasks, threads and programs."""

@@ -1,0 +1,1 @@
+"""Interrupts: their delivery, the context that carries them, and protection from them."""

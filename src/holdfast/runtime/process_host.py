@@ -1,0 +1,591 @@
+"""Programs whose whole process tree can be stopped and dies with this process.
+
+Each program runs under a reaper (`processes.reaper`) that the zygote (`processes.zygote`) forks.
+Invariants:
+
+- One daemon thread per `ProcessHost` reads messages from the zygote and the reapers; any thread or loop may send. Only
+  this thread closes the descriptors that it watches, and it takes one event at a time. Otherwise an event could be
+  pending for a descriptor whose number was reused, and a living process would seem dead.
+- A process is reported dead only if its reaper reported that it has no descendants left, or if the zygote killed the
+  orphans of a killed reaper. Anything else makes `TreeResult.proven` false.
+- No lock is held across an await or while user code runs.
+- Descriptors of a tree are closed when it is gone, whether it is awaited or not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import functools
+import marshal
+import os
+import select
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, Any
+
+from holdfast.runtime.processes import procfs
+from holdfast.runtime.processes.killer import Killed, Killer
+from holdfast.runtime.processes.orphans import Orphan, orphans
+from holdfast.runtime.processes.process import Process
+from holdfast.runtime.processes.spec import (
+    DEVNULL,
+    PIPE,
+    START_S,
+    STDOUT,
+    Argument,
+    Descriptors,
+    ProcessSpec,
+    Stream,
+    backlog_pauses,
+    pid_or_error,
+    process_spec,
+)
+from holdfast.runtime.processes.tree import (
+    KILL_BOUND_S,
+    GroupTree,
+    Held,
+    ReaperTree,
+    TreeResult,
+    end_tree,
+    end_tree_blocking,
+)
+from holdfast.runtime.processes.zygote_link import ZygoteLink, identity, lost_helpers, supported
+
+if TYPE_CHECKING:
+    from holdfast.runtime.workers.pool import WorkerPool
+
+__all__ = [
+    "DEVNULL",
+    "PIPE",
+    "STDOUT",
+    "Completed",
+    "Orphan",
+    "Process",
+    "ProcessHost",
+    "ProcessHostStatistics",
+    "Stream",
+    "TreeResult",
+    "orphans",
+    "process_host",
+]
+
+_TICK_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessHostStatistics:
+    """A snapshot of a `ProcessHost`.
+
+    Parameters:
+        started: number of programs started so far.
+        live: number of programs whose tree is not gone yet.
+        killed: number of processes killed so far.
+        survivors: number of processes that outlived the time limit of a kill so far.
+        reapers: number of running reapers.
+    """
+
+    started: int
+    live: int
+    killed: int
+    survivors: int
+    reapers: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completed:
+    """Result of `ProcessHost.run_blocking`.
+
+    Parameters:
+        returncode: exit code; negative for the signal that ended it.
+        stdout, stderr: complete output.
+        tree: processes of the tree that were left and had to be killed.
+    """
+
+    returncode: int
+    stdout: bytes
+    stderr: bytes
+    tree: TreeResult
+
+
+class ProcessHost:
+    """Starter of programs under reapers; one per process is enough, see `process_host`.
+
+    All methods are callable from any thread. After a fork, the child's copy is empty: it starts its own zygote when
+    needed, and does not keep the parent's trees alive.
+    """
+
+    def __init__(self) -> None:
+        self._reset()
+        reference = weakref.ref(self)
+
+        def forget() -> None:
+            host = reference()
+            if host is not None:
+                host._leave_to_parent()
+
+        os.register_at_fork(after_in_child=forget)
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._zygote: ZygoteLink | None = None
+        self._links: dict[int, ZygoteLink] = {}
+        self._trees: dict[int, ReaperTree] = {}
+        self._poll: select.epoll | None = None
+        self._live: set[Held] = set()
+        self._endings: set[asyncio.Task[TreeResult]] = set()
+        self._workers: WorkerPool | None = None
+        self._watched: dict[int, Callable[[], object]] = {}
+        self._tick: Callable[[], float] | None = None
+        self._tick_s = _TICK_S
+        self._thread: threading.Thread | None = None
+        self._closing = False
+        self._started = 0
+        self._killed = 0
+        self._survivors = 0
+        self.buried_zygotes = 0
+        self._helpers: dict[int, int] = {}  # pidfds of processes that a killed zygote left to us, by pid
+
+    def _leave_to_parent(self) -> None:
+        for tree in self._trees.values():
+            if tree.control is not None:
+                tree.control.close()
+                tree.control = None
+        for link in set(self._links.values()):
+            link.socket.close()
+            link.close_pidfd()
+        for pidfd in self._helpers.values():
+            os.close(pidfd)
+        if self._poll is not None:
+            self._poll.close()
+        if self._workers is not None:
+            self._workers.leave_to_parent()
+        self._reset()
+
+    @property
+    def workers(self) -> WorkerPool:
+        """Pool of processes for isolated calls."""
+        with self._lock:
+            if self._workers is None:
+                from holdfast.runtime.workers.pool import WorkerPool
+
+                self._workers = WorkerPool(self)
+            return self._workers
+
+    def start(self) -> None:
+        """Start the zygote now, so that the first program need not wait for it. Idempotent.
+
+        Raises:
+            OSError: the interpreter failed to start.
+        """
+        if supported():
+            self._link()
+
+    def _link(self) -> ZygoteLink:
+        with self._lock:
+            link = self._zygote
+            if link is not None and link.alive and link.identity == identity():
+                return link
+            if self._thread is None:
+                self._closing = False
+                self._poll = select.epoll()
+                self._thread = threading.Thread(
+                    target=self._listen, args=(self._poll,), name="holdfast-processes", daemon=True
+                )
+                self._thread.start()
+            assert self._poll is not None
+            fresh = ZygoteLink()
+            self._zygote = fresh
+            self._links[fresh.socket.fileno()] = fresh
+            self._links[fresh.pidfd] = fresh
+            self._poll.register(fresh.socket.fileno(), select.EPOLLIN)
+            self._poll.register(fresh.pidfd, select.EPOLLIN)
+        if link is not None and link.alive:  # of another identity: it ends when its last tree is gone
+            link.end()
+        return fresh
+
+    # -- the reading thread
+
+    def _listen(self, poll: select.epoll) -> None:
+        while not (self._closing and not self._links and not self._trees and not self._helpers):
+            for fd, _ in poll.poll(None if self._tick is None else self._tick_s, 1):
+                self._guard(self._hear, fd)
+            if self._tick is not None:
+                self._guard(self._take_tick, self._tick)
+        poll.close()
+
+    def _take_tick(self, tick: Callable[[], float]) -> None:
+        self._tick_s = tick()
+
+    def _guard(self, act: Callable[..., object], *values: Any) -> None:
+        """Run one handler; report its failure without blocking events of the other trees."""
+        try:
+            act(*values)
+        except Exception:
+            threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
+
+    def _hear(self, fd: int) -> None:
+        if (watcher := self._watched.get(fd)) is not None:
+            watcher()
+        elif (tree := self._trees.get(fd)) is not None:
+            self._hear_reaper(fd, tree)
+        elif (link := self._links.get(fd)) is not None:
+            self._hear_zygote(fd, link)
+
+    def watch(self, fd: int, watcher: Callable[[], object]) -> None:
+        """Call ``watcher`` in the reading thread whenever ``fd`` is readable."""
+        self._link()
+        assert self._poll is not None
+        self._watched[fd] = watcher
+        self._poll.register(fd, select.EPOLLIN)
+
+    def unwatch(self, fd: int) -> None:
+        """Stop watching ``fd``, before it is closed. In the reading thread only."""
+        if self._watched.pop(fd, None) is not None and self._poll is not None and not self._poll.closed:
+            with contextlib.suppress(OSError):  # a fork or a close came between
+                self._poll.unregister(fd)
+
+    def set_tick(self, tick: Callable[[], float] | None) -> None:
+        """Call ``tick`` in the reading thread after each round of events; it returns the seconds until its next run."""
+        self._tick = tick
+        self.call_in_reading_thread(lambda: None)
+
+    def call_in_reading_thread(self, call: Callable[[], object]) -> None:
+        """Call ``call`` there once, soon."""
+        wakeup = os.eventfd(1)
+
+        def wake() -> None:
+            self.unwatch(wakeup)
+            os.close(wakeup)
+            call()
+
+        self.watch(wakeup, wake)
+
+    def new_killer(
+        self,
+        carrier: int | None,
+        sealed: bool,
+        tags: dict[int, list[tuple[int, int]]],
+        bound_s: float,
+        told: Callable[[Killed | None], object],
+    ) -> Killer:
+        """Prepare a fork of the zygote that kills the programs that foreign code started in these scopes."""
+        link = self._link()
+        killer = Killer(link, (os.getpid(), carrier, sealed, tags, bound_s), told)
+
+        def hear() -> None:
+            done = killer.read()
+            if done is None:
+                self.unwatch(killer.ours.fileno())
+                killer.ours.close()
+            else:
+                self._killed += sum(len(killed) for killed, _ in done.values())
+                self._survivors += sum(len(survivors) for _, survivors in done.values())
+            killer.told(done)
+
+        self.watch(killer.ours.fileno(), hear)
+        return killer
+
+    def _hear_reaper(self, fd: int, tree: ReaperTree) -> None:
+        control = tree.control
+        if control is None:
+            return
+        try:
+            data = control.recv(1 << 20)
+        except (BlockingIOError, ConnectionResetError):  # reset: it left our message unread; its own come next
+            return
+        if not data:
+            self._drop(fd, tree)
+            if not tree.link.alive or not tree.reaper:  # otherwise the zygote reports once it has killed the orphans
+                self._finish(tree, TreeResult(proven=not tree.sent))
+            return
+        match marshal.loads(data):
+            case ("started", int(pid), int(reaper)):
+                tree.reaper = reaper
+                tree.started.set(pid)
+            case ("failed", str(stage), int(number)):
+                tree.started.set((stage, number))
+                self._drop(fd, tree)
+                self._finish(tree, TreeResult())
+            case ("exited", int(returncode)):
+                tree.exited.set(returncode)
+            case ("survivors", list(killed), list(survivors)):
+                self._survivors += len(survivors)
+                tree.report(TreeResult(killed=tuple(killed), survivors=tuple(survivors), proven=False))
+            case ("gone", list(killed)):
+                self._drop(fd, tree)
+                self._finish(tree, TreeResult(killed=tuple(killed)))
+
+    def _drop(self, fd: int, tree: ReaperTree) -> None:
+        assert self._poll is not None
+        self._poll.unregister(fd)
+        del self._trees[fd]
+        tree.close()
+
+    def _finish(self, tree: ReaperTree, result: TreeResult) -> None:
+        self._live.discard(tree)
+        if tree.finish(result):
+            self._killed += len(result.killed)
+
+    def _hear_zygote(self, fd: int, link: ZygoteLink) -> None:
+        if fd == link.pidfd:
+            self._bury(link)
+            return
+        try:
+            data = link.socket.recv(1 << 20)
+        except (BlockingIOError, ConnectionResetError):  # reset: it left our message unread; its own come next
+            return
+        if not data:
+            assert self._poll is not None
+            self._poll.unregister(fd)
+            del self._links[fd]
+            link.alive = False
+            link.socket.close()
+            return
+        match marshal.loads(data):
+            case ("lost", int(reaper), list(killed), list(survivors)):
+                for tree in list(self._live):
+                    if isinstance(tree, ReaperTree) and tree.link is link and tree.reaper == reaper:
+                        self._survivors += len(survivors)
+                        self._finish(
+                            tree,
+                            TreeResult(killed=tuple(killed), survivors=tuple(survivors), proven=not survivors),
+                        )
+
+    def _bury(self, link: ZygoteLink) -> None:
+        """Handle the end of the zygote."""
+        assert self._poll is not None
+        self.buried_zygotes += 1
+        self._poll.unregister(link.pidfd)
+        del self._links[link.pidfd]
+        link.alive = False
+        for tree in list(self._live):
+            if isinstance(tree, ReaperTree) and tree.link is link and tree.control is None:
+                self._finish(tree, TreeResult(proven=False))
+        link.bury()
+        self._take_in_helpers()
+
+    def _take_in_helpers(self) -> None:
+        """Adopt the reapers that a killed zygote left to us, and kill what a killed reaper left."""
+        for pid in lost_helpers():
+            if pid in self._helpers:
+                continue
+            try:
+                pidfd = procfs.pidfd_open(pid)
+            except ProcessLookupError:  # it was already reaped as an orphan
+                continue
+            if not procfs.command_name(pid).startswith(b"holdfast-"):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    procfs.pidfd_signal(pidfd, signal.SIGKILL)
+            self._helpers[pid] = pidfd
+            self._watched[pidfd] = functools.partial(self._bury_helper, pid, pidfd)
+            assert self._poll is not None
+            self._poll.register(pidfd, select.EPOLLIN)
+
+    def _bury_helper(self, pid: int, pidfd: int) -> None:
+        """Reap the process and take over its children."""
+        self.unwatch(pidfd)
+        with contextlib.suppress(ProcessLookupError):  # already reaped as an orphan: the number may be reused
+            with contextlib.suppress(PermissionError):
+                procfs.pidfd_signal(pidfd, 0)
+            os.waitpid(pid, os.WNOHANG)
+        os.close(pidfd)
+        del self._helpers[pid]
+        self._take_in_helpers()
+
+    # -- starting programs
+
+    async def spawn(
+        self,
+        argv: Sequence[Argument],
+        *,
+        stdin: Stream = None,
+        stdout: Stream = None,
+        stderr: Stream = None,
+        cwd: Argument | None = None,
+        env: Mapping[str, str] | None = None,
+        name: str | None = None,
+        on_cut: Callable[[asyncio.Task[TreeResult]], object] | None = None,
+    ) -> Process:
+        """Start a program under a reaper of its own and in a session of its own.
+
+        If the awaiting task is cancelled meanwhile, the tree is killed before the cancellation continues. If it is
+        cancelled again, the task does not wait for that, but the tree is still killed.
+
+        Parameters:
+            argv: program, looked up in PATH of ``env``, and its arguments.
+            stdin: `PIPE` (then ``process.stdin``), a descriptor or file, or None for no input.
+            stdout, stderr: `PIPE` (then ``process.stdout``), a descriptor or file, `DEVNULL`, or None for this
+                process's own; ``stderr`` may be `STDOUT`.
+            cwd: working directory; None for the current one.
+            env: complete environment; None for this process's. A marker that names this host is added.
+            name: display name; None for the program's file name.
+            on_cut: called if a start fails or is cancelled, with the task that kills the program; not called if nothing
+                was started.
+
+        Raises:
+            FileNotFoundError, PermissionError, NotADirectoryError, OSError: the program or ``cwd`` is unusable.
+            TimeoutError: the program did not start within 30 s.
+            ValueError: ``argv`` is empty, or an argument contains a NUL byte.
+        """
+        spec = process_spec(argv, cwd, env)
+        with Descriptors(stdin, stdout, stderr) as descriptors:
+            tree = self._begin(spec, name, descriptors.theirs)
+            try:
+                if isinstance(tree, ReaperTree):
+                    for pause_s in backlog_pauses():
+                        if tree.submit():
+                            break
+                        await asyncio.sleep(pause_s)
+                descriptors.close_theirs()
+                async with asyncio.timeout(START_S):
+                    started = await tree.started.wait()
+                process = Process(tree, pid_or_error(started, argv, cwd))
+                await process.connect(descriptors)
+            except BaseException:
+                ending = self._ending(tree)
+                if on_cut is not None:
+                    on_cut(ending)
+                await asyncio.shield(ending)
+                raise
+        return process
+
+    def _ending(self, tree: Held) -> asyncio.Task[TreeResult]:
+        """Kill a tree whatever becomes of the caller. Outside any scope, because an ended scope cancels new tasks."""
+        ending = asyncio.get_running_loop().create_task(
+            end_tree(tree, 0.0, KILL_BOUND_S), name=f"kill {tree.name}", context=contextvars.Context()
+        )
+        self._endings.add(ending)
+        ending.add_done_callback(self._endings.discard, context=contextvars.Context())
+        return ending
+
+    def spawn_blocking(
+        self,
+        argv: Sequence[Argument],
+        *,
+        stdin: int | IO[Any] | None = None,
+        stdout: int | IO[Any] | None = None,
+        stderr: int | IO[Any] | None = None,
+        cwd: Argument | None = None,
+        env: Mapping[str, str] | None = None,
+        name: str | None = None,
+    ) -> Process:
+        """Like `spawn`, but for a thread; `PIPE` is not supported: pass your own descriptors or files.
+
+        Raises:
+            As `spawn`; ValueError also for `PIPE`.
+        """
+        if PIPE in (stdin, stdout, stderr):
+            raise ValueError("spawn_blocking() does not support PIPE; pass descriptors or files")
+        spec = process_spec(argv, cwd, env)
+        with Descriptors(stdin, stdout, stderr) as descriptors:
+            tree = self._begin(spec, name, descriptors.theirs)
+            try:
+                if isinstance(tree, ReaperTree):
+                    for pause_s in backlog_pauses():
+                        if tree.submit():
+                            break
+                        time.sleep(pause_s)
+                started = tree.started.wait_blocking(START_S)
+                return Process(tree, pid_or_error(started, argv, cwd))
+            except BaseException:
+                end_tree_blocking(tree, 0.0, KILL_BOUND_S)
+                raise
+
+    def run_blocking(
+        self,
+        argv: Sequence[Argument],
+        *,
+        input: bytes = b"",
+        timeout_s: float | None = None,
+        cwd: Argument | None = None,
+        env: Mapping[str, str] | None = None,
+        name: str | None = None,
+    ) -> Completed:
+        """Run a program to its end from a thread, collect its output, and kill what it leaves behind.
+
+        Output goes through unnamed files, so neither a full pipe nor a stray process that holds one blocks this call.
+
+        Raises:
+            TimeoutError: it did not end within ``timeout_s`` seconds; its tree was killed.
+            OSError: as `spawn`.
+        """
+        with tempfile.TemporaryFile() as source, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            source.write(input)
+            source.seek(0)
+            process = self.spawn_blocking(argv, stdin=source, stdout=out, stderr=err, cwd=cwd, env=env, name=name)
+            try:
+                returncode = process.wait_blocking(timeout_s)
+            finally:
+                tree = process.kill_tree_blocking()
+            out.seek(0)
+            err.seek(0)
+            return Completed(returncode=returncode, stdout=out.read(), stderr=err.read(), tree=tree)
+
+    def _begin(self, spec: ProcessSpec, name: str | None, fds: Sequence[int]) -> Held:
+        name = name or os.fsdecode(os.path.basename(spec[0][0]))
+        held: Held
+        if not supported():
+            held = GroupTree(spec, name, fds)
+            held.gone.add(lambda: self._live.discard(held))
+        else:
+            link = self._link()
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            ours.setblocking(False)
+            held = ReaperTree(ours, link, name, spec, theirs, fds)
+            assert self._poll is not None
+            self._trees[ours.fileno()] = held
+            self._poll.register(ours.fileno(), select.EPOLLIN)
+        self._live.add(held)
+        self._started += 1
+        return held
+
+    def close(self) -> None:
+        """Kill every tree and end the zygote; return when they are gone, after a few seconds at most. Idempotent.
+
+        The host stays usable.
+        """
+        if self._workers is not None:
+            self._workers.close()
+        for held in list(self._live):
+            held.ask_kill(0.0, KILL_BOUND_S)
+        deadline = time.monotonic() + KILL_BOUND_S
+        for held in list(self._live):
+            with contextlib.suppress(TimeoutError):
+                held.gone.wait_blocking(max(0.0, deadline - time.monotonic()))
+        with self._lock:
+            self._closing = True
+            thread, self._thread = self._thread, None
+            link, self._zygote = self._zygote, None
+        if link is not None:
+            link.end()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(KILL_BOUND_S)
+
+    def zygote_pids(self) -> set[int]:
+        """Return the pids of the zygotes; callable from any thread."""
+        return {link.pid for link in list(self._links.values())}
+
+    def statistics(self) -> ProcessHostStatistics:
+        """Return a snapshot; callable from any thread."""
+        return ProcessHostStatistics(
+            started=self._started,
+            live=len(self._live),
+            killed=self._killed,
+            survivors=self._survivors,
+            reapers=len(self._trees),
+        )
+
+
+@functools.cache
+def process_host() -> ProcessHost:
+    """Return the single `ProcessHost` of this process; its zygote starts with the first program or ``start()``."""
+    return ProcessHost()

@@ -1,0 +1,63 @@
+"""Requests to the zygote to kill programs that foreign code started."""
+
+from __future__ import annotations
+
+import marshal
+import socket
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+from holdfast.runtime.processes.tree import INLINE_BYTES
+from holdfast.runtime.processes.zygote_link import ZygoteLink
+
+__all__ = ["Killed", "Killer"]
+
+Killed = dict[int, tuple[list[int], list[int]]]
+"""Killed and surviving pids by tag."""
+
+
+class Killer:
+    """A fork of the zygote that kills foreign trees and reports the result for each of their scopes.
+
+    Parameters:
+        told: called in the reading thread with the killed and surviving pids by tag; with None when no more reports
+            follow.
+    """
+
+    def __init__(
+        self,
+        link: ZygoteLink,
+        spec: tuple[Any, ...],
+        told: Callable[[Killed | None], object],
+    ) -> None:
+        self.told = told
+        self.ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._link = link
+        self._spec = spec
+
+    def submit(self) -> bool:
+        """Submit the request to the zygote; return False if it already has too many."""
+        fds = [self._theirs.fileno()]
+        try:
+            packet = marshal.dumps(("kill", self._spec))
+            if len(packet) <= INLINE_BYTES:
+                sent = self._link.request(packet, fds)
+            else:
+                with tempfile.TemporaryFile() as file:
+                    file.write(marshal.dumps(self._spec))
+                    file.flush()
+                    sent = self._link.request(marshal.dumps(("kill", None)), [*fds, file.fileno()])
+        except BrokenPipeError:  # the zygote was killed: the end of our socket is the answer
+            sent = True
+        if sent:
+            self._theirs.close()
+        return sent
+
+    def read(self) -> Killed | None:
+        """Return the next report; None at the end."""
+        data = self.ours.recv(1 << 20)
+        if not data:
+            return None
+        _, done = marshal.loads(data)
+        return dict(done)

@@ -1,0 +1,166 @@
+"""Specification of a program to start: arguments, environment, directory and descriptors, checked and packed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import IO, Any, Final
+
+from holdfast.runtime.processes import procfs
+
+__all__ = [
+    "DEVNULL",
+    "PIPE",
+    "START_S",
+    "STDOUT",
+    "Argument",
+    "Descriptors",
+    "ProcessSpec",
+    "Stream",
+    "backlog_pauses",
+    "host_marker",
+    "pid_or_error",
+    "process_spec",
+]
+
+PIPE: Final = subprocess.PIPE
+STDOUT: Final = subprocess.STDOUT
+DEVNULL: Final = subprocess.DEVNULL
+
+Argument = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+
+Stream = int | IO[Any] | None
+"""`PIPE`, `DEVNULL`, `STDOUT` (stderr only), a descriptor, an open file, or None for the default."""
+
+ProcessSpec = tuple[list[bytes], dict[bytes, bytes], bytes]
+"""Arguments, environment and directory."""
+
+START_S = 30.0
+"""Maximum time for a program to start."""
+
+
+class Descriptors:
+    """Descriptors of one start: those for the program, and our ends of its pipes. Closes all that were not taken."""
+
+    def __init__(self, stdin: Stream, stdout: Stream, stderr: Stream) -> None:
+        self.theirs: list[int] = []
+        self._opened: list[int] = []
+        self._ours: dict[str, int] = {}
+        try:
+            self._add("stdin", DEVNULL if stdin is None else stdin)
+            self._add("stdout", 1 if stdout is None else stdout)
+            if stderr == STDOUT:
+                self.theirs.append(self.theirs[1])
+            else:
+                self._add("stderr", 2 if stderr is None else stderr)
+        except BaseException:
+            self.close()
+            raise
+
+    def _add(self, name: str, stream: int | IO[Any]) -> None:
+        if stream == PIPE:
+            read, write = os.pipe2(os.O_CLOEXEC)
+            theirs, self._ours[name] = (read, write) if name == "stdin" else (write, read)
+            self._opened.append(theirs)
+        elif stream == DEVNULL:
+            theirs = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+            self._opened.append(theirs)
+        elif isinstance(stream, int):
+            if stream < 0:
+                raise ValueError(f"{name}={stream} is invalid; use PIPE, DEVNULL, a descriptor or an open file")
+            theirs = stream
+        else:
+            theirs = stream.fileno()
+        self.theirs.append(theirs)
+
+    def take(self, name: str) -> int | None:
+        """Return our end of the pipe for ``name``, which the caller must close; None without a pipe."""
+        return self._ours.pop(name, None)
+
+    def close_theirs(self) -> None:
+        """Close our copies of the program's ends."""
+        while self._opened:
+            os.close(self._opened.pop())
+
+    def close(self) -> None:
+        """Close everything that was not taken."""
+        self.close_theirs()
+        while self._ours:
+            os.close(self._ours.popitem()[1])
+
+    def __enter__(self) -> Descriptors:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def process_spec(argv: Sequence[Argument], cwd: Argument | None, env: Mapping[str, str] | None) -> ProcessSpec:
+    """Check and encode the parameters of a start.
+
+    Raises:
+        ValueError: ``argv`` is a string or empty, a value contains a NUL byte, or a name in ``env`` contains ``=``.
+    """
+    words = [] if isinstance(argv, str | bytes) else [os.fsencode(word) for word in argv]
+    if not words or not words[0]:
+        raise ValueError("argv must be a sequence of the program and its arguments, as in ['ls', '-l']")
+    if env is None:
+        environment = dict(os.environb)
+    else:
+        environment = {os.fsencode(key): os.fsencode(value) for key, value in env.items()}
+    environment[procfs.HOST_MARKER] = host_marker()
+    if any(b"\0" in word for word in (*words, *environment, *environment.values())):
+        raise ValueError("NUL byte in the arguments or environment")
+    if any(b"=" in key for key in environment):
+        raise ValueError("'=' in the name of an environment variable")
+    if cwd is not None:
+        directory = os.fsencode(os.path.abspath(cwd))
+    else:
+        directory = os.getcwdb()
+    return words, environment, directory
+
+
+def pid_or_error(started: int | tuple[str, int], argv: Sequence[Argument], cwd: Argument | None) -> int:
+    """Return the reported pid.
+
+    Raises:
+        OSError: the start failed; the subclass is the same as with ``subprocess``.
+    """
+    if isinstance(started, int):
+        return started
+    stage, number = started
+    match stage:
+        case "chdir":
+            raise OSError(number, os.strerror(number), os.fspath(cwd) if cwd is not None else os.getcwd())
+        case "exec":
+            raise OSError(number, os.strerror(number), os.fspath(argv[0]))
+        case "reaper":
+            why = "its reaper exited first; it was killed, or the zygote failed"
+            raise OSError(number, f"failed to start {os.fsdecode(argv[0])}: {why}")
+        case _:
+            raise OSError(number, f"failed to start {os.fsdecode(argv[0])} ({stage}): {os.strerror(number)}")
+
+
+def backlog_pauses() -> Iterator[float]:
+    """Yield pauses, in seconds, while the zygote is busy. Raise TimeoutError after `START_S` seconds."""
+    deadline = time.monotonic() + START_S
+    pause_s = 0.0005
+    while time.monotonic() < deadline:
+        yield pause_s
+        pause_s = min(pause_s * 2, 0.02)
+    raise TimeoutError(errno.ETIMEDOUT, "the zygote takes no requests; check that it is not stopped")
+
+
+_marker: tuple[int, bytes] = (0, b"")
+
+
+def host_marker() -> bytes:
+    """Return the marker that programs of this process carry in their environment: its pid and start time."""
+    global _marker
+    pid = os.getpid()
+    if _marker[0] != pid:
+        _marker = (pid, b"%d.%d" % (pid, procfs.start_time(pid) or 0))
+    return _marker[1]

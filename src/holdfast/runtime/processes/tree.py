@@ -1,0 +1,283 @@
+"""The host's view of a program and its tree: held by a reaper or, without one, by a process group."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import marshal
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from holdfast.runtime.oneshot import Oneshot
+from holdfast.runtime.processes import procfs
+from holdfast.runtime.processes.spec import ProcessSpec
+from holdfast.runtime.processes.zygote_link import ZygoteLink
+
+__all__ = [
+    "INLINE_BYTES",
+    "KILL_BOUND_S",
+    "GroupTree",
+    "Held",
+    "ReaperTree",
+    "TreeResult",
+    "end_tree",
+    "end_tree_blocking",
+]
+
+KILL_BOUND_S = 2.0
+"""Default time to wait for killed processes to die."""
+
+_ESCALATE_S = 0.5
+INLINE_BYTES = 32768
+"""Longer requests to the zygote go through a file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeResult:
+    """Outcome of the kill of a process tree.
+
+    Parameters:
+        killed: pids that were alive and were killed, in the order they were found.
+        survivors: pids still there at the time limit (the kill continues, but is not waited for).
+        unattributed: ``<pid> <command>`` of processes that may belong to the tree but could not be attributed; they
+            were left alone.
+        proven: True if it is certain that nothing else of the tree is left.
+    """
+
+    killed: tuple[int, ...] = ()
+    survivors: tuple[int, ...] = ()
+    unattributed: tuple[str, ...] = ()
+    proven: bool = True
+
+    @property
+    def outcome(self) -> str:
+        """``gone`` if the tree is proven dead, else ``unknown``."""
+        return "gone" if self.proven and not self.survivors and not self.unattributed else "unknown"
+
+
+class Held(Protocol):
+    """Holder of a tree: a reaper if supported, else a process group."""
+
+    name: str
+    started: Oneshot[int | tuple[str, int]]
+    exited: Oneshot[int]
+    gone: Oneshot[TreeResult]
+
+    def tell(self, message: tuple[Any, ...]) -> None:
+        """Send a message; does nothing if the tree is gone."""
+        ...
+
+    def ask_kill(self, term_first_s: float, bound_s: float) -> Oneshot[TreeResult]:
+        """Request the kill of the tree; the result is set when it is gone or the time limit is over."""
+        ...
+
+    def force(self, signum: signal.Signals) -> None:
+        """Signal the holder of the tree, if it does not answer."""
+        ...
+
+    def living(self) -> list[int]:
+        """Return the pids of the tree's running processes, as far as visible from here."""
+        ...
+
+
+def _escalation(term_first_s: float, bound_s: float) -> Iterator[tuple[float, signal.Signals | None]]:
+    """Yield how long to wait for the reaper's answer, and the signal to send it if none comes."""
+    yield term_first_s + bound_s + _ESCALATE_S, signal.SIGCONT
+    yield _ESCALATE_S, signal.SIGKILL
+    yield bound_s + _ESCALATE_S, None
+
+
+async def end_tree(held: Held, term_first_s: float, bound_s: float) -> TreeResult:
+    """Kill a tree, and its holder if necessary; bounded in time."""
+    answer = held.ask_kill(term_first_s, bound_s)
+    for wait_s, signum in _escalation(term_first_s, bound_s):
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                return await answer.wait()
+        if signum is not None:
+            held.force(signum)
+    return answer.value or TreeResult(proven=False)  # the answer may have come while the loop was blocked
+
+
+def end_tree_blocking(held: Held, term_first_s: float, bound_s: float) -> TreeResult:
+    """As `end_tree`, for a thread."""
+    answer = held.ask_kill(term_first_s, bound_s)
+    for wait_s, signum in _escalation(term_first_s, bound_s):
+        with contextlib.suppress(TimeoutError):
+            return answer.wait_blocking(wait_s)
+        if signum is not None:
+            held.force(signum)
+    return TreeResult(proven=False)
+
+
+class ReaperTree:
+    """The host's side of one reaper."""
+
+    def __init__(
+        self,
+        control: socket.socket,
+        link: ZygoteLink,
+        name: str,
+        spec: ProcessSpec,
+        theirs: socket.socket,
+        fds: Sequence[int],
+    ) -> None:
+        self.name = name
+        self.link = link
+        self.started: Oneshot[int | tuple[str, int]] = Oneshot()
+        self.exited: Oneshot[int] = Oneshot()
+        self.gone: Oneshot[TreeResult] = Oneshot()
+        self.control: socket.socket | None = control
+        self.reaper = 0
+        self.sent = False
+        """Whether the zygote was asked for the reaper; if not, nothing can be alive."""
+        self._spec = spec
+        self._theirs = theirs
+        self._fds = fds
+        self._answers: list[Oneshot[TreeResult]] = []
+        self._lock = threading.Lock()
+
+    def submit(self) -> bool:
+        """Request the reaper from the zygote; return False if it already has too many requests."""
+        packed = marshal.dumps(("spawn", self._spec))
+        fds = [self._theirs.fileno(), *self._fds]
+        sent = False
+        self.sent = True  # set before the call, because the end of the socket may be seen before the call returns
+        try:
+            if len(packed) <= INLINE_BYTES:
+                sent = self.link.request(packed, fds)
+            else:
+                with tempfile.TemporaryFile() as file:
+                    file.write(marshal.dumps(self._spec))
+                    file.flush()
+                    sent = self.link.request(marshal.dumps(("spawn", None)), [*fds, file.fileno()])
+        except BrokenPipeError:  # the zygote was killed; waiters are released when its end is noticed
+            sent = True
+        finally:
+            self.sent = sent
+        if sent:
+            self._theirs.close()
+        return sent
+
+    def tell(self, message: tuple[Any, ...]) -> None:
+        """Send to the reaper; does nothing if it is gone."""
+        with self._lock:  # against the reading thread's close: afterwards the number may belong to another file
+            if self.control is not None:
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                    self.control.send(marshal.dumps(message))
+
+    def close(self) -> None:
+        """Close the socket. In the reading thread only."""
+        with self._lock:
+            control, self.control = self.control, None
+        if control is not None:
+            control.close()
+
+    def ask_kill(self, term_first_s: float, bound_s: float) -> Oneshot[TreeResult]:
+        """Request the kill of the tree; the result is set when it is gone or the time limit is over."""
+        answer: Oneshot[TreeResult] = Oneshot()
+        with self._lock:
+            if self.gone.value is None:
+                self._answers.append(answer)
+        if self.gone.value is not None:
+            answer.set(self.gone.value)
+        if not self.sent:  # no request was sent: the end of the socket is the answer
+            self._theirs.close()
+        self.link.wake()  # the zygote has the tree if the reaper is lost
+        self.tell(("kill", float(term_first_s), float(bound_s)))
+        return answer
+
+    def report(self, result: TreeResult) -> None:
+        """Answer all pending kill requests."""
+        with self._lock:
+            answers, self._answers = self._answers, []
+        for answer in answers:
+            answer.set(result)
+
+    def finish(self, result: TreeResult) -> bool:
+        """Record that the tree, or at least its reaper, is gone; return False if that was already known."""
+        self._theirs.close()
+        self.started.set(("reaper", errno.ECHILD))
+        self.exited.set(-signal.SIGKILL)  # its parent-death signal, if the reaper did not live to report the exit
+        first = self.gone.set(result)
+        self.report(result)
+        return first
+
+    def force(self, signum: signal.Signals) -> None:
+        """Signal the reaper itself, if it does not answer."""
+        self.link.wake()
+        if self.reaper:
+            procfs.strike(self.reaper, signum, lambda stat: stat.parent == self.link.pid)
+
+    def living(self) -> list[int]:
+        """Return descendants of the reaper; empty if the reaper is gone, because the zygote then has them."""
+        stat = procfs.read_stat(self.reaper) if self.reaper else None
+        if stat is None or stat.parent != self.link.pid:
+            return []
+        return procfs.living(procfs.descendants(self.reaper))
+
+
+class GroupTree:
+    """A process group, used without a reaper. It misses processes that leave the group, so it never proves anything."""
+
+    def __init__(self, spec: ProcessSpec, name: str, fds: Sequence[int]) -> None:
+        self.name = name
+        self.started: Oneshot[int | tuple[str, int]] = Oneshot()
+        self.exited: Oneshot[int] = Oneshot()
+        self.gone: Oneshot[TreeResult] = Oneshot()
+        argv, environment, directory = spec
+        self._program = subprocess.Popen(
+            argv,
+            stdin=fds[0],
+            stdout=fds[1],
+            stderr=fds[2],
+            cwd=directory,
+            env=environment,
+            start_new_session=True,
+        )
+        self.started.set(self._program.pid)
+        threading.Thread(target=self._attend, name=f"holdfast-wait-{name}", daemon=True).start()
+
+    def _attend(self) -> None:
+        self.exited.set(self._program.wait())
+
+    def tell(self, message: tuple[Any, ...]) -> None:
+        """Signal the program."""
+        match message:
+            case ("signal", int(signum)):
+                self._program.send_signal(signum)
+
+    def ask_kill(self, term_first_s: float, bound_s: float) -> Oneshot[TreeResult]:
+        """Kill the group, from a thread of its own."""
+
+        def end() -> None:
+            with contextlib.suppress(ProcessLookupError):
+                if term_first_s > 0:
+                    os.killpg(self._program.pid, signal.SIGTERM)
+                    with contextlib.suppress(TimeoutError):
+                        self.exited.wait_blocking(term_first_s)
+                os.killpg(self._program.pid, signal.SIGKILL)
+            survivors: tuple[int, ...] = ()
+            try:
+                self.exited.wait_blocking(bound_s)
+            except TimeoutError:
+                survivors = (self._program.pid,)
+            self.gone.set(TreeResult(killed=(self._program.pid,), survivors=survivors, proven=False))
+
+        threading.Thread(target=end, name=f"holdfast-kill-{self.name}", daemon=True).start()
+        return self.gone
+
+    def force(self, signum: signal.Signals) -> None:
+        """Do nothing: a process group has no reaper."""
+
+    def living(self) -> list[int]:
+        """Return the program; other members of its group are not visible."""
+        return [] if self.exited.value is not None else [self._program.pid]

@@ -1,0 +1,252 @@
+"""The lightweight process that forks a reaper per call and cleans up after reapers that were killed.
+
+It is started once per host process, in an interpreter that loads almost nothing. So a fork costs a fraction of a
+millisecond and little memory, and never inherits a lock of the host's threads. Invariants:
+
+- It is single-threaded and a child subreaper: if a reaper is killed, its orphans come here and are killed.
+- It holds no descriptor of any program and no control socket of any reaper.
+- If a reaper is stopped by a signal, it is continued at once.
+- When the host ends or closes the socket, it takes no more requests, waits until its last child is gone, and exits.
+  If the host ended, it also kills what foreign code started in the host's scopes.
+
+A request is one packet with descriptors: ``("spawn", spec)`` with control socket, stdin, stdout and stderr, or
+``("kill", spec)`` with a control socket. For a kill, a fork runs `holdfast.runtime.processes.tags.kill` and answers
+``("done", {tag: (killed, survivors)})`` there, in as many parts as needed. ``spec`` is None if it was too long; it then
+follows as one more descriptor. ``("end", None)`` means that the host continues without this zygote.
+
+Answers are ``("ready", pid)`` once, and ``("lost", reaper pid, killed, survivors)`` for a reaper that was killed, after
+its orphans are dead.
+"""
+
+from __future__ import annotations
+
+import _socket
+import array
+import ctypes
+import gc
+import marshal
+import os
+import select
+import signal
+import time
+
+from holdfast.runtime.processes import procfs
+from holdfast.runtime.processes import tags as process_tags
+from holdfast.runtime.processes.reaper import IGNORED_SIGNALS, Reaper, Wakeup, become_subreaper, name_process, send
+from holdfast.undumpable import make_undumpable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+__all__ = ["Zygote", "main"]
+
+_PACKET_BYTES = 65536
+_MAX_FDS = 8
+_CLEAR_UP_S = 10.0
+_HOST_END_S = 2.0
+_STRAY_BOUND_S = 2.0
+_URGENCY = 10
+_STRAY_PAUSE_S = 0.005
+_TOLD_TAGS = 64
+_TOLD_PIDS = 200
+"""Message size limit: only the last entries of a longer list are reported."""
+
+
+class Zygote:
+    """The request loop.
+
+    Parameters:
+        requests: socket to the host.
+        host: pidfd of the host process.
+        identity: pid and start time of the host process.
+    """
+
+    def __init__(self, requests: _socket.socket, host: int, identity: tuple[int, int]) -> None:
+        self._requests = requests
+        self._host = host
+        self._identity = identity
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._niceness = os.getpriority(os.PRIO_PROCESS, 0)
+        self._wakeup = Wakeup()
+        self._forked: set[int] = set()
+        self._lost: dict[int, float] = {}
+        self._stray_kills: dict[int, None] = {}  # in the order they were killed, without duplicates
+        self._host_lost = False
+        self._dismissed = False
+
+    def run(self) -> None:
+        """Serve requests until the host is gone and no child is left."""
+        become_subreaper(self._libc)
+        name_process(self._libc, "holdfast-zygote")
+        for signum in IGNORED_SIGNALS:
+            signal.signal(signum, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        try:  # if permitted, so that no fork bomb can starve the process that is to kill it
+            os.setpriority(os.PRIO_PROCESS, 0, self._niceness - _URGENCY)
+        except PermissionError:
+            pass
+        gc.collect()
+        gc.freeze()  # forks share these pages until the collector touches them
+        gc.disable()
+        poll = select.poll()
+        for fd in (self._requests.fileno(), self._host, self._wakeup.fd):
+            poll.register(fd, select.POLLIN)
+        send(self._requests, ("ready", os.getpid()))
+        strays = False
+        while not (self._dismissed or self._host_lost):
+            for fd, _ in poll.poll(_STRAY_PAUSE_S * 1000 if strays else None):
+                if fd == self._wakeup.fd:
+                    self._wakeup.clear()
+                elif fd == self._host or not self._serve():
+                    self._host_lost = True
+            strays = bool(self._tend())
+        poll.unregister(self._requests.fileno())
+        self._requests.close()
+        self._end(poll)
+
+    def _end(self, poll: select.poll) -> None:
+        """Wait for the last child. If the socket closed without ``end``, the host may be exiting: wait for that too."""
+        wait_until = time.monotonic() + (0.0 if self._dismissed else _HOST_END_S)
+        cleared = False
+        pause_s = _STRAY_PAUSE_S
+        while True:
+            ready = {fd for fd, _ in poll.poll(pause_s * 1000)}
+            pause_s = min(pause_s * 2, 1.0)
+            self._wakeup.clear()
+            if self._host in ready:
+                poll.unregister(self._host)
+                self._clear_up()
+                cleared = True
+            if self._tend() is None and (cleared or time.monotonic() >= wait_until):
+                return
+
+    def _clear_up(self) -> None:
+        """After the host's end, kill what foreign code started in it. A fork does it, so that strays need not wait; if
+        a fork bomb makes a fork impossible, it is done here, and they wait."""
+        try:
+            pid = os.fork()
+        except OSError:
+            process_tags.end_host(*self._identity, _CLEAR_UP_S)
+            return
+        if pid == 0:
+            try:
+                process_tags.end_host(*self._identity, _CLEAR_UP_S)
+            finally:
+                os._exit(0)
+        self._forked.add(pid)
+
+    def _serve(self) -> bool:
+        try:
+            data, ancillary, _, _ = self._requests.recvmsg(
+                _PACKET_BYTES, _socket.CMSG_SPACE(_MAX_FDS * 4), _socket.MSG_CMSG_CLOEXEC
+            )
+        except ConnectionResetError:  # an answer of ours was never read; the end of file comes next
+            return True
+        if not data:
+            return False
+        fds = array.array("i")
+        for _, _, raw in ancillary:
+            fds.frombytes(raw)
+        kind, spec = marshal.loads(data)
+        if kind == "end":
+            self._dismissed = True
+            return True
+        try:
+            pid = os.fork()
+        except OSError as error:
+            control = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0, fds.pop(0))
+            send(control, ("failed", "fork", error.errno))
+            control.close()
+            pid = -1
+        if pid == 0:
+            try:
+                self._become(kind, spec, list(fds))
+            finally:
+                os._exit(1)
+        if pid > 0:
+            self._forked.add(pid)
+        for fd in fds:
+            os.close(fd)
+        return True
+
+    def _become(self, kind: str, spec: tuple[Any, ...] | None, fds: list[int]) -> None:
+        """In the forked child: carry out the request, then exit. Never returns."""
+        self._requests.close()
+        os.close(self._wakeup.fd)
+        control = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0, fds.pop(0))
+        if spec is None:
+            spec = tuple(marshal.loads(_read_all(fds.pop())))
+        if kind == "kill":
+            host, carrier, sealed, tags, bound_s = spec
+
+            def tell(done: dict[int, tuple[list[int], list[int]]]) -> None:
+                told = {tag: (killed[-_TOLD_PIDS:], left[-_TOLD_PIDS:]) for tag, (killed, left) in done.items()}
+                tags = list(told)
+                for first in range(0, len(tags) or 1, _TOLD_TAGS):
+                    send(control, ("done", {tag: told[tag] for tag in tags[first : first + _TOLD_TAGS]}))
+
+            process_tags.kill(host, (os.getppid(),), carrier, tags, bound_s, tell, sealed=sealed)
+            os._exit(0)
+        argv, environment, directory = spec
+        Reaper(control, self._host, self._libc, self._niceness).run(argv, environment, directory, fds)
+        os._exit(0)
+
+    def _tend(self) -> bool | None:
+        """Reap ended children, continue stopped ones, kill orphans of killed reapers. Return True while any orphans are
+        left, None if there are no children at all."""
+        now = time.monotonic()
+        childless = False
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
+            except ChildProcessError:
+                childless = True
+                break
+            if pid == 0:
+                break
+            if os.WIFSTOPPED(status):
+                os.kill(pid, signal.SIGCONT)
+            elif pid in self._forked:
+                self._forked.discard(pid)
+                if status != 0:
+                    self._lost[pid] = now + _STRAY_BOUND_S
+        me = os.getpid()
+        strays = [pid for pid in procfs.children(me) if pid not in self._forked]
+
+        def is_stray(stat: procfs.ProcessStat) -> bool:
+            branch = procfs.branch_below(stat, me)
+            return branch is not None and branch not in self._forked
+
+        for stray in strays:
+            for pid in (stray, *procfs.descendants(stray)):
+                if procfs.strike(pid, signal.SIGKILL, is_stray) == "hit":
+                    self._stray_kills[pid] = None
+        for reaper, bound in list(self._lost.items()):
+            if not strays or now >= bound:
+                del self._lost[reaper]
+                send(self._requests, ("lost", reaper, list(self._stray_kills), strays))
+                if not strays:
+                    self._stray_kills = {}
+        return None if childless else bool(strays)
+
+
+def _read_all(fd: int) -> bytes:
+    os.lseek(fd, 0, os.SEEK_SET)
+    parts = []
+    while part := os.read(fd, 1 << 20):
+        parts.append(part)
+    os.close(fd)
+    return b"".join(parts)
+
+
+def main(requests: int, host: int) -> None:
+    """Run the zygote on these descriptors."""
+    make_undumpable()  # including its forks, the reapers
+    os.closerange(max(requests, host) + 1, os.sysconf("SC_OPEN_MAX"))
+    os.chdir("/")
+    os.set_inheritable(requests, False)
+    os.set_inheritable(host, False)
+    pid, _, started = os.environb[procfs.HOST_MARKER].partition(b".")
+    control = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0, requests)
+    Zygote(control, host, (int(pid), int(started))).run()

@@ -1,0 +1,1 @@
+"""Bounded, fair and broadcast queues, and the wait queue below them."""

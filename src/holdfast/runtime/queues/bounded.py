@@ -1,0 +1,312 @@
+"""A bounded queue for the tasks of one event loop and for threads that feed it.
+
+Invariants:
+
+- Waiters are served in order of arrival. Items leave in order of arrival.
+- While tasks wait to take, every item is promised to one of them; while tasks wait to put, so is every free place. So a
+  caller that finds an unpromised one may take it at once.
+- A put that raises has put nothing in; a get that raises has taken nothing out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass
+from functools import partial
+from typing import Generic, TypeVar
+
+from holdfast.errors import Interrupted, QueueClosed, QueueEmpty, QueueFull
+from holdfast.protocol.stopping import Cause
+from holdfast.runtime.interrupt.interrupt import check_interrupt, current_interrupt
+from holdfast.runtime.queues.wait_queue import Waiter, WaitQueue, release
+
+__all__ = ["BoundedQueue", "BoundedQueueStatistics"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundedQueueStatistics:
+    """A snapshot of a bounded queue.
+
+    Parameters:
+        name: name of the queue.
+        size: number of items in it.
+        maxsize: its limit.
+        waiting_getters: number of tasks waiting for an item.
+        waiting_putters: number of tasks and threads waiting for room.
+        put: number of items ever put in.
+        taken: number of items ever taken out, including drained ones.
+        closed: whether it was closed.
+    """
+
+    name: str
+    size: int
+    maxsize: int
+    waiting_getters: int
+    waiting_putters: int
+    put: int
+    taken: int
+    closed: bool
+
+
+class BoundedQueue(Generic[T]):
+    """A bounded FIFO queue. Its methods belong to one event loop; other threads may call `put_threadsafe` only.
+
+    Several tasks may put and get at once. A task that is cancelled or interrupted while it waits, or after it was
+    woken, loses nothing. If consumers are to share equally, see `holdfast.runtime.FairQueue`.
+
+    Parameters:
+        maxsize: maximum number of items; at least 1.
+        name: name for errors and statistics.
+
+    Raises:
+        ValueError: ``maxsize`` is below 1.
+    """
+
+    def __init__(self, maxsize: int, *, name: str = "queue") -> None:
+        if maxsize < 1:
+            raise ValueError(f"invalid maxsize={maxsize}; use at least 1")
+        self.name = name
+        self._maxsize = maxsize
+        self._items: deque[T] = deque()
+        self._getters = WaitQueue()
+        self._putters = WaitQueue()
+        self._closed = False
+        self._put = 0
+        self._taken = 0
+        self._loop: asyncio.AbstractEventLoop | None = asyncio._get_running_loop()
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    async def put(self, item: T) -> None:
+        """Put an item in; wait for room.
+
+        Raises:
+            QueueClosed: the queue is closed, or was closed while waiting.
+            Interrupted: the current interrupt is triggered.
+        """
+        check_interrupt()
+        while True:
+            self._check_open()
+            if self._room() > 0 and not self._putters.waiting:
+                break
+            if await self._putters.wait(self._new_waiter(), self._offer_room):
+                self._check_open()
+                break
+        self._append(item)
+
+    def put_nowait(self, item: T) -> None:
+        """Put an item in.
+
+        Raises:
+            QueueFull: the queue is full.
+            QueueClosed: the queue is closed.
+        """
+        self._check_open()
+        if self._room() <= 0:
+            raise QueueFull(f"{self.name} is full with {self._maxsize} items")
+        self._append(item)
+
+    def put_threadsafe(self, item: T, *, timeout_s: float | None = None) -> None:
+        """Put an item in from another thread than the loop's; block that thread until there is room.
+
+        Parameters:
+            item: item to put in.
+            timeout_s: give up after this many seconds; None: wait indefinitely.
+
+        Raises:
+            QueueFull: no room within ``timeout_s``; the item is not in the queue.
+            QueueClosed: the queue or its loop is closed, or was closed while waiting.
+            Interrupted: the current interrupt was triggered first; the item is not in the queue.
+            RuntimeError: called on the thread of a running loop, or the queue does not know its loop yet.
+        """
+        if asyncio._get_running_loop() is not None:
+            raise RuntimeError(f"put_threadsafe() of {self.name} would block an event loop; await put() instead")
+        loop = self._loop
+        if loop is None:
+            raise RuntimeError(
+                f"{self.name} does not know its loop yet; create it inside a coroutine, or use it there first"
+            )
+        check_interrupt()
+        accepted: Future[None] = Future()
+        try:
+            loop.call_soon_threadsafe(self._enter_from_thread, item, accepted)
+        except RuntimeError as error:
+            raise QueueClosed(f"the event loop of {self.name} is closed") from error
+        interrupt = current_interrupt()
+        if interrupt is None:
+            self._await_acceptance(accepted, timeout_s)
+            return
+
+        def give_up(_: Cause) -> None:
+            accepted.cancel()
+
+        with interrupt.on_trigger(give_up):
+            try:
+                self._await_acceptance(accepted, timeout_s)
+            except CancelledError:
+                cause = interrupt.cause
+                assert cause is not None
+                raise Interrupted(cause) from None
+
+    async def get(self) -> T:
+        """Take the first item out; wait for one.
+
+        Raises:
+            QueueClosed: the queue is closed and empty, or became so while waiting.
+            Interrupted: the current interrupt is triggered.
+        """
+        check_interrupt()
+        while True:
+            if self._free() > 0:
+                break
+            if self._closed and not self._items:
+                raise QueueClosed(f"{self.name} is closed and empty")
+            if await self._getters.wait(self._new_waiter(), self._offer_items):
+                break
+        return self._pop()
+
+    def get_nowait(self) -> T:
+        """Take the first item out.
+
+        Raises:
+            QueueEmpty: every item is promised to a waiting task, or the queue is empty.
+            QueueClosed: the queue is empty and closed.
+        """
+        if self._free() > 0:
+            return self._pop()
+        if self._closed and not self._items:
+            raise QueueClosed(f"{self.name} is closed and empty")
+        raise QueueEmpty(f"{self.name} is empty")
+
+    def close(self) -> None:
+        """Accept no more items; the remaining ones can still be taken. Idempotent."""
+        self._closed = True
+        self._putters.release_all()
+        self._tell_if_over()
+
+    def drain(self) -> list[T]:
+        """Take all items at once, in order; tasks that wait to put continue."""
+        items = list(self._items)
+        self._items.clear()
+        self._taken += len(items)
+        self._getters.take_back()
+        self._offer_room()
+        self._tell_if_over()
+        return items
+
+    def statistics(self) -> BoundedQueueStatistics:
+        """Return a snapshot."""
+        return BoundedQueueStatistics(
+            name=self.name,
+            size=len(self._items),
+            maxsize=self._maxsize,
+            waiting_getters=len(self._getters.waiting),
+            waiting_putters=len(self._putters.waiting),
+            put=self._put,
+            taken=self._taken,
+            closed=self._closed,
+        )
+
+    def _free(self) -> int:
+        """Return the number of items that are not promised."""
+        return len(self._items) - len(self._getters.promised)
+
+    def _room(self) -> int:
+        """Return the number of places that are neither taken nor promised."""
+        return self._maxsize - len(self._items) - len(self._putters.promised)
+
+    def _append(self, item: T) -> None:
+        self._items.append(item)
+        self._put += 1
+        self._offer_items()
+
+    def _pop(self) -> T:
+        item = self._items.popleft()
+        self._taken += 1
+        self._offer_room()
+        self._tell_if_over()
+        return item
+
+    def _tell_if_over(self) -> None:
+        if self._closed and not self._items:
+            self._getters.release_all()
+
+    def _offer_items(self) -> None:
+        while self._free() > 0 and self._getters.promise():
+            pass
+
+    def _offer_room(self) -> None:
+        while self._room() > 0 and self._putters.promise():
+            pass
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise QueueClosed(f"{self.name} is closed")
+
+    def _new_waiter(self) -> Waiter:
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = loop
+        elif self._loop is not loop:
+            raise RuntimeError(f"{self.name} belongs to another event loop; use put_threadsafe from there")
+        return loop.create_future()
+
+    def _enter_from_thread(self, item: T, accepted: Future[None]) -> None:
+        """Loop side of `put_threadsafe`: put the item in, or join the queue of waiters."""
+        if self._closed:
+            self._answer(accepted, QueueClosed(f"{self.name} is closed"))
+        elif self._room() > 0 and not self._putters.waiting:
+            if self._answer(accepted, None):
+                self._append(item)
+        else:
+            waiter = self._new_waiter()
+            self._putters.waiting[waiter] = None
+            waiter.add_done_callback(partial(self._thread_is_next, item, accepted))
+            accepted.add_done_callback(partial(self._thread_went_away, waiter))
+
+    def _thread_is_next(self, item: T, accepted: Future[None], waiter: Waiter) -> None:
+        if not self._putters.redeem(waiter):
+            if not accepted.cancelled():
+                self._enter_from_thread(item, accepted)
+        elif self._closed:
+            self._answer(accepted, QueueClosed(f"{self.name} is closed"))
+        elif self._answer(accepted, None):
+            self._append(item)
+        else:
+            self._offer_room()
+
+    def _thread_went_away(self, waiter: Waiter, accepted: Future[None]) -> None:
+        """Leave the queue of waiters when the thread gave up. Runs on whichever thread ended the wait."""
+        if accepted.cancelled():
+            loop = waiter.get_loop()
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(release, waiter)
+
+    @staticmethod
+    def _answer(accepted: Future[None], error: Exception | None) -> bool:
+        """Answer the thread; return False if it has gone away."""
+        if not accepted.set_running_or_notify_cancel():
+            return False
+        if error is not None:
+            accepted.set_exception(error)
+            return False
+        accepted.set_result(None)
+        return True
+
+    def _await_acceptance(self, accepted: Future[None], timeout_s: float | None) -> None:
+        try:
+            accepted.result(timeout_s)
+        except TimeoutError:
+            if accepted.cancel():
+                raise QueueFull(f"{self.name} had no room within {timeout_s:g} s") from None
+            accepted.result()

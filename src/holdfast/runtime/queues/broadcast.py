@@ -1,0 +1,309 @@
+"""One publisher, many readers with a cursor each: every reader sees every item in order, or gets a gap.
+
+Invariants:
+
+- Publishing never waits for readers. It touches only readers that are waiting at that moment.
+- Open readers count, not waiting ones: while one has not seen an item, the item is kept, up to the limit.
+- A cursor moves only when its reader takes items, without an await in between: a cancelled read loses nothing.
+- Once every reader has seen everything, or no reader is left, nothing is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from holdfast.runtime.interrupt.interrupt import check_interrupt
+from holdfast.runtime.queues.wait_queue import Waiter, release, wait_for_release
+
+__all__ = ["Broadcast", "BroadcastGap", "BroadcastStatistics", "Reader"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class BroadcastGap:
+    """The reader missed the items ``after`` < number ≤ ``until``; its cursor is now at ``until``."""
+
+    after: int
+    until: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BroadcastStatistics:
+    """A snapshot of a broadcast.
+
+    Parameters:
+        next_seq: number of the next item.
+        kept: number of items in memory.
+        readers: number of open readers.
+        waiting: number of readers that wait for an item.
+        behind: number of readers that have not seen everything.
+        closed: whether it was closed.
+    """
+
+    next_seq: int
+    kept: int
+    readers: int
+    waiting: int
+    behind: int
+    closed: bool
+
+
+class Broadcast(Generic[T]):
+    """Delivers each published item to every reader. Belongs to one event loop; uses little memory without readers.
+
+    Parameters:
+        next_seq: number of the first item to come.
+        limit: minimum number of items kept for a reader that is behind; up to twice as many may be kept.
+        weigh: returns the weight of an item; default: items have no weight.
+        weight_limit: if the kept items weigh more than this, all of them are dropped.
+
+    Raises:
+        ValueError: ``limit`` is below 1.
+    """
+
+    __slots__ = (
+        "_behind",
+        "_closed",
+        "_epoch",
+        "_items",
+        "_limit",
+        "_next_seq",
+        "_readers",
+        "_waiting",
+        "_weigh",
+        "_weight",
+        "_weight_limit",
+    )
+
+    def __init__(
+        self,
+        next_seq: int = 1,
+        *,
+        limit: int = 1024,
+        weigh: Callable[[T], int] | None = None,
+        weight_limit: int = 0,
+    ) -> None:
+        if limit < 1:
+            raise ValueError(f"invalid limit={limit}; use at least 1")
+        self._next_seq = next_seq
+        self._limit = limit
+        self._items: list[T] | None = None  # the newest ones; the last has number next_seq - 1
+        self._weigh = weigh
+        self._weight = 0
+        self._weight_limit = weight_limit
+        self._readers = 0
+        self._behind = 0
+        self._epoch = 0  # counts publications; a reader that has seen the last one has its number
+        self._closed = False
+        self._waiting: dict[Reader[T], Waiter] | None = None
+
+    @property
+    def next_seq(self) -> int:
+        """Number of the next item."""
+        return self._next_seq
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    def publish(self, items: Sequence[T], *, first_seq: int | None = None) -> int:
+        """Append items with consecutive numbers, and return the number of the next one.
+
+        Parameters:
+            items: may be empty.
+            first_seq: number of the first item; default: the next one. Already published numbers are skipped, so a
+                repeated publication has no effect. Omitted numbers become a `BroadcastGap` for every reader.
+
+        Raises:
+            RuntimeError: the broadcast is closed.
+        """
+        if self._closed:
+            raise RuntimeError("broadcast is closed")
+        missing = 0 if first_seq is None else first_seq - self._next_seq
+        if missing < 0:
+            items = items[-missing:]
+        if not items:
+            return self._next_seq
+        if missing > 0:
+            self._next_seq += missing
+            self._items = None
+        self._next_seq += len(items)
+        if self._readers:
+            self._keep(items)
+        return self._next_seq
+
+    def reader(self, after: int | None = None) -> Reader[T]:
+        """Create a reader. Close it, or use it as a context manager; a dropped reader closes itself.
+
+        Parameters:
+            after: number of the last item already seen; default: the last one published. It may be ahead of what was
+                published: the reader then waits for the item after it.
+        """
+        return Reader(self, self._next_seq - 1 if after is None else after)
+
+    def close(self) -> None:
+        """Stop publishing. Readers get what is kept, then the end. Idempotent."""
+        self._closed = True
+        self._wake()
+
+    def statistics(self) -> BroadcastStatistics:
+        """Return a snapshot."""
+        return BroadcastStatistics(
+            next_seq=self._next_seq,
+            kept=len(self._items) if self._items else 0,
+            readers=self._readers,
+            waiting=len(self._waiting) if self._waiting else 0,
+            behind=self._behind,
+            closed=self._closed,
+        )
+
+    def _keep(self, items: Sequence[T]) -> None:
+        self._epoch += 1
+        self._behind = self._readers
+        if self._items is None:
+            self._items = list(items)
+            self._weight = 0
+        else:
+            self._items.extend(items)
+        if len(self._items) >= 2 * self._limit:
+            del self._items[: -self._limit]
+        if self._weigh is not None:
+            self._weight += sum(map(self._weigh, items))
+            if self._weight > self._weight_limit:
+                self._items = None
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiting:
+            waiting, self._waiting = self._waiting, None
+            for waiter in waiting.values():
+                release(waiter)
+
+    def _start_waiting(self, reader: Reader[T], waiter: Waiter) -> None:
+        if self._waiting is None:
+            self._waiting = {}
+        self._waiting[reader] = waiter
+
+    def _stop_waiting(self, reader: Reader[T], waiter: Waiter) -> None:
+        if self._waiting is not None and self._waiting.get(reader) is waiter:
+            del self._waiting[reader]
+            if not self._waiting:
+                self._waiting = None
+
+    def _caught_up(self) -> None:
+        """Note that one more reader has seen everything."""
+        self._behind -= 1
+        if not self._behind:
+            self._items = None
+
+
+class Reader(Generic[T]):
+    """A position in a broadcast, for one task at a time; created by `Broadcast.reader`."""
+
+    __slots__ = ("_broadcast", "_closed", "_cursor", "_epoch", "_waiter")
+
+    def __init__(self, broadcast: Broadcast[T], cursor: int) -> None:
+        self._broadcast = broadcast
+        self._cursor = cursor
+        self._closed = False
+        self._waiter: Waiter | None = None
+        self._epoch = broadcast._epoch
+        broadcast._readers += 1
+        if cursor + 1 < broadcast._next_seq:
+            self._epoch = -1
+            broadcast._behind += 1
+
+    def __enter__(self) -> Reader[T]:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    @property
+    def cursor(self) -> int:
+        """Number of the last item that it took."""
+        return self._cursor
+
+    async def read(self, max_items: int = 256) -> list[tuple[int, T]] | BroadcastGap | None:
+        """Return the next items with their numbers, waiting for one; a `BroadcastGap` for lost items; None at the end.
+
+        Parameters:
+            max_items: maximum number of items; at least 1.
+
+        Raises:
+            Interrupted: the current interrupt is triggered; nothing was taken.
+            RuntimeError: another task waits on this reader.
+            ValueError: ``max_items`` is below 1.
+        """
+        if max_items < 1:
+            raise ValueError(f"invalid max_items={max_items}; use at least 1")
+        check_interrupt()
+        while True:
+            taken = self._take(max_items)
+            if taken is not None:
+                return taken
+            if self._closed or self._broadcast._closed:
+                return None
+            await self._wait()
+
+    def close(self) -> None:
+        """Stop reading; a waiting task gets the end. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        broadcast = self._broadcast
+        broadcast._readers -= 1
+        if self._epoch != broadcast._epoch:
+            broadcast._caught_up()
+        if self._waiter is not None:
+            release(self._waiter)
+
+    def _take(self, max_items: int) -> list[tuple[int, T]] | BroadcastGap | None:
+        broadcast = self._broadcast
+        first = self._cursor + 1
+        end = broadcast._next_seq
+        if self._closed:
+            return None
+        if first >= end:
+            self._has_seen_everything()
+            return None
+        items = broadcast._items or []
+        start = end - len(items)
+        if first < start:
+            gap = BroadcastGap(self._cursor, start - 1)
+            self._cursor = start - 1
+            if start == end:
+                self._has_seen_everything()
+            return gap
+        taken = list(enumerate(items[first - start : first - start + max_items], first))
+        self._cursor += len(taken)
+        if self._cursor + 1 == end:
+            self._has_seen_everything()
+        return taken
+
+    def _has_seen_everything(self) -> None:
+        broadcast = self._broadcast
+        if self._epoch != broadcast._epoch:
+            self._epoch = broadcast._epoch
+            broadcast._caught_up()
+
+    async def _wait(self) -> None:
+        if self._waiter is not None:
+            raise RuntimeError("another task already waits on this reader; use one reader per task")
+        broadcast = self._broadcast
+        waiter: Waiter = asyncio.get_running_loop().create_future()
+        self._waiter = waiter
+        broadcast._start_waiting(self, waiter)
+        try:
+            await wait_for_release(waiter)
+        finally:
+            self._waiter = None
+            broadcast._stop_waiting(self, waiter)

@@ -1,0 +1,1 @@
+"""Scopes: their members, how members enter and leave, and how a scope stops."""

@@ -1,0 +1,47 @@
+"""The port to what adopts programs of foreign code. `holdfast.runtime.adoption` sets it; handles and stops use it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from holdfast.runtime.processes.foreign_process import ForeignProcess, Owner
+    from holdfast.runtime.processes.tree import TreeResult
+
+__all__ = ["ProgramAdopter", "program_adopter", "set_program_adopter"]
+
+
+class ProgramAdopter(Protocol):
+    """Adopts programs that foreign code starts in scopes. `holdfast.runtime.adoption.processes` implements it."""
+
+    def may_have_started(self, owner: Owner, /) -> bool:
+        """Whether foreign code was observed to start a program in this scope."""
+        ...
+
+    def strangers(self, since: float, /) -> int:
+        """Return the number of live processes that a scope opened ``since`` may have started but that are unclaimed."""
+        ...
+
+    def look_soon(self, loop: asyncio.AbstractEventLoop, since: float, tell: Callable[[int], object], /) -> None:
+        """Call ``tell`` on ``loop`` with the number of `strangers`."""
+        ...
+
+    async def kill_trees(self, roots: Sequence[ForeignProcess], owner: Owner, bound_s: float, /) -> TreeResult:
+        """Kill adopted programs and everything else that foreign code started in the scope."""
+        ...
+
+
+_adopter: ProgramAdopter | None = None
+
+
+def program_adopter() -> ProgramAdopter | None:
+    """Return what adopts programs; None if nothing was ever adopted in this process."""
+    return _adopter
+
+
+def set_program_adopter(adopter: ProgramAdopter) -> None:
+    """Make this the adopter of the process."""
+    global _adopter
+    _adopter = adopter

@@ -1,0 +1,600 @@
+"""Structured concurrency: a scope owns tasks, threads, processes and child scopes, and they end with it.
+
+An interrupted scope is stopped by its `Stopping`, which no code can cancel and which ends by its deadline. See
+`state` for the invariants of members, and `cancel_claim` for those of native cancellation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from types import CoroutineType, TracebackType
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast, overload
+
+from holdfast.errors import Interrupted, InvalidRequest, ScopeClosed
+from holdfast.protocol.stopping import Cause, CauseKind, StopReceipt
+from holdfast.runtime.interrupt.interrupt import Interrupt, current, current_interrupt
+from holdfast.runtime.interrupt.scoped_var import ScopedToken
+from holdfast.runtime.scope.abandoned import AbandonedMember
+from holdfast.runtime.scope.cancel_claim import BodyClaim, current_claim, inside
+from holdfast.runtime.scope.closers import Closer
+from holdfast.runtime.scope.deadline import Deadline
+from holdfast.runtime.scope.handle import Handle, Member
+from holdfast.runtime.scope.process_handle import ProcessHandle
+from holdfast.runtime.scope.state import Phase, ScopeState, ScopeStatistics
+from holdfast.runtime.scope.stop import Stopping
+from holdfast.runtime.scope.stop_times import check_times
+from holdfast.runtime.scope.task_handle import TaskHandle
+from holdfast.runtime.scope.thread_handle import ThreadHandle
+from holdfast.runtime.thread_pool import ThreadPool
+
+if TYPE_CHECKING:
+    from holdfast.runtime.process_host import Process, ProcessHost, Stream
+    from holdfast.runtime.scope.isolated_call import Output
+
+__all__ = ["Scope", "current_scope"]
+
+T = TypeVar("T")
+
+
+class _Current:
+    """Marker for the scope that the code runs in."""
+
+
+CURRENT: Final = _Current()
+
+
+class Scope:
+    """Owns everything started in it, and stops all of it.
+
+    At its end, ``async with Scope("name") as scope`` waits for what was spawned, as a task group does. The first
+    error of a member interrupts the scope and is raised (several errors as an exception group). When the scope is
+    interrupted, its body is cancelled natively, once, its members are stopped, and `Interrupted` is raised.
+
+    Owners that outlive a block call ``scope.open()`` and later ``await scope.stop()`` or ``await scope.join()``.
+
+    Parameters:
+        name: display name for receipts, causes and the task tree.
+        parent: scope that owns this one; default: the scope that the code runs in. None: independent.
+        deadline_s: interrupt the scope this many seconds after it was opened.
+        grace_s: grace period for members to clean up after an interrupt, in seconds; default: the parent's, or 5.
+            A stop of this scope can lengthen or shorten it; a stop of its parent can only shorten it.
+        abandon_after_s: time after the grace period until members are abandoned, in seconds; default: the parent's, or
+            2.
+        detached: make the scope independent of the scope and interrupt that the code runs in.
+        threads: pool for ``on="thread"``; default: the parent's, or the one shared by the process.
+        processes: starts programs; default: the parent's, or the one of this process.
+        owner: key under which abandoned threads are counted; default: the parent's.
+        sharer: key for fair sharing of threads: scopes with different keys take turns. Default: the parent's.
+
+    Raises:
+        InvalidRequest: an invalid time, such as nan.
+
+    A scope belongs to the loop on which it was opened. `spawn`, `stop`, `members` and `add_closer` are callable from
+    any thread or loop.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_deadline_s",
+        "_entered",
+        "_processes",
+        "core",
+        "interrupt",
+        "name",
+        "parent",
+    )
+
+    def __init__(
+        self,
+        name: str = "scope",
+        *,
+        parent: Scope | _Current | None = CURRENT,
+        deadline_s: float | None = None,
+        grace_s: float | None = None,
+        abandon_after_s: float | None = None,
+        detached: bool = False,
+        threads: ThreadPool | None = None,
+        processes: ProcessHost | None = None,
+        owner: str | None = None,
+        sharer: str | None = None,
+    ) -> None:
+        check_times(deadline_s, grace_s, abandon_after_s)
+        nearest: Interrupt | None = None
+        if detached:
+            parent = None
+        elif isinstance(parent, _Current):
+            parent = current_scope()
+            nearest = current_interrupt()
+        above = nearest if parent is None else parent.interrupt
+        if above is None or nearest is None or nearest is above:
+            interrupt = Interrupt(name=name, parent=above)
+        else:
+            # The interrupt of one handle, or one made current manually, is nearer than the scope's.
+            interrupt = above.linked(nearest, name=name)
+        core = ScopeState(
+            name,
+            parent=None if parent is None else parent.core,
+            interrupt=interrupt,
+            grace_s=grace_s,
+            abandon_after_s=abandon_after_s,
+            threads=threads,
+            owner=owner,
+            sharer=sharer,
+            new_stop=Stopping,
+        )
+        self.core: ScopeState = core
+        """State that its handles and its stop use."""
+        self.name = name
+        self.parent: Scope | None = parent
+        self.interrupt: Interrupt = interrupt
+        self._deadline_s = deadline_s
+        self._processes: ProcessHost | None = (
+            processes if processes is not None else parent._processes if parent is not None else None
+        )
+        self._entered: tuple[ScopedToken[Any], ...] = ()
+
+    def __repr__(self) -> str:
+        core = self.core
+        return f"<Scope {self.name!r} {core.phase}, {len(core.members) + len(core.adopted)} members>"
+
+    @property
+    def state(self) -> Phase:
+        """``open``, ``stopping`` or ``closed``."""
+        return self.core.phase
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has ended: later output, results and records of survivors do not count."""
+        return self.core.phase == "closed"
+
+    @property
+    def grace_s(self) -> float:
+        """Default grace period of a stop, in seconds."""
+        return self.core.times.own[0]
+
+    @property
+    def abandon_after_s(self) -> float:
+        """Default time after the grace period until members are abandoned, in seconds."""
+        return self.core.times.own[1]
+
+    @property
+    def owner(self) -> str:
+        """Key under which abandoned threads are counted."""
+        return self.core.owner
+
+    @property
+    def sharer(self) -> str:
+        """Key for fair sharing of threads."""
+        return self.core.sharer
+
+    @property
+    def errors(self) -> list[BaseException]:
+        """Errors of its body and members."""
+        return self.core.errors
+
+    @property
+    def receipt(self) -> StopReceipt | None:
+        """Receipt of its stop, once it has ended by one."""
+        return self.core.receipt
+
+    @property
+    def quarantined(self) -> bool:
+        """Whether it ended with survivors; its receipt names them."""
+        return self.receipt is not None and self.receipt.outcome != "gone"
+
+    @property
+    def ended_by(self) -> Literal["members", "failure", "interrupt"] | None:
+        """Cause of its end: all members ended, a member raised, or an interrupt. None while it is open."""
+        core = self.core
+        if core.failed:
+            return "failure"
+        if core.ended_by_itself:
+            return "members"
+        if self.interrupt.triggered:
+            return "interrupt"
+        return "members" if core.closed else None
+
+    def members(self) -> tuple[Member, ...]:
+        """Return a snapshot of what the scope owns now."""
+        return self.core.snapshots()
+
+    @property
+    def has_members(self) -> bool:
+        """Whether the scope owns anything now."""
+        return self.core.has_members
+
+    def leftovers(self) -> tuple[AbandonedMember, ...]:
+        """Return the members that stops of this scope and its descendants abandoned and that still run, as named in
+        receipts."""
+        return self.core.living_leftovers()
+
+    def statistics(self) -> ScopeStatistics:
+        """Return a snapshot of the scope."""
+        return self.core.statistics()
+
+    def add_closer(self, fn: Callable[[], object]) -> Closer:
+        """Call ``fn`` after the grace period, to free a resource on which members block: shut down a socket, close a
+        stream.
+
+        It runs on the scope's loop and must not block. ``close()`` of the returned object removes it.
+        """
+        return self.core.add_closer(fn)
+
+    def children(self) -> tuple[Scope, ...]:
+        """Return the scopes that this one owns now."""
+        return tuple(scope for scope in self.core.members.copy().values() if isinstance(scope, Scope))
+
+    def open(self) -> Scope:
+        """Bind the scope to the running loop and to its parent; return itself.
+
+        Raises:
+            Interrupted: the scope or one of its parents was already interrupted.
+            ScopeClosed: its parent takes no new members.
+            RuntimeError: it was already opened, or no loop is running.
+        """
+        self.core.open(self)
+        if self._deadline_s is not None:
+            self.core.deadline = Deadline(self._deadline_s, self.interrupt, asyncio.get_running_loop())
+        return self
+
+    async def __aenter__(self) -> Scope:
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("a scope can only be entered in a task")
+        self.open()
+        outer = current_claim.get()
+        if isinstance(outer, TaskHandle) and outer.task is None and not outer.done():
+            # An eager task: it runs before its creator has a reference to it.
+            outer.task = task
+        while outer is not None and (outer.task is not task or not outer.live):
+            outer = outer.outer
+        self.core.body = body = BodyClaim(self.core, task, outer, self)
+        place = current_claim.enter(body)
+        body.generator = place.frame
+        self._entered = (place, current.enter(self.interrupt))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        core = self.core
+        body = core.body
+        assert body is not None
+        for entered in reversed(self._entered):
+            entered.leave()
+        body.leave()
+        if error is not None:
+            self._body_failed(error)
+        cancelled = await self._end()
+        if body.settle(error) and cancelled is None:
+            cancelled = asyncio.CancelledError()
+        core.body = None
+        if isinstance(error, (GeneratorExit, KeyboardInterrupt, SystemExit)):
+            return
+        if cancelled is not None:
+            if isinstance(error, asyncio.CancelledError):
+                return
+            raise cancelled from core.failure()
+        if core.failed:
+            failure = core.failure()
+            if failure is error:
+                return
+            assert failure is not None
+            raise failure
+        if isinstance(error, Interrupted) and error.cause is self.interrupt.cause:
+            return
+        cause = core.interrupted_by()
+        if cause is not None:
+            raise Interrupted(cause) from core.failure()
+
+    def _body_failed(self, error: BaseException) -> None:
+        if isinstance(error, asyncio.CancelledError):
+            self.interrupt.trigger("the task that entered it was cancelled", kind="stop")
+        elif isinstance(error, GeneratorExit):
+            self.interrupt.trigger("the generator that entered it was closed", kind="stop")
+        elif isinstance(error, Interrupted):
+            self.interrupt.trigger(cause=error.cause)
+        else:
+            self.core.fail(error, "the body")
+
+    async def join(self) -> None:
+        """Wait until all members have ended by themselves, then close the scope.
+
+        Raises:
+            Interrupted: the scope was interrupted.
+            Exception: raised by a member; several as an exception group.
+        """
+        core = self.core
+        core.open_loop()
+        cancelled = await self._end()
+        if cancelled is not None:
+            raise cancelled
+        failure = core.failure()
+        if core.failed and failure is not None:
+            raise failure
+        cause = core.interrupted_by()
+        if cause is not None:
+            raise Interrupted(cause) from failure
+
+    def close_when_done(self, fn: Callable[[], object]) -> None:
+        """Close the scope once its members have ended, by themselves or stopped; for owners that are not tasks.
+
+        ``fn`` is then called on the scope's loop; by then, ``closed``, ``errors`` and ``receipt`` have their final
+        values. Call this on the loop only.
+        """
+        core = self.core
+        core.on_closed = fn
+        core.is_leaving = True
+        core.close_if_empty()
+
+    async def _end(self) -> asyncio.CancelledError | None:
+        """Wait until the scope is closed; return the first cancellation that the waiting task received meanwhile."""
+        core = self.core
+        core.is_leaving = True
+        cancelled: asyncio.CancelledError | None = None
+        if self.interrupt.triggered:
+            core.begin_stop()
+        else:
+            core.close_if_empty()
+        while not core.is_over:
+            try:
+                await core.wait_closed()
+            except asyncio.CancelledError as error:
+                cancelled = cancelled or error
+                self.interrupt.trigger("the task that waits for it was cancelled", kind="stop")
+                core.begin_stop()
+        return cancelled
+
+    async def stop(
+        self,
+        reason: str = "",
+        *,
+        kind: CauseKind = "stop",
+        grace_s: float | None = None,
+        abandon_after_s: float | None = None,
+        cause: Cause | None = None,
+    ) -> StopReceipt:
+        """Interrupt the scope, wait for the grace period, force the remaining members, and return a receipt of the
+        outcome.
+
+        You can call it any number of times, from any loop; all callers get the same receipt. The first stop sets the
+        times, shorter or longer than the scope's own; later ones can only shorten them. Inner scopes get the same
+        times, limited to those that they were created with. The stop ends after ``grace_s + abandon_after_s``, whatever
+        the members do. If the loop was blocked at the end of the grace period, ``abandon_after_s`` counts from when it
+        runs again. If the caller is cancelled, the stop continues.
+
+        Parameters:
+            reason: free text for people.
+            kind: kind of the cause.
+            grace_s: grace period for cleanup, in seconds; default: the scope's.
+            abandon_after_s: time after the grace period until survivors are abandoned, in seconds; default: the
+                scope's.
+            cause: cause to use instead of reason and kind.
+
+        Raises:
+            InvalidRequest: an invalid time, such as nan.
+            Interrupted: when called from inside the scope, which cannot wait for itself; ``scope.receipt`` has the
+                receipt later.
+        """
+        check_times(None, grace_s, abandon_after_s)
+        core = self.core
+        if core.is_over:
+            return core.late_receipt(reason, kind, cause)
+        times = core.request_times(grace_s, abandon_after_s)
+        self.interrupt.trigger(reason, kind=kind, cause=cause)
+        core.listen()
+        core.stop_in(times)
+        if self.is_around_caller():
+            self.interrupt.check()
+        await core.wait_closed()
+        return core.late_receipt(reason, kind, cause)
+
+    @contextlib.contextmanager
+    def hold_deadline(self) -> Iterator[None]:
+        """``with scope.hold_deadline():`` pauses the scope's own deadline, for example while it waits for a person.
+
+        After the block, the remaining time continues to run; overlapping or nested blocks count as one. Deadlines of
+        enclosing scopes and of children keep running. Without a deadline this does nothing.
+
+        Raises:
+            RuntimeError: not called on the loop that the scope was opened on.
+        """
+        loop = asyncio._get_running_loop()
+        if loop is None or loop is not self.core.loop:
+            raise RuntimeError(f"hold_deadline() of scope {self.name!r} called outside the loop that it was opened on")
+        deadline = self.core.deadline
+        if deadline is None:
+            yield
+            return
+        deadline.pause()
+        try:
+            yield
+        finally:
+            deadline.resume()
+
+    def request_stop(self, cause: Cause, *, grace_s: float | None = None, abandon_after_s: float | None = None) -> None:
+        """Start a stop without waiting for it. Callable from any thread and from inside; see `close_when_done`.
+
+        Parameters:
+            cause: why it stops.
+            grace_s, abandon_after_s: as in `stop`.
+        """
+        check_times(None, grace_s, abandon_after_s)
+        times = self.core.request_times(grace_s, abandon_after_s)
+        self.interrupt.trigger(cause=cause)
+        self.core.stop_in(times)
+
+    def is_around_caller(self) -> bool:
+        """Return whether the calling code runs in this scope, or in one inside it."""
+        scope: Scope | None = current_scope()
+        while scope is not None and scope is not self:
+            scope = scope.parent
+        return scope is self and not self.closed
+
+    @overload
+    def spawn(self, work: Coroutine[Any, Any, T], /, *, name: str | None = None) -> Handle[T]: ...
+    @overload
+    def spawn(
+        self,
+        work: Callable[..., Coroutine[Any, Any, T]],
+        /,
+        *values: Any,
+        on: Literal["loop"] = "loop",
+        name: str | None = None,
+    ) -> Handle[T]: ...
+    @overload
+    def spawn(
+        self, work: Callable[..., T], /, *values: Any, on: Literal["thread"], name: str | None = None
+    ) -> Handle[T]: ...
+    @overload
+    def spawn(
+        self,
+        work: Callable[..., T],
+        /,
+        *values: Any,
+        on: Literal["process"],
+        name: str | None = None,
+        output: Output | None = None,
+    ) -> Handle[T]: ...
+    def spawn(
+        self,
+        work: Coroutine[Any, Any, Any] | Callable[..., Any],
+        /,
+        *values: Any,
+        on: Literal["loop", "thread", "process"] = "loop",
+        name: str | None = None,
+        output: Output | None = None,
+    ) -> Handle[Any]:
+        """Start work that the scope owns; callable from any thread. Its context is a copy of the caller's.
+
+        A member that raises interrupts the scope. One that ends cancelled or interrupted does not; its handle reports
+        it. A task that is cancelled before its first step never runs at all, not even its ``finally``.
+
+        Parameters:
+            work: coroutine or coroutine function; for ``thread`` and ``process``, a function.
+            values: arguments for a function.
+            on: where it runs. A ``process`` is another Python that imports the function's module. It can be killed at
+                any time; its arguments and result are pickled. See `holdfast.runtime.scope.isolated_call`.
+            name: display name; default: the name of the function.
+            output: for a ``process``: called on the scope's loop with what the function prints. Its result is awaited
+                before more is read; an error it raises ends the call. Default: output goes to standard error.
+
+        Raises:
+            ScopeClosed: the scope is stopping, closed or not yet open.
+        """
+        launch = _LAUNCHERS.get(on)
+        if launch is None:
+            raise InvalidRequest(f"unknown place to run {on!r}; choose loop, thread or process")
+        label = name or getattr(work, "__qualname__", None) or type(work).__name__
+        return launch(self, work, values, label, output)
+
+    def _spawn_task(self, work: Any, values: tuple[Any, ...], name: str, output: Output | None = None) -> Handle[Any]:
+        if isinstance(work, CoroutineType):
+            coroutine = work
+        else:
+            assert callable(work)
+            coroutine = work(*values)
+            if not isinstance(coroutine, Coroutine):
+                raise TypeError(f"{name!r} is not a coroutine function; use on='thread' for a blocking function")
+        core = self.core
+        handle: TaskHandle[Any] = TaskHandle(core, name, coroutine, self)
+        handle.started_in = inside(handle, self.interrupt)
+        try:
+            core.enter(handle)
+        except ScopeClosed:
+            coroutine.close()
+            raise
+        if asyncio._get_running_loop() is core.loop:
+            handle.start()
+        else:
+            core.on_loop(handle.start)
+        return handle
+
+    def _spawn_thread(self, work: Any, values: tuple[Any, ...], name: str, output: Output | None = None) -> Handle[Any]:
+        if not callable(work):
+            raise TypeError("on='thread' takes a function, not a coroutine; omit on= or pass the function")
+        core = self.core
+        handle: ThreadHandle[Any] = ThreadHandle(core, name, scope=self)
+        handle.started_in = inside(handle, self.interrupt)
+        core.enter(handle)
+        try:
+            handle.start(work, values, {})
+        except BaseException:
+            core.on_loop(core.discard, handle, None)
+            raise
+        return handle
+
+    def _spawn_process(self, work: Any, values: tuple[Any, ...], name: str, output: Output | None) -> Handle[Any]:
+        from holdfast.runtime.scope.isolated_call import run_isolated
+
+        if not callable(work):
+            raise TypeError("on='process' takes a function, not a coroutine; omit on= or pass the function")
+        return self._spawn_task(run_isolated(self.core, self.process_host, work, values, name, output), (), name)
+
+    async def process(
+        self,
+        argv: Sequence[str | bytes | os.PathLike[str]],
+        *,
+        stdin: Stream = None,
+        stdout: Stream = None,
+        stderr: Stream = None,
+        cwd: str | bytes | os.PathLike[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        name: str | None = None,
+    ) -> Process:
+        """Start a program that the scope owns, with all its descendants; parameters as in `ProcessHost.spawn`.
+
+        The scope waits for the program to end; descendants that outlive the program end with the scope. A stop sends
+        SIGTERM to the whole tree and kills it when the grace period is over.
+
+        Raises:
+            ScopeClosed: the scope is stopping, closed or not yet open.
+            OSError, ValueError: the program failed to start, as in `ProcessHost.spawn`.
+        """
+        core = self.core
+        handle = ProcessHandle(core, name or " ".join(map(os.fsdecode, argv[:1])))
+        core.enter(handle)
+        try:
+            process = await self.process_host.spawn(
+                argv, stdin=stdin, stdout=stdout, stderr=stderr, cwd=cwd, env=env, name=name, on_cut=handle.on_cut
+            )
+            await handle.take(process)
+        except BaseException:
+            if not handle.cut:  # otherwise it is discarded once nothing of the start is left
+                core.on_loop(core.discard, handle, None)
+            raise
+        return process
+
+    @property
+    def threads(self) -> ThreadPool:
+        """Pool for ``on="thread"``: its own, its parent's, or the one shared by the process."""
+        return self.core.threads
+
+    @property
+    def process_host(self) -> ProcessHost:
+        """Starter of its programs: its own, its parent's, or the one of this process."""
+        if self._processes is None:
+            from holdfast.runtime.process_host import process_host
+
+            self._processes = process_host()
+        return self._processes
+
+    def child(self, name: str, *, deadline_s: float | None = None, grace_s: float | None = None) -> Scope:
+        """Create a scope that this one owns; use it with ``async with`` or ``open()``."""
+        return Scope(name, parent=self, deadline_s=deadline_s, grace_s=grace_s)
+
+
+_LAUNCHERS: Final[dict[str, Callable[[Scope, Any, tuple[Any, ...], str, Output | None], Handle[Any]]]] = {
+    "loop": Scope._spawn_task,
+    "thread": Scope._spawn_thread,
+    "process": Scope._spawn_process,
+}
+
+
+def current_scope() -> Scope | None:
+    """Return the scope that this code runs in, or None outside any scope."""
+    place = current_claim.get()
+    return cast("Scope | None", place.scope) if place is not None else None

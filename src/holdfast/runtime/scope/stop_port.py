@@ -1,0 +1,60 @@
+"""The stop of a scope, as the scope's state uses it; `holdfast.runtime.scope.stop` implements it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, Protocol
+
+if TYPE_CHECKING:
+    from holdfast.protocol.stopping import StopReceipt
+    from holdfast.runtime.processes.tree import TreeResult
+    from holdfast.runtime.scope.cancel_claim import CancelClaim
+    from holdfast.runtime.scope.handle import MemberKind
+
+__all__ = ["RunningStop", "StopPhase"]
+
+StopPhase = Literal["grace", "force", "last", "ended"]
+
+
+class RunningStop(Protocol):
+    """The stop of a scope, as its state uses it. Call all methods on the scope's loop."""
+
+    phase: StopPhase
+    receipt: StopReceipt | None
+    asked_at_ticks: float
+
+    @property
+    def grace_left_s(self) -> float:
+        """Remaining grace period, in seconds."""
+        ...
+
+    def begin(self, grace_s: float, abandon_after_s: float) -> None:
+        """Set the deadlines and ask every member."""
+        ...
+
+    def shorten(self, grace_s: float, abandon_after_s: float) -> None:
+        """Shorten the grace and the stop to end no later than this, counted from now."""
+        ...
+
+    def member_ended(self, kind: MemberKind, name: str, member: CancelClaim) -> None:
+        """Record that a member has ended."""
+        ...
+
+    def take_over(self, receipt: StopReceipt) -> None:
+        """Take over the receipt of a child scope that has ended."""
+        ...
+
+    def report_unproven(self, result: TreeResult) -> None:
+        """Record a process tree that could not be proven dead."""
+        ...
+
+    def finish_if_empty(self) -> None:
+        """End if nothing is left."""
+        ...
+
+    def give_up(self) -> None:
+        """Abandon everything except tasks, then tasks soon after."""
+        ...
+
+    def give_up_tasks(self) -> None:
+        """Abandon tasks now, and end."""
+        ...

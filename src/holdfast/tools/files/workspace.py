@@ -1,0 +1,367 @@
+"""A folder that tools work in; no path leads outside it.
+
+Invariants
+- A path is walked one name at a time from the root, each opened relative to the folder before it and never through a
+  symbolic link; links are read and walked by the same rule. So no link, not even one swapped in during the walk,
+  leads out of the root.
+- Only regular files are opened: no pipe or device can block a tool or be affected by it.
+- A file is replaced atomically, by a rename, after a last interrupt check: a call stopped before that writes nothing,
+  even in an abandoned thread.
+- No path leads to a store of this process's hosts or to its companion files, such as its token; nor to a settings
+  file, a Holdfast folder or a file of secrets, even one created later. A root that contains those of the host is
+  refused when it is named, and again when the host starts (`holdfast.tools.files.workspace_guard`).
+- A session's folder is its own forever: a later session with the same key gets another one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import stat
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Generator, Iterator
+from pathlib import Path
+from typing import IO, Literal
+
+from holdfast import ids
+from holdfast.agents.run import Run
+from holdfast.errors import ConfigurationError, ToolFailed
+from holdfast.settings import CONFIG_FILE, DATA_FOLDER, data_folder
+from holdfast.storage.sqlite.private_file import prepare_folder
+from holdfast.tools.files.entries import (
+    DEPTH_LIMIT,
+    LIST_FOLDER,
+    UNFIT,
+    DirectoryEntry,
+    Place,
+    Version,
+    kind,
+    link_target,
+    open_regular,
+    version,
+    walk_folder,
+)
+from holdfast.tools.files.private_paths import private_paths
+from holdfast.tools.files.workspace_guard import WORKSPACES, check_folder
+
+__all__ = ["FileChanged", "Workspace"]
+
+_LINKS_LIMIT = 40
+_CHUNK_BYTES = 1 << 20
+_LOCK_S = 10.0
+_OPEN_FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY)
+_CREATE_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+_NEVER = frozenset((CONFIG_FILE, DATA_FOLDER, ".env"))
+"""Names that are off limits to tools everywhere: they control the host or hold its secrets."""
+
+_locks = tuple(threading.Lock() for _ in range(64))
+"""Locks held from the last check of a file to the rename that replaces it; the file's location selects one."""
+
+
+class Workspace:
+    """A root folder and its file operations. All methods block, are thread-safe, and belong in threads.
+
+    Parameters:
+        root: the folder; created if missing. None: ``.holdfast/workspaces`` beside the settings file, created
+            with the first session's folder, and always ``per_session``.
+        per_session: each session gets its own folder below the root. That separates the file tools; programs
+            run with all rights of their user and can go anywhere.
+        file_limit_bytes: maximum size of a file that is written or edited.
+
+    Raises:
+        ConfigurationError: the root is not a folder and creating it fails; or it contains, or lies in, something of
+            the host's: settings, store, code, the Python environment.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str] | None = None,
+        *,
+        per_session: bool = False,
+        file_limit_bytes: int = 10_000_000,
+    ) -> None:
+        self.per_session = per_session or root is None
+        self.file_limit_bytes = file_limit_bytes
+        if root is None:
+            self.root = data_folder().absolute() / WORKSPACES
+            return
+        try:
+            check_folder(root)
+            for folder in Path(os.path.realpath(root)).parents:
+                if folder.name == DATA_FOLDER:
+                    prepare_folder(os.fspath(folder))
+            os.makedirs(root, exist_ok=True)
+            self.root = Path(root).resolve(strict=True)
+        except (OSError, ValueError) as error:
+            raise _unusable(root, error) from error
+
+    def of(self, run: Run) -> Workspace:
+        """Return the workspace of a run's session: this one, or with ``per_session`` the session's own."""
+        if not self.per_session:
+            return self
+        own = self.root / _folder_name(run.principal) / _folder_name(run.session_key, run.session_id)
+        try:
+            if self.root.parent.name == DATA_FOLDER:
+                prepare_folder(os.fspath(self.root.parent))
+            for folder in (self.root, own.parent, own):
+                folder.mkdir(mode=0o700, exist_ok=True)
+            found = Workspace.__new__(Workspace)  # covered by the check of this root
+            found.per_session = False
+            found.file_limit_bytes = self.file_limit_bytes
+            found.root = own.resolve(strict=True)
+        except OSError as error:
+            raise _unusable(own, error) from error
+        return found
+
+    # ── paths ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _parts(self, path: str) -> tuple[bool, list[str]]:
+        """Return whether a path starts at the root, and its parts.
+
+        Raises:
+            ToolFailed: the path is invalid, or absolute and not below the root.
+        """
+        if UNFIT.search(path):
+            raise ToolFailed(f"{path!r} is not a valid path: it contains control characters or lone surrogates")
+        if os.path.isabs(path):
+            try:
+                relative = Path(path).relative_to(self.root)
+            except ValueError:
+                raise _outside(path) from None
+            return True, [part for part in relative.parts if part != "."]
+        return False, [part for part in path.split("/") if part not in ("", ".")]
+
+    @contextlib.contextmanager
+    def place(self, path: str, *, make_folders: bool = False) -> Iterator[Place]:
+        """Walk a path inside the root; its folder must exist, the target need not.
+
+        Parameters:
+            path: relative to the root, or absolute and below it.
+            make_folders: create missing folders on the way.
+
+        Raises:
+            ToolFailed: the path leads out of the root, through a non-folder, or in a circle.
+        """
+        parts = deque(self._parts(path)[1])
+        folders: list[int] = []
+        names: list[str] = []
+        last = "."
+        links = 0
+        try:
+            folders.append(_open_folder(os.fspath(self.root), None))
+            while parts:
+                part = parts.popleft()
+                if part == "..":
+                    if not names:
+                        raise _outside(path)
+                    names.pop()
+                    os.close(folders.pop())
+                    continue
+                target = link_target(part, folders[-1])
+                if target is not None:
+                    links += 1
+                    if links > _LINKS_LIMIT:
+                        raise ToolFailed(f"{path}: too many levels of symbolic links")
+                    try:
+                        from_root, more = self._parts(target)
+                    except ToolFailed:
+                        raise _outside(path) from None
+                    if from_root:
+                        names.clear()
+                        while len(folders) > 1:
+                            os.close(folders.pop())
+                    parts.extendleft(reversed(more))
+                elif parts:
+                    self._check_private("/".join([*names, part]))
+                    if make_folders:
+                        with contextlib.suppress(FileExistsError):
+                            os.mkdir(part, dir_fd=folders[-1])
+                    folders.append(_open_folder(part, folders[-1]))
+                    names.append(part)
+                else:
+                    last = part
+            shown = "/".join(names if last == "." else [*names, last]) or "."
+            self._check_private(shown)
+            if last == "." and names:  # the path ended with '..'
+                last = names.pop()
+                os.close(folders.pop())
+            yield Place(folder=folders[-1], name=last, path=shown)
+        except OSError as error:
+            raise refusal(error, path) from error
+        finally:
+            for fd in folders:
+                os.close(fd)
+
+    def _is_private(self, shown: str) -> bool:
+        """Return whether a link-free path from the root is private or below a private one."""
+        if any(name.casefold() in _NEVER for name in shown.split("/")):
+            return True
+        private = private_paths()
+        if not private:
+            return False
+        whole = os.path.join(self.root, shown)
+        return any(whole == path or whole.startswith(f"{path}/") for path in private)
+
+    def _check_private(self, shown: str) -> None:
+        if self._is_private(shown):
+            raise ToolFailed(f"{shown} belongs to the host and is off limits to tools")
+
+    def folder(self, path: str) -> Path:
+        """Return the real path of a folder inside the root, for a program to start in.
+
+        Raises:
+            ToolFailed: no such folder exists inside the root.
+        """
+        with self.place(path) as place:
+            status = place.status()
+            if status is None:
+                raise ToolFailed(f"no such folder: {place.path}")
+            if not stat.S_ISDIR(status.st_mode):
+                raise ToolFailed(f"{place.path} is {kind(status.st_mode)}, not a folder")
+            return self.root / place.path
+
+    # ── files ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @contextlib.contextmanager
+    def open_file(self, path: str) -> Iterator[tuple[IO[bytes], Place]]:
+        """Open a regular file for reading.
+
+        Raises:
+            ToolFailed: no such file exists inside the root, or it is unreadable or not a regular file.
+        """
+        with self.place(path) as place:
+            with os.fdopen(open_regular(place), "rb") as file:
+                yield file, place
+
+    def replace(
+        self, path: str, data: bytes, *, check: Callable[[], object], expected: Version | Literal["any"] = "any"
+    ) -> str:
+        """Write a whole file or nothing; create missing folders. Return its path from the root.
+
+        Parameters:
+            path: path of the file; a symbolic link inside the root is followed and kept.
+            data: the new content.
+            check: called between pieces and right before the rename; an exception that it raises stops the write.
+            expected: `Version` that the file must still have.
+
+        Raises:
+            ToolFailed: the write failed.
+            FileChanged: the file has another version.
+        """
+        if len(data) > self.file_limit_bytes:
+            raise ToolFailed(f"{path}: {len(data):,} bytes exceed the file size limit ({self.file_limit_bytes:,})")
+        with self.place(path, make_folders=True) as place:
+            before = place.status()
+            if before is not None:
+                if not stat.S_ISREG(before.st_mode):
+                    raise ToolFailed(f"{place.path} is {kind(before.st_mode)}, not a file")
+                if not os.access(place.name, os.W_OK, dir_fd=place.folder):
+                    raise ToolFailed(f"{place.path} is read-only")
+            elif place.name == ".":
+                raise ToolFailed("the path is the workspace itself, not a file")
+            temporary = f".{place.name[:40]}.{ids.secret('')[:10]}.part"
+            fd = os.open(temporary, _CREATE_FILE, 0o666, dir_fd=place.folder)
+            try:
+                with os.fdopen(fd, "wb", 0) as file:
+                    if before is not None:
+                        os.fchmod(fd, before.st_mode & 0o777)  # never keep a set-uid bit on a model's content
+                    rest = memoryview(data)
+                    while rest:
+                        check()
+                        rest = rest[file.write(rest[:_CHUNK_BYTES]) :]
+                with _held(place):
+                    check()
+                    if expected != "any" and version(place.status()) != expected:
+                        raise FileChanged(f"{place.path} changed in the meantime")
+                    os.rename(temporary, place.name, src_dir_fd=place.folder, dst_dir_fd=place.folder)
+            except BaseException:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(temporary, dir_fd=place.folder)
+                raise
+            return place.path
+
+    def walk(
+        self, path: str, *, depth: int | None = None, unsearched: Collection[str] = ()
+    ) -> Generator[DirectoryEntry, None, None]:
+        """Yield the entries in and below a folder, sorted by name, without following links; or the one file `path`.
+
+        Unreadable entries, and entries that disappear during the walk, are left out.
+
+        Parameters:
+            depth: maximum depth of folders; None for all.
+            unsearched: names of folders to skip.
+
+        Raises:
+            ToolFailed: no such file or folder exists inside the root, or a folder has too many entries.
+        """
+        with self.place(path) as place:
+            status = place.status()
+            if status is None:
+                raise ToolFailed(f"no such file or folder: {place.path}")
+            if stat.S_ISREG(status.st_mode):
+                yield DirectoryEntry(folder=place.folder, name=place.name, path=place.path, status=status)
+            elif stat.S_ISDIR(status.st_mode):
+                folder = os.open(place.name, LIST_FOLDER, dir_fd=place.folder)
+                above = "" if place.path == "." else f"{place.path}/"
+                for entry in walk_folder(folder, above, DEPTH_LIMIT if depth is None else depth, unsearched):
+                    if not self._is_private(entry.path):
+                        yield entry
+            else:
+                raise ToolFailed(f"{place.path} is {kind(status.st_mode)}")
+
+
+class FileChanged(Exception):
+    """The file changed since it was read; nothing was written."""
+
+
+def refusal(error: OSError, path: str) -> ToolFailed:
+    """Return the model's error for an operating system error."""
+    match error:
+        case FileNotFoundError():
+            return ToolFailed(f"no such file or folder: {path}")
+        case PermissionError():
+            return ToolFailed(f"{path}: permission denied")
+        case NotADirectoryError():
+            return ToolFailed(f"{path}: a part of the path is not a folder")
+        case IsADirectoryError():
+            return ToolFailed(f"{path} is a folder")
+        case _:
+            return ToolFailed(f"{path}: {os.strerror(error.errno) if error.errno else error}")
+
+
+def _outside(path: str) -> ToolFailed:
+    return ToolFailed(f"{path} is outside the workspace; use paths relative to its root")
+
+
+def _open_folder(name: str, above: int | None) -> int:
+    return os.open(name, _OPEN_FOLDER, dir_fd=above)
+
+
+@contextlib.contextmanager
+def _held(place: Place) -> Iterator[None]:
+    folder = os.fstat(place.folder)
+    lock = _locks[hash((folder.st_dev, folder.st_ino, place.name)) % len(_locks)]
+    if not lock.acquire(timeout=_LOCK_S):
+        raise ToolFailed(f"{place.path}: another write is still in progress; try again")
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _unusable(root: str | os.PathLike[str], error: Exception) -> ConfigurationError:
+    return ConfigurationError(f"unusable workspace {os.fspath(root)!r}: {error}", hint="choose a writable folder")
+
+
+def _folder_name(key: str, number: str = "") -> str:
+    """Return a unique folder name for this key and number, even on a case-insensitive file system.
+
+    The digest covers both, and the readable part never contains a dot or a slash: no key leads elsewhere.
+    """
+    digest = hashlib.sha256(f"{number}/{key}".encode("utf-8", "surrogatepass")).hexdigest()
+    parts = [re.sub("[^A-Za-z0-9_-]", "_", key)[:40], *([number] if number else []), digest[:20]]
+    return "-".join(parts)

@@ -1,0 +1,128 @@
+"""Folders that are off limits as workspaces: those that hold the host's identity or code.
+
+An agent that can write the settings, the store, a module of the host or its interpreter becomes the host at its next
+start. So a workspace may neither contain one of them nor lie in one, not even through links, whether or not the
+settings file exists yet. The same holds for what other users run as their own: system folders, the SSH keys in the
+home folder (and so that folder), and Git's own files, whose hooks run with the next commit.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import PurePath
+
+from holdfast.errors import ConfigurationError
+from holdfast.settings import config_file, data_folder
+from holdfast.tools.sandbox.sandbox import interpreter_paths
+
+__all__ = ["WORKSPACES", "check_folder", "own_paths"]
+
+WORKSPACES = "workspaces"
+"""Subfolder of Holdfast's data folder that holds session workspaces by default."""
+
+_SYSTEM = (
+    *("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/proc", "/sbin", "/sys", "/var/spool"),
+    *("/usr/bin", "/usr/include", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libexec", "/usr/sbin", "/usr/share"),
+    *("/usr/local/bin", "/usr/local/etc", "/usr/local/lib", "/usr/local/sbin"),
+)
+_SHARED_MEMORY = "/dev/shm"
+_IN_REPOSITORY = ("HEAD", "objects", "refs")
+
+
+def check_folder(folder: str | os.PathLike[str], private: Sequence[str] = ()) -> None:
+    """Check that an agent may work in `folder`.
+
+    Parameters:
+        folder: a workspace; it need not exist.
+        private: additional files and folders of the host, such as those of its store.
+
+    Raises:
+        ConfigurationError: it contains, or lies in, something of the host or the system; the message names it.
+    """
+    root = os.path.realpath(folder)
+    for what, path in _protected(private):
+        if _contains(root, path):
+            raise ConfigurationError(
+                f"the workspace {root} contains {what} ({path}), which an agent could then change",
+                hint="choose a folder that contains only the agent's files, such as --workspace work; "
+                "by default each session gets its own",
+            )
+    for what, path in _closed(root):
+        if _contains(path, root) and not _contains(_workspaces(), root):
+            raise ConfigurationError(
+                f"the workspace {root} lies in {what} ({path})",
+                hint="choose another folder, such as --workspace work",
+            )
+
+
+def own_paths() -> tuple[str, ...]:
+    """Return the real paths that confined programs may never see, existing or not, except those of the store."""
+    return (_real(config_file()), _real(data_folder()), _real(".env"))
+
+
+def _protected(private: Sequence[str]) -> Iterator[tuple[str, str]]:
+    yield "the settings file", _real(config_file())
+    yield "Holdfast's own folder", _real(data_folder())
+    yield "the file of secrets", _real(".env")
+    for path in private:
+        yield "the store", os.path.realpath(path)
+    for prefix in {sys.prefix, sys.base_prefix}:
+        yield "the Python environment", os.path.realpath(prefix)
+    for place in sys.path:
+        yield "a folder that Python imports from", os.path.realpath(place or ".")
+    for folder, name in _modules():
+        yield "code of the host", os.path.join(folder, name)
+    yield from _of_everybody()
+
+
+def _closed(root: str) -> Iterator[tuple[str, str]]:
+    yield "Holdfast's own folder", _real(data_folder())
+    for path in interpreter_paths():
+        yield "the Python environment", os.path.realpath(path)
+    yield "Holdfast's code", os.path.realpath(os.path.dirname(os.path.dirname(os.path.dirname(__file__))))
+    if not _contains(_SHARED_MEMORY, root):
+        yield from _of_everybody()
+    for folder in (root, *map(str, PurePath(root).parents)):
+        if os.path.basename(folder) == ".git" or all(
+            os.path.exists(os.path.join(folder, name)) for name in _IN_REPOSITORY
+        ):
+            yield "the internals of a Git repository", folder
+
+
+def _of_everybody() -> Iterator[tuple[str, str]]:
+    for path in _SYSTEM:
+        yield "a system folder", os.path.realpath(path)
+    yield "the folder of your SSH keys", os.path.realpath(os.path.expanduser("~/.ssh"))
+
+
+def _modules() -> set[tuple[str, str]]:
+    """Return folder and name of each loaded module's file, with links resolved."""
+    folders: dict[str, str] = {}
+    found = set()
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if not isinstance(file, str):
+            continue
+        if os.path.islink(file):
+            file = os.path.realpath(file)
+        folder, name = os.path.split(file)
+        if folder not in folders:
+            folders[folder] = os.path.realpath(folder)
+        found.add((folders[folder], name))
+    return found
+
+
+def _workspaces() -> str:
+    return os.path.join(_real(data_folder()), WORKSPACES)
+
+
+def _real(path: str | os.PathLike[str]) -> str:
+    """Return the real path of `path`, except for a link at its end: the name itself is protected."""
+    folder, name = os.path.split(os.path.abspath(path))
+    return os.path.join(os.path.realpath(folder), name)
+
+
+def _contains(folder: str, path: str) -> bool:
+    return path == folder or path.startswith(f"{folder.rstrip('/')}/")

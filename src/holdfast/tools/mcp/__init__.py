@@ -1,0 +1,1 @@
+"""Tools of MCP servers, over HTTP or a program's pipes."""

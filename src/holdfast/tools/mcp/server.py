@@ -1,0 +1,356 @@
+"""The tools of an MCP server as tools of an agent (extra ``mcp``).
+
+One connection serves the runs of all sessions; for a program, optionally one connection per principal. See
+`holdfast.tools.mcp.connection` for how they are kept apart. A server program ends with the host. When a call is
+interrupted or exceeds its deadline, the server is asked to cancel it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hashlib
+import json
+import logging
+import math
+import re
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from holdfast.agents.run import Call
+from holdfast.agents.schema import check_schema
+from holdfast.agents.tool import Tool, Toolset, ToolsetContext
+from holdfast.errors import ConfigurationError, MissingExtra, RunClosed, ToolFailed
+from holdfast.runtime import Scope
+from holdfast.tools.mcp.connection import LinkDown, McpLink, Opener
+from holdfast.tools.mcp.http import open_http
+from holdfast.tools.mcp.stdio import open_stdio
+
+if TYPE_CHECKING:
+    from mcp_types import CallToolResult
+    from mcp_types import Tool as ServerTool
+
+__all__ = ["McpServer"]
+
+_log = logging.getLogger("holdfast.tools.mcp")
+_CLOSE_S = 2.0
+_PROGRESS_AT_ONCE = 20
+_PROGRESS_EVERY_S = 0.2
+_PROGRESS_CHARS = 500
+_PROGRESS_LINES = 2000
+_NAME_LENGTH = 64
+
+Approval = bool | Callable[[str, dict[str, Any]], bool]
+
+
+class McpServer(Toolset):
+    """A Model Context Protocol server and its tools.
+
+    Holdfast connects when the host starts and reconnects as needed. While the server is unreachable, calls wait for it
+    and then report the reason to the model. A run uses the tools that the server had when the run began.
+
+    Parameters:
+        name: server name in logs and errors, and prefix of its tool names: ``<name>_<tool>``.
+        command: program to start; Holdfast talks to it over its pipes. Give either this or `url`.
+        url: address of a server to reach over HTTP.
+        env: variables added to the program's environment; the keys of this process are not passed on.
+        cwd: folder in which the program starts.
+        headers: headers of each HTTP request, such as ``authorization``.
+        timeout_s: deadline of a call, in seconds; None: the run's own.
+        connect_s: timeout for connecting, and for a call that waits for a connection, in seconds.
+        approval: whether a person must approve each call, or a predicate on the server's tool and the arguments.
+        prefix: prefix of tool names in place of ``<name>_``.
+        tell_caller: send the caller's identity with each call: principal, session and call, in ``_meta``. None: send
+            it to a program, but not to a URL.
+        per_principal: start a separate program for each principal with its first call, so that principals share no
+            state in it. At most `principals` run at once; an idle one is stopped to make room.
+        principals: maximum number of these programs.
+
+    Raises:
+        ConfigurationError: neither or both of `command` and `url`, a `name` that is invalid as a tool name prefix, an
+            invalid header, or `per_principal` with a `url`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        command: Sequence[str] | None = None,
+        url: str | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+        connect_s: float = 10.0,
+        approval: Approval = False,
+        prefix: str | None = None,
+        tell_caller: bool | None = None,
+        per_principal: bool = False,
+        principals: int = 32,
+    ) -> None:
+        if (not command) == (not url) or isinstance(command, str):
+            raise ConfigurationError(
+                f"MCP server {name!r} needs either a command (a list of the program and its arguments) or a url",
+                hint='McpServer("files", command=["npx", "…"]) or McpServer("search", url="https://…/mcp")',
+            )
+        if per_principal and url:
+            raise ConfigurationError(
+                f"MCP server {name!r} has a url, so per_principal does not apply",
+                hint="use tell_caller=True and let the server tell principals apart",
+            )
+        if url and not url.startswith(("http://", "https://")):
+            raise ConfigurationError(
+                f"{url!r} is not a valid MCP server URL", hint="use a URL that starts with https://"
+            )
+        self.name = name
+        self.prefix = f"{name}_" if prefix is None else prefix
+        if not re.fullmatch(r"[a-zA-Z0-9_-]{0,40}", self.prefix):
+            raise ConfigurationError(
+                f"the prefix {self.prefix!r} is not valid in tool names",
+                hint="use at most 40 letters, digits, _ and -",
+            )
+        for header, value in (headers or {}).items():
+            if not (f"{header}{value}".isascii() and f"{header}{value}".isprintable()):
+                raise ConfigurationError(
+                    f"header {header!r} of MCP server {name!r} contains invalid characters",
+                    hint="a key read from a file may end with a line break: strip() it",
+                )
+        self.executes = self.unwalled = command is not None
+        self._command = tuple(command or ())
+        self._url = url or ""
+        self._env = env
+        self._cwd = cwd
+        self._headers = dict(headers or {})
+        self._timeout_s = timeout_s
+        self._connect_s = connect_s
+        self._approval = approval
+        self._tools: tuple[Tool, ...] = ()
+        self._link: McpLink | None = None
+        self._tells_caller = command is not None if tell_caller is None else tell_caller
+        self._per_principal = per_principal
+        self._principals = principals
+        self._scope: Scope | None = None
+        self._own: dict[str, _Own] = {}  # least recently used first
+
+    def __repr__(self) -> str:
+        return f"<McpServer {self.name!r} {'connected' if self.connected else 'not connected'}>"
+
+    @property
+    def connected(self) -> bool:
+        """True if calls can be made now."""
+        return self._link is not None and self._link.connected
+
+    @property
+    def problem(self) -> str | None:
+        """Reason why there is no connection; None if there is none to report."""
+        return self._link.problem if self._link is not None else None
+
+    def tools(self) -> Sequence[Tool]:
+        """Return the server's tools from its latest listing; empty before the first connection."""
+        return self._tools
+
+    @asynccontextmanager
+    async def lifespan(self, home: ToolsetContext) -> AsyncGenerator[None, None]:
+        """Connect, and stay connected until the block exits.
+
+        Raises:
+            MissingExtra: the package ``mcp`` is not installed.
+            ConfigurationError: the program fails to start. A server that merely does not answer yet is retried in the
+                background.
+        """
+        try:
+            import mcp  # noqa: F401
+        except ImportError:
+            raise MissingExtra("MCP servers", extra="mcp") from None
+        scope = Scope(f"mcp {self.name}", detached=True, grace_s=_CLOSE_S).open()
+        link = McpLink(self.name, self._opener(scope), connect_s=self._connect_s, on_tools=self._listed)
+        try:
+            link.start(scope)
+            await link.settled()
+            if isinstance(link.error, (FileNotFoundError, PermissionError, NotADirectoryError)) and self._command:
+                raise ConfigurationError(
+                    f"failed to start the program of MCP server {self.name!r}: {link.error}",
+                    hint="check its command and cwd, and that it is installed",
+                )
+            self._link, self._scope = link, scope
+            yield
+        finally:
+            self._link = None
+            self._own = {}
+            await scope.stop("the host closes")
+
+    def _opener(self, scope: Scope) -> Opener:
+        def open_streams(on_end: Callable[[str], None]) -> AbstractAsyncContextManager[Any]:
+            if self._url:
+                return open_http(self._url, headers=self._headers)
+            return open_stdio(scope, self._command, name=self.name, env=self._env, cwd=self._cwd, on_end=on_end)
+
+        return open_streams
+
+    def _listed(self, found: Sequence[ServerTool]) -> None:
+        """Replace the list of tools; leave out duplicates and log them."""
+        tools: dict[str, Tool] = {}
+        for tool in found:
+            name = _tool_name(self.prefix, tool.name)
+            if name in tools:
+                _log.warning("MCP server %s: duplicate tool name %s; skipping the second", self.name, name)
+            else:
+                tools[name] = self._tool(name, tool)
+        self._tools = tuple(tools.values())
+
+    def _tool(self, name: str, tool: ServerTool) -> Tool:
+        hints = tool.annotations
+        approval = self._approval
+        return Tool(
+            name=name,
+            description=tool.description or "",
+            parameters={**tool.input_schema, "type": "object"},
+            work=functools.partial(self._call, tool.name),
+            timeout_s=self._timeout_s,
+            isolation="loop",
+            convert=functools.partial(_fitting, tool.input_schema),
+            idempotent=hints is not None and bool(hints.read_only_hint or hints.idempotent_hint),
+            approval=functools.partial(approval, tool.name) if callable(approval) else approval,
+        )
+
+    def _caller(self, call: Call) -> dict[str, str]:
+        """Return the caller's identity for the server."""
+        if not self._tells_caller:
+            return {}
+        run = call.run
+        named = {"principal": run.principal, "session": run.session_key, "session_id": run.session_id}
+        return {f"holdfast/{name}": value for name, value in {**named, "call": call.call_id}.items()}
+
+    def _own_of(self, principal: str) -> tuple[_Own, _Own | None]:
+        """Return a principal's program with its call count raised by one, and an idle program to stop, if any.
+
+        Raises:
+            ToolFailed: all programs are busy with calls of other principals.
+        """
+        own = self._own.pop(principal, None)
+        if own is None:
+            idle = next((name for name, one in self._own.items() if not one.calls), None)
+            past = self._own.pop(idle) if idle is not None and len(self._own) >= self._principals else None
+            if len(self._own) >= self._principals:
+                raise ToolFailed(f"MCP server {self.name!r} is busy with {len(self._own)} users; try again later")
+            assert self._scope is not None, "it is connected"
+            scope = self._scope.child(f"mcp {self.name} of {principal}", grace_s=_CLOSE_S).open()
+            link = McpLink(self.name, self._opener(scope), connect_s=self._connect_s, on_tools=lambda _: None)
+            link.start(scope)
+            own = _Own(scope, link)
+            self._own[principal] = own
+            own.calls += 1
+            return own, past
+        self._own[principal] = own
+        own.calls += 1
+        return own, None
+
+    async def _call(self, tool: str, call: Call, /, **arguments: Any) -> Any:
+        """Make a call; return its result or raise an error that the model can use."""
+        from mcp import MCPError
+
+        if self._link is None:
+            raise ToolFailed(f"MCP server {self.name!r} is not connected: its host is not open")
+        own, past = self._own_of(call.run.principal) if self._per_principal else (None, None)
+        link = self._link if own is None else own.link
+        try:
+            if past is not None:
+                await past.scope.stop("another principal needs the slot")
+            result = await link.call(tool, arguments, _Progress(call), caller=self._caller(call))
+        except (LinkDown, MCPError) as error:
+            raise ToolFailed(str(error)) from None
+        finally:
+            if own is not None:
+                own.calls -= 1
+        content = _content(result)
+        if result.is_error:
+            raise ToolFailed(content if isinstance(content, str) else json.dumps(content))
+        return content
+
+
+@dataclass(slots=True)
+class _Own:
+    """The program of one principal, and its number of calls in progress."""
+
+    scope: Scope
+    link: McpLink
+    calls: int = 0
+
+
+def _fitting(schema: dict[str, Any], arguments: dict[str, Any], /) -> dict[str, Any]:
+    """Check the arguments against the server's schema as far as we understand it; the server has the last word."""
+    try:
+        check_schema(arguments, schema)
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
+        _log.debug("schema too complex to check; leaving it to the server: %.200r", schema)
+    return arguments
+
+
+class _Progress:
+    """Streams a server's progress messages of a call; drops those that come too fast or are too many."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._lines = 0
+        self._shown_at = -math.inf
+
+    async def __call__(self, progress: float, total: float | None, message: str | None) -> None:
+        now = asyncio.get_running_loop().time()
+        early = self._lines >= _PROGRESS_AT_ONCE and now - self._shown_at < _PROGRESS_EVERY_S
+        if early or self._lines >= _PROGRESS_LINES:
+            return
+        self._lines += 1
+        self._shown_at = now
+        share = f"{progress:g}/{total:g}" if total else f"{progress:g}"
+        text = f" {message[:_PROGRESS_CHARS]}" if message else ""
+        with suppress(RunClosed):  # it arrived after the run ended
+            _ = self._call.output(f"[{share}]{text}\n")
+
+
+def _tool_name(prefix: str, name: str) -> str:
+    """Return a name that models accept; a name that is too long is cut and gets a hash to keep it unique."""
+    plain = prefix + re.sub(r"[^a-zA-Z0-9_-]", "_", name)
+    if len(plain) <= _NAME_LENGTH:
+        return plain
+    mark = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return f"{plain[: _NAME_LENGTH - 9]}_{mark}"
+
+
+def _content(result: CallToolResult) -> Any:
+    """Return a call's result as text or a JSON value; images and audio become a note in the text."""
+    text = "\n".join(filter(None, map(_block, result.content)))
+    structured = result.structured_content
+    if structured is None:
+        return text
+    if isinstance(structured, dict) and structured.keys() == {"result"}:
+        structured = structured["result"]  # servers wrap non-object values this way
+    if not text or text == structured or _same(text, structured):
+        return structured
+    return {"text": text, "structured": structured}
+
+
+def _same(text: str, structured: Any) -> bool:
+    try:
+        return bool(json.loads(text) == structured)
+    except ValueError:
+        return False
+
+
+def _block(block: Any) -> str:
+    match block.type:
+        case "text":
+            return str(block.text)
+        case "image" | "audio":
+            return f"[{block.type} {block.mime_type}, {len(block.data) * 3 // 4:,} bytes, not shown]"
+        case "resource_link":
+            return f"[resource {block.uri} {block.name}{f': {block.description}' if block.description else ''}]"
+        case "resource":
+            resource = block.resource
+            if (text := getattr(resource, "text", None)) is not None:
+                return f"[resource {resource.uri}]\n{text}"
+            size = len(resource.blob) * 3 // 4
+            return f"[resource {resource.uri} {resource.mime_type or 'of unknown type'}, {size:,} bytes, not shown]"
+        case kind:
+            return f"[content of unknown kind {kind}]"

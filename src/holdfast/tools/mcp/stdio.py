@@ -1,0 +1,189 @@
+"""MCP over a program's pipes: the program runs under the process host, and its tree dies with the connection.
+
+- A line that is not a valid message, or is too long, costs at most the call that it answers; other calls continue.
+- Nothing waits for the program: its pipes are read as long as it lives, and its tree is killed at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from holdfast.runtime import Process, Scope
+from holdfast.runtime.process_host import PIPE
+
+if TYPE_CHECKING:
+    from mcp.client._transport import TransportStreams
+
+__all__ = ["inherited", "open_stdio"]
+
+_log = logging.getLogger("holdfast.tools.mcp")
+_CHUNK_BYTES = 65_536
+_MESSAGE_BYTES = 16_000_000
+_NOTE_LINES = 5
+_LINE_BYTES = 2000
+_LEAVE_S = 0.5
+_TERM_S = 1.0
+_INHERITED = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER")
+_ANSWER_TO = re.compile(rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*(\d+|"[^"\\]{0,100}")')
+
+
+def inherited(extra: Mapping[str, str] | None) -> dict[str, str]:
+    """Return a server's environment: the basic variables and `extra`; the keys of this process are not passed on."""
+    base = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+    return {**base, **(extra or {})}
+
+
+@asynccontextmanager
+async def open_stdio(
+    scope: Scope,
+    command: Sequence[str],
+    *,
+    name: str,
+    env: Mapping[str, str] | None,
+    cwd: str | None,
+    on_end: Callable[[str], None],
+) -> AsyncGenerator[TransportStreams, None]:
+    """Start the program and yield its message streams; kill its process tree at the end.
+
+    Parameters:
+        scope: owns the program.
+        command: the program and its arguments.
+        name: server name, for display.
+        env: variables added to the basic environment.
+        cwd: folder in which the program starts.
+        on_end: called once, with the reason, when the program ends on its own.
+
+    Raises:
+        OSError: the program fails to start.
+    """
+    import anyio
+    from mcp.shared.message import SessionMessage
+
+    process = await scope.process(
+        command, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=inherited(env), cwd=cwd, name=f"mcp {name}"
+    )
+    incoming, messages = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+    outgoing, to_send = anyio.create_memory_object_stream[SessionMessage](0)
+    notes: deque[str] = deque(maxlen=_NOTE_LINES)
+
+    async def read() -> None:
+        async with incoming:
+            await _read(process, name, incoming.send)
+            on_end(await ended())  # before the session notices and calls fail
+
+    async def write() -> None:
+        async with to_send:
+            async for message in to_send:
+                line = message.message.model_dump_json(by_alias=True, exclude_unset=True)
+                assert process.stdin is not None
+                try:
+                    process.stdin.write(line.encode() + b"\n")
+                    await process.stdin.drain()
+                except OSError:
+                    on_end(await ended())
+                    return
+
+    async def follow_notes() -> None:
+        async for line in _lines(process, "stderr", _LINE_BYTES):
+            text = bytes(line).decode("utf-8", "replace").rstrip()
+            notes.append(text)
+            _log.debug("%s: %s", name, text)
+
+    async def ended() -> str:
+        """Return a sentence that describes how the program ended."""
+        code = "its output"
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LEAVE_S):
+                code = f"with exit code {await process.wait()}"
+                await noting
+        last = f"; stderr: {' | '.join(notes)}" if notes else ""
+        return f"MCP server {name!r} ended {code}{last}"
+
+    noting = scope.spawn(_contained(follow_notes), name=f"mcp {name} notes")
+    work = [noting, *(scope.spawn(_contained(part), name=f"mcp {name}") for part in (read, write))]
+    try:
+        yield messages, outgoing
+    finally:
+        await _close(process)
+        for part in work:
+            part.interrupt.trigger("the connection is closed", kind="stop")
+        for stream in (incoming, messages, outgoing, to_send):
+            stream.close()
+
+
+async def _contained(part: Callable[[], Any]) -> None:
+    """Read or write until the other side closes."""
+    import anyio
+
+    try:
+        await part()
+    except (anyio.ClosedResourceError, anyio.BrokenResourceError):
+        pass  # the session is closed
+
+
+async def _close(process: Process) -> None:
+    """End the program in bounded time: close its input, send SIGTERM, then kill its whole tree."""
+    if process.stdin is not None:
+        process.stdin.close()
+    try:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LEAVE_S):
+                await process.wait()
+    finally:
+        await process.kill_tree(term_first_s=_TERM_S if process.returncode is None else 0.0)
+
+
+async def _read(process: Process, name: str, deliver: Callable[[Any], Any]) -> None:
+    """Deliver each message until the output ends."""
+    from mcp.shared.message import SessionMessage
+    from mcp_types import INTERNAL_ERROR, ErrorData, JSONRPCError, jsonrpc_message_adapter
+
+    async for line in _lines(process, "stdout", _MESSAGE_BYTES):
+        if isinstance(line, _Cut):
+            _log.warning("MCP server %s: dropped a message of more than %d bytes", name, _MESSAGE_BYTES)
+            answered = _ANSWER_TO.match(line)
+            if answered:
+                text = f"the response exceeds {_MESSAGE_BYTES:,} bytes"
+                number = answered[1].decode()
+                to = number[1:-1] if number.startswith('"') else int(number)
+                error = ErrorData(code=INTERNAL_ERROR, message=text)
+                await deliver(SessionMessage(JSONRPCError(jsonrpc="2.0", id=to, error=error)))
+            continue
+        if not line.strip():
+            continue
+        try:
+            message = jsonrpc_message_adapter.validate_json(line, by_name=False)
+        except ValueError:
+            _log.warning("MCP server %s: ignoring a line that is not a message: %.200r", name, line)
+            continue
+        await deliver(SessionMessage(message))
+
+
+class _Cut(bytes):
+    """The start of a line that was too long; the rest was dropped."""
+
+
+async def _lines(process: Process, source: str, limit_bytes: int) -> AsyncGenerator[bytes, None]:
+    """Yield the lines of a pipe; an oversized line becomes a `_Cut`."""
+    reader = getattr(process, source)
+    kept = bytearray()
+    cut = False
+    while chunk := await reader.read(_CHUNK_BYTES):
+        *ends, rest = chunk.split(b"\n")
+        for end in ends:
+            kept += end
+            cut = cut or len(kept) > limit_bytes
+            yield _Cut(kept[:_LINE_BYTES]) if cut else bytes(kept)
+            kept.clear()
+            cut = False
+        kept += rest
+        if len(kept) > limit_bytes:
+            cut = True
+            del kept[_LINE_BYTES:]

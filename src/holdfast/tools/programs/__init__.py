@@ -1,0 +1,1 @@
+"""Tools that run programs: terminal, background processes and Python scripts."""

@@ -1,0 +1,270 @@
+"""Start a program for a tool in the current scope: one stream for all its output, and a recorded exit.
+
+Invariants
+- The program and its descendants belong to the scope in which the tool's code runs; reapers track them.
+- Every descriptor created here is closed if the start fails, and otherwise by `Program.close`.
+- Nothing waits for the end of a pipe, so a stray process that holds one delays nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import os
+import signal
+import struct
+import tempfile
+import termios
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Literal
+
+from holdfast.errors import ToolFailed
+from holdfast.runtime import Process, Scope, current_scope
+from holdfast.runtime.process_host import STDOUT, TreeResult
+from holdfast.tools.files.entries import printable
+from holdfast.tools.programs.output import Capture
+
+__all__ = ["Program", "command_line", "ending", "input_file", "shown", "typed"]
+
+_LINGER_S = 0.2
+"""Time for remaining processes to end on their own, such as the far end of a shell pipeline."""
+_ROWS_AND_COLUMNS = (40, 120)
+_ON_TERMINAL = 'exec <>"$0" >&0 2>&0 && exec "$@"'
+"""A session leader without a terminal acquires the one that it opens."""
+_SHOWN_CHARACTERS = 120
+
+
+def command_line(command: str | Sequence[str]) -> list[str]:
+    """Return the program and arguments for a shell command or a list of words.
+
+    Raises:
+        ToolFailed: the command is empty or contains text that cannot be passed to a program.
+    """
+    words = [_shell(), "-c", command] if isinstance(command, str) else list(command)
+    if not words or not words[0] or (isinstance(command, str) and not command.strip()):
+        raise ToolFailed("the command is empty; give a shell command, or a list of the program and its arguments")
+    for word in words:
+        if "\0" in word:
+            raise ToolFailed("the command contains a NUL character; write such data to a file and pass its name")
+        try:
+            os.fsencode(word)
+        except UnicodeEncodeError:
+            raise ToolFailed("the command contains lone surrogates, which cannot be encoded") from None
+    return words
+
+
+def _shell() -> str:
+    return next((path for path in ("/bin/bash", "/usr/bin/bash") if os.access(path, os.X_OK)), "/bin/sh")
+
+
+def shown(command: str | Sequence[str]) -> str:
+    """Return a command on one line of bounded length, for display."""
+    line = printable(" ".join((command if isinstance(command, str) else " ".join(command)).split()))
+    return line if len(line) <= _SHOWN_CHARACTERS else line[: _SHOWN_CHARACTERS - 1] + "…"
+
+
+def ending(returncode: int) -> str:
+    """Return a description of an exit code; names the signal, also for a shell's codes above 128."""
+    if returncode < 0:
+        return f"killed by {_signal_name(-returncode)}"
+    if returncode > 128 and returncode - 128 in signal.valid_signals():
+        return f"exit code {returncode}, {_signal_name(returncode - 128)}"
+    return f"exit code {returncode}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return f"signal {number} ({signal.Signals(number).name})"
+    except ValueError:
+        return f"signal {number}"
+
+
+def typed(text: str, *, end: bool) -> bytes:
+    """Return the bytes a person would type on a terminal to enter a text and end the input. After a partial line
+    end-of-file is typed twice: the first one only sends the line."""
+    data = text.encode("utf-8", "replace")
+    return data + (b"\x04" if not data or data.endswith(b"\n") else b"\x04\x04") if end else data
+
+
+def input_file(text: str) -> IO[bytes]:
+    """Return an unnamed file with a program's whole input: reading it never blocks."""
+    file = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
+    file.write(text.encode("utf-8", "surrogatepass"))
+    file.seek(0)
+    return file
+
+
+class Program:
+    """A program started for a tool; see `start`. Use it on the loop that started it.
+
+    Attributes:
+        process: the running process.
+        pty: whether it is attached to a terminal.
+    """
+
+    def __init__(self, process: Process, scope: Scope, capture: Capture, entry: int | None, *, pty: bool) -> None:
+        self.process = process
+        self.pty = pty
+        self._scope = scope
+        self._capture = capture
+        self._entry = entry
+
+    @classmethod
+    async def start(
+        cls,
+        command: str | Sequence[str],
+        *,
+        folder: Path,
+        environment: Mapping[str, str],
+        feed: Callable[[bytes], object],
+        stdin: IO[bytes] | Literal["none", "open"] = "none",
+        pty: bool = False,
+    ) -> Program:
+        """Start a program in the current scope.
+
+        Parameters:
+            command: see `command_line`.
+            folder: folder in which it starts.
+            environment: its complete environment.
+            feed: called with its output, from standard output and standard error alike.
+            stdin: a file, nothing, or a pipe for `write`.
+            pty: attach a terminal, which `write` writes to; `stdin` is ignored.
+
+        Raises:
+            ToolFailed: the program fails to start.
+            ScopeClosed: the scope is stopping.
+        """
+        words = command_line(command)
+        scope = current_scope()
+        assert scope is not None, "tools run in a scope"
+        with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
+            read, write = os.openpty() if pty else os.pipe()
+            theirs.callback(os.close, write)
+            capture = Capture(read, feed)
+            ours.callback(capture.close)
+            given: int | IO[bytes] | None = None if isinstance(stdin, str) else stdin
+            entry: int | None = None
+            if pty:
+                fcntl.ioctl(write, termios.TIOCSWINSZ, struct.pack("HHHH", *_ROWS_AND_COLUMNS, 0, 0))
+                words = ["/bin/sh", "-c", _ON_TERMINAL, os.ttyname(write), *words]
+                environment = {**environment, "TERM": "xterm"}
+                given, entry = None, os.dup(read)
+            elif stdin == "open":
+                given, entry = os.pipe()
+                theirs.callback(os.close, given)
+                os.set_blocking(entry, False)
+            if entry is not None:
+                ours.callback(os.close, entry)
+            try:
+                process = await scope.process(
+                    words, stdin=given, stdout=write, stderr=STDOUT, cwd=folder, env=environment, name=shown(command)
+                )
+            except (OSError, ValueError) as error:
+                raise _not_started(error, command, folder) from error
+            ours.pop_all()
+        return cls(process, scope, capture, entry, pty=pty)
+
+    async def wait(self) -> int:
+        """Wait for the program's end, and briefly for its remaining processes; return its exit code."""
+        returncode = await self.process.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LINGER_S):
+                await self.process.wait_gone()
+        return returncode
+
+    async def end(self, *, term_first_s: float = 0.0) -> TreeResult:
+        """Kill the rest of its process tree, read its remaining output, and close.
+
+        Parameters:
+            term_first_s: grace period after SIGTERM before the kill, in seconds.
+        """
+        try:
+            return await self.process.kill_tree(term_first_s=term_first_s)
+        finally:
+            self.close()
+
+    async def leave(self) -> None:
+        """Clean up after a cancelled wait: read the output until the program is gone, then close.
+
+        A scope that is stopping has already sent SIGTERM to the tree, and kills it at its deadline.
+        """
+        try:
+            if self._scope.interrupt.triggered:
+                await self.process.wait_gone()
+            else:
+                await self.process.kill_tree()
+        finally:
+            self.close()
+
+    async def write(self, data: bytes, *, timeout_s: float) -> int:
+        """Write to the program's input; return how many bytes it accepted in time.
+
+        Raises:
+            ToolFailed: the program has no input, or has closed it.
+        """
+        if self._entry is None:
+            raise ToolFailed("its input is closed")
+        fd = os.dup(self._entry)  # a copy, so that a concurrent write or close does not interfere
+        rest = memoryview(data)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while rest:
+                    try:
+                        rest = rest[os.write(fd, rest) :]
+                    except BlockingIOError:
+                        await _writable(fd)
+        except TimeoutError:
+            pass
+        except OSError as error:
+            if error.errno not in (errno.EPIPE, errno.EIO):
+                raise
+            raise ToolFailed("it has closed its input") from error
+        finally:
+            os.close(fd)
+        return len(data) - len(rest)
+
+    def close_input(self) -> None:
+        """Close the program's input. For a terminal, write the result of `typed` instead."""
+        if self._entry is not None:
+            os.close(self._entry)
+            self._entry = None
+
+    def close(self) -> None:
+        """Read the output so far, and close. Idempotent."""
+        self._capture.drain()
+        self.close_input()
+
+
+async def _writable(fd: int) -> None:
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[None] = loop.create_future()
+
+    def wake() -> None:
+        if not future.done():
+            future.set_result(None)
+
+    loop.add_writer(fd, wake)
+    try:
+        await future
+    finally:
+        loop.remove_writer(fd)
+
+
+def _not_started(error: OSError | ValueError, command: str | Sequence[str], folder: Path) -> ToolFailed:
+    name = shown(command)
+    match error:
+        case FileNotFoundError() | NotADirectoryError() if not folder.is_dir():
+            return ToolFailed("the working folder no longer exists")
+        case FileNotFoundError() | NotADirectoryError():
+            return ToolFailed(f"program {command[0]!r} not found; check that it is installed and spelled correctly")
+        case PermissionError():
+            return ToolFailed(f"{name}: permission denied")
+        case OSError(errno=errno.E2BIG):
+            return ToolFailed("the command is too long; pass large data through stdin or a file")
+        case OSError(errno=errno.ENOEXEC):
+            return ToolFailed(f"{name}: not an executable; name its interpreter, as in ['python3', 'script.py']")
+        case _:
+            return ToolFailed(f"{name} failed to start: {error}")

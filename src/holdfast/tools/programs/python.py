@@ -1,0 +1,397 @@
+"""The tool that runs a Python script in its own confined interpreter; the script can call the agent's tools.
+
+Invariants
+- Script and host communicate over a socket pair that the script inherits: no path exists that others could open.
+- The script's messages are bounded: frame size, concurrent calls (beyond them its socket is not read), total calls.
+- The script's calls are calls of the run: in its journal and log, under its limits and approvals. When the script
+  ends, its unfinished calls are stopped before the tool returns.
+- The script's process tree is dead before the tool returns or its cancellation proceeds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import signal
+import socket
+import struct
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from holdfast.agents.agent import Agent
+from holdfast.agents.results import truncate
+from holdfast.agents.run import Call
+from holdfast.agents.run_tools import toolbox
+from holdfast.agents.tool import Approval, Tool, Toolset, ToolsetContext, tool
+from holdfast.errors import Interrupted, NotSupported, ToolFailed, format_error
+from holdfast.protocol.events import encode_json
+from holdfast.runtime import Handle, Scope, current_scope
+from holdfast.tools.files.private_paths import private_paths
+from holdfast.tools.files.workspace import Workspace
+from holdfast.tools.files.workspace_guard import own_paths
+from holdfast.tools.programs.output import LiveOutput, Recording
+from holdfast.tools.programs.program import Program, ending
+from holdfast.tools.sandbox.environment import clean_environment
+from holdfast.tools.sandbox.sandbox import Isolation, Sandbox, find_isolation
+
+__all__ = ["Python"]
+
+_CHILD = str(Path(__file__).with_name("python_child.py"))
+_LIVE_BYTES = 200_000
+_FRAME_BYTES = 1_100_000
+"""Slightly more than a run accepts as arguments or result of a call."""
+_LAST_WORDS_S = 1.0
+_CALLS_GRACE_S = 1.0
+_LENGTH = struct.Struct("!I")
+
+
+class _Hello(msgspec.Struct, tag_field="kind", tag="hello"):
+    pass
+
+
+class _Use(msgspec.Struct, tag_field="kind", tag="use"):
+    id: int
+    tool: str
+    arguments: dict[str, Any]
+
+
+class _Value(msgspec.Struct, tag_field="kind", tag="value"):
+    text: str
+    cut: bool
+
+
+_decode = msgspec.json.Decoder(_Hello | _Use | _Value).decode
+
+
+class Python(Toolset):
+    """The tool ``python`` for a model: runs a script in a fresh interpreter, in the workspace, with the agent's tools.
+
+    Its confinement depends on `sandbox` and on this machine, see `tools.sandbox`; the tool's description states it. If
+    the network must be denied and this machine cannot do so, every call is refused.
+
+    Parameters:
+        workspace: where scripts start, and the only folder that a confined script can change. None: see `Workspace`.
+        sandbox: network access and limits.
+        tools: tools that scripts may call; None: the agent's tools.
+        timeout_s: default deadline of a script, in seconds; time spent waiting for tools does not count.
+        timeout_limit_s: maximum deadline that the model may request.
+        output_bytes: maximum size of the output in the result, and of the value.
+        calls_at_once: maximum concurrent tool calls of a script; further calls wait.
+        calls: maximum total tool calls of a script.
+        interpreter: Python that runs scripts, with its packages; at least 3.9.
+        pass_environment, environment: see `Terminal`.
+        approval: see `Tool`.
+
+    Raises:
+        ConfigurationError: see `Workspace` and `clean_environment`.
+    """
+
+    executes = True
+
+    def __init__(
+        self,
+        workspace: Workspace | str | os.PathLike[str] | None = None,
+        *,
+        sandbox: Sandbox | None = None,
+        tools: Sequence[Tool] | None = None,
+        timeout_s: float = 60.0,
+        timeout_limit_s: float = 600.0,
+        output_bytes: int = 32_000,
+        calls_at_once: int = 8,
+        calls: int = 200,
+        interpreter: str = sys.executable,
+        pass_environment: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        approval: Approval = False,
+    ) -> None:
+        self._workspace = workspace if isinstance(workspace, Workspace) else Workspace(workspace)
+        self._sandbox = sandbox if sandbox is not None else Sandbox()
+        self._offered = tools
+        self._timeout_s = timeout_s
+        self._timeout_limit_s = max(timeout_limit_s, timeout_s)
+        self._output_bytes = output_bytes
+        self._calls_at_once = calls_at_once
+        self._calls = calls
+        self._interpreter = interpreter
+        self._environment = clean_environment(pass_environment, environment)
+        self._approval = approval
+
+    @property
+    def unwalled(self) -> bool:  # type: ignore[override]  # known after the machine was probed
+        """Whether scripts run unconfined with the rights of the host's user, for lack of isolation on this machine."""
+        return find_isolation().kind == "none"
+
+    @contextlib.asynccontextmanager
+    async def lifespan(self, home: ToolsetContext) -> AsyncIterator[None]:
+        """Probe the machine's isolation before the first run."""
+        await asyncio.get_running_loop().run_in_executor(None, find_isolation)
+        yield
+
+    def folders(self) -> Sequence[Path]:
+        """Return the root of the workspace."""
+        return (self._workspace.root,)
+
+    def tools(self) -> Sequence[Tool]:
+        """Return the single tool."""
+        isolation = find_isolation()
+        try:
+            self._sandbox.check(isolation)
+            holds = self._sandbox.describe(isolation)
+        except NotSupported as error:
+            holds = f"It is unavailable on this machine: {error.message}"
+        about = (
+            "Run a Python script and return its output and its value: the value of the last line if that is an "
+            "expression, else the variable `result`. Only files persist between scripts. "
+            "Your other tools are functions in the script: `from holdfast_tools import <name>`, then "
+            f"`<name>(parameter=value)`; they return what you would get, or raise ToolFailed. {holds}"
+        )
+        return (tool(description=about, timeout_s=math.inf, approval=self._approval)(self.python),)
+
+    async def python(self, call: Call, script: str, timeout_s: float | None = None) -> str:
+        """Run a Python script.
+
+        Parameters:
+            script: the source code.
+            timeout_s: seconds until it is ended, excluding its tool calls; its output up to then is returned.
+        """
+        isolation = find_isolation()
+        folder = self._workspace.of(call.run).folder(".")
+        argv = self._command(isolation, folder)
+        recording = Recording(self._output_bytes)
+        live = LiveOutput(call, _LIVE_BYTES)
+
+        def feed(data: bytes) -> None:
+            recording.feed(data)
+            live.feed(data)
+
+        environment = {**self._environment, "HOME": os.fspath(folder)}
+        if isolation.kind != "none":
+            environment["TMPDIR"] = "/tmp"
+        wait_s = self._timeout_s if timeout_s is None else min(max(timeout_s, 0.0), self._timeout_limit_s)
+        conversation = _Conversation(
+            call,
+            offered=self._tools_of(call.run.agent),
+            wait_s=wait_s,
+            value_limit=self._output_bytes,
+            calls_at_once=self._calls_at_once,
+            calls=self._calls,
+        )
+        with contextlib.closing(live):
+            async with _connected() as (reader, writer, theirs):
+                with theirs, theirs.makefile("rb") as given:
+                    program = await Program.start(argv, folder=folder, environment=environment, feed=feed, stdin=given)
+                returncode = await conversation.hold(program, reader, writer, script)
+        if not conversation.begun and not conversation.expired:
+            raise ToolFailed(f"the script failed to start: {recording.text().strip() or ending(returncode or 0)}")
+        return self._told(recording.text(), conversation, returncode, wait_s)
+
+    def _tools_of(self, agent: Agent) -> list[Tool]:
+        """Return the tools that a script may call, without this one: a script can run Python itself."""
+        tools = toolbox(agent).values() if self._offered is None else self._offered
+        return [tool for tool in tools if tool.name != "python"]
+
+    def _command(self, isolation: Isolation, folder: Path) -> list[str]:
+        try:
+            return self._sandbox.command(
+                [self._interpreter, "-I", _CHILD],
+                isolation=isolation,
+                directory=folder,
+                writable=[folder],
+                readable=(_CHILD, *_home_of(self._interpreter)),
+                hidden=(*own_paths(), *private_paths()),
+            )
+        except NotSupported as error:
+            raise ToolFailed(f"{error.message}. Tell the user that the operator must decide this.") from error
+
+    def _told(self, text: str, conversation: _Conversation, returncode: int | None, wait_s: float) -> str:
+        parts = [text.rstrip("\n")] if text.strip() else []
+        if conversation.value is not None:
+            cut = " (truncated)" if conversation.value.cut else ""
+            parts.append(f"[value{cut}] {conversation.value.text}")
+        if conversation.fault is not None:
+            parts.append(f"[killed: {conversation.fault}]")
+        elif returncode is None:
+            parts.append(f"[timed out after {wait_s:g} s and was killed]")
+        elif returncode == -signal.SIGXCPU:
+            parts.append(f"[killed: used up its {self._sandbox.cpu_s} CPU seconds]")
+        elif returncode:
+            parts.append(f"[{ending(returncode)}]")
+        return "\n".join(parts) or "[no output and no value]"
+
+
+def _home_of(interpreter: str) -> list[Path]:
+    """Return the parts of an interpreter's installation to expose; none for our own, which is always exposed."""
+    if interpreter == sys.executable:
+        return []
+    roots = {Path(interpreter).absolute().parent.parent, Path(interpreter).resolve().parent.parent}
+    return [root / part for root in roots for part in ("bin", "lib", "lib64", "pyvenv.cfg")]
+
+
+class _Conversation:
+    """The exchange between the host and one script, from start to end."""
+
+    def __init__(
+        self,
+        call: Call,
+        *,
+        offered: Sequence[Tool],
+        wait_s: float,
+        value_limit: int,
+        calls_at_once: int,
+        calls: int,
+    ) -> None:
+        self._call = call
+        self._offered = {tool.name: tool for tool in offered}
+        self._left_s = wait_s
+        self._value_limit = value_limit
+        self._slots = asyncio.Semaphore(calls_at_once)
+        self._calls = calls
+        self._made = 0
+        self._ended = False
+        self._under_way = 0
+        self._deadline: asyncio.Timeout | None = None
+        self.begun = False
+        self.expired = False
+        self.value: _Value | None = None
+        self.fault: str | None = None
+
+    async def hold(
+        self, program: Program, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, script: str
+    ) -> int | None:
+        """Send the script, serve its calls, and end all that remains; return its exit code, None on timeout."""
+        scope = current_scope()
+        assert scope is not None, "tools run in a scope"
+        calls = scope.child("calls of the script", grace_s=_CALLS_GRACE_S)
+        returncode: int | None = None
+        listening = None
+        try:
+            calls.open()
+            listening = scope.spawn(self._listen(reader, writer, calls, program), name="calls of the script")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._left_s) as self._deadline:
+                    writer.write(_framed(self._order(script)))
+                    returncode = await program.wait()
+        finally:
+            self.expired = self._deadline is not None and self._deadline.expired()
+            self._deadline = None
+            await program.end()
+            self._ended = True
+            await calls.stop("the script has ended")
+            self._slots.release()  # for a waiting listener: calls stopped before they began never release theirs
+            if listening is not None:
+                await _until(listening)
+                listening.interrupt.trigger("the script has ended", kind="stop")
+        return returncode
+
+    def _order(self, script: str) -> dict[str, Any]:
+        tools = [
+            {"name": tool.name, "description": tool.description, "parameters": [*tool.parameters.get("properties", ())]}
+            for tool in self._offered.values()
+        ]
+        return {
+            "kind": "script",
+            "source": script,
+            "tools": tools,
+            "value_limit": self._value_limit,
+            "frame_limit": _FRAME_BYTES,
+        }
+
+    async def _listen(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, calls: Scope, program: Program
+    ) -> None:
+        """Process the script's messages until its end; kill the script on an invalid message."""
+        try:
+            while True:
+                (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+                if length > _FRAME_BYTES:
+                    raise ValueError(f"message of {length:,} bytes")
+                message = _decode(await reader.readexactly(length))
+                match message:
+                    case _Hello():
+                        self.begun = True
+                    case _Value():
+                        self.value = message
+                    case _Use():
+                        if not self._ended:
+                            await self._slots.acquire()
+                        if self._ended:
+                            continue
+                        self._made += 1
+                        self._count(+1)
+                        serving = self._serve(message, writer, allowed=self._made <= self._calls)
+                        calls.spawn(serving, name=f"{message.tool} for the script")
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return
+        except (ValueError, RecursionError) as error:  # msgspec's errors too
+            self.fault = f"protocol violation: {error}"
+            program.process.signal(signal.SIGKILL)
+
+    def _count(self, change: int) -> None:
+        """Count a call that starts or ends; the script's clock is paused while any call is in progress."""
+        self._under_way += change
+        deadline = self._deadline
+        if deadline is None or deadline.expired():
+            return
+        now = asyncio.get_running_loop().time()
+        if self._under_way == 1 and change > 0:
+            self._left_s = (deadline.when() or now) - now
+            deadline.reschedule(None)
+        elif self._under_way == 0:
+            deadline.reschedule(now + self._left_s)
+
+    async def _serve(self, message: _Use, writer: asyncio.StreamWriter, *, allowed: bool) -> None:
+        try:
+            try:
+                if not allowed:
+                    raise ToolFailed(f"tool call limit reached: a script may make {self._calls:,} calls")
+                answer = {"kind": "result", "id": message.id, "value": await self._use(message)}
+            except Exception as error:
+                text = str(error) if isinstance(error, ToolFailed) else format_error(error)
+                answer = {"kind": "error", "id": message.id, "text": truncate(text, _FRAME_BYTES)}
+            finally:
+                self._count(-1)
+            writer.write(_framed(answer))
+            with contextlib.suppress(ConnectionError):  # the script has ended
+                await writer.drain()
+        finally:
+            self._slots.release()  # after the answer is read, so that answers do not pile up
+
+    async def _use(self, message: _Use) -> Any:
+        tool = self._offered.get(message.tool)
+        if tool is None:
+            raise ToolFailed(f"unknown tool {message.tool!r}; available: {', '.join(self._offered) or 'none'}")
+        return await self._call.run.call_tool(tool, message.arguments)
+
+
+@contextlib.asynccontextmanager
+async def _connected() -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter, socket.socket]]:
+    """Yield a socket pair: our end as streams, and the other end, which the caller must close."""
+    ours, theirs = socket.socketpair()
+    try:
+        reader, writer = await asyncio.open_connection(sock=ours)
+    except BaseException:
+        ours.close()
+        theirs.close()
+        raise
+    try:
+        yield reader, writer, theirs
+    finally:
+        writer.transport.abort()
+
+
+def _framed(message: dict[str, Any]) -> bytes:
+    data = encode_json(message)  # error texts may contain characters that JSON does not allow
+    return _LENGTH.pack(len(data)) + data
+
+
+async def _until(listening: Handle[None]) -> None:
+    """Wait for the listener to read the script's last messages: the script's end of the socket is already closed."""
+    with contextlib.suppress(TimeoutError, Interrupted):
+        async with asyncio.timeout(_LAST_WORDS_S):
+            await listening

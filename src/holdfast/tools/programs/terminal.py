@@ -1,0 +1,143 @@
+"""The tool that runs a command to completion in a workspace: bounded output, exit status reported, no process left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from holdfast.agents.run import Call
+from holdfast.agents.tool import Approval, Tool, Toolset, tool
+from holdfast.runtime.process_host import TreeResult
+from holdfast.tools.files.workspace import Workspace
+from holdfast.tools.programs.output import LiveOutput, Recording
+from holdfast.tools.programs.program import Program, ending, input_file, typed
+from holdfast.tools.sandbox.environment import clean_environment
+
+__all__ = ["Terminal"]
+
+_MARGIN_S = 30.0
+"""Margin of the call's deadline over the command's: time to kill the process tree and report."""
+_TERM_FIRST_S = 1.0
+_LIVE_BYTES = 100_000
+
+
+class Terminal(Toolset):
+    """The tool ``terminal`` for a model: runs a shell command, or a program with its arguments, to completion.
+
+    Child processes end with the command, even those that left its session or ignore SIGTERM. When the run is
+    interrupted, all of them get SIGTERM, and are killed after the grace period.
+
+    Parameters:
+        workspace: where commands start. They can leave it: they have all rights of this process's user.
+            None: see `Workspace`.
+        timeout_s: default deadline of a command, in seconds.
+        timeout_limit_s: maximum deadline that the model may request, in seconds.
+        output_bytes: maximum size of the output in the result; half from the beginning, half from the end.
+        pass_environment: names or patterns of additional environment variables to pass on; secrets are
+            refused.
+        environment: variables to add, with their values.
+        approval: whether a person must approve each command, or a predicate on the arguments that decides.
+
+    Raises:
+        ConfigurationError: see `Workspace` and `clean_environment`.
+    """
+
+    executes = True
+    unwalled = True
+
+    def __init__(
+        self,
+        workspace: Workspace | str | os.PathLike[str] | None = None,
+        *,
+        timeout_s: float = 120.0,
+        timeout_limit_s: float = 600.0,
+        output_bytes: int = 32_000,
+        pass_environment: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        approval: Approval = False,
+    ) -> None:
+        self._workspace = workspace if isinstance(workspace, Workspace) else Workspace(workspace)
+        self._timeout_s = timeout_s
+        self._timeout_limit_s = max(timeout_limit_s, timeout_s)
+        self._output_bytes = output_bytes
+        self._environment = clean_environment(pass_environment, environment)
+        self._tools = (tool(timeout_s=self._timeout_limit_s + _MARGIN_S, approval=approval)(self.terminal),)
+
+    def folders(self) -> Sequence[Path]:
+        """Return the root of the workspace."""
+        return (self._workspace.root,)
+
+    def tools(self) -> Sequence[Tool]:
+        """Return the single tool."""
+        return self._tools
+
+    async def terminal(
+        self,
+        call: Call,
+        command: str | list[str],
+        folder: str = ".",
+        timeout_s: float | None = None,
+        stdin: str | None = None,
+        pty: bool = False,
+    ) -> str:
+        """Run a command to completion and return its output, standard error included, and its exit code.
+
+        Each call starts a new shell: the current folder and variables do not carry over. Processes that the command
+        leaves running are ended with it.
+
+        Parameters:
+            command: a shell command line, or a list of a program and its arguments.
+            folder: where to run it, in the workspace.
+            timeout_s: seconds until it is ended; its output up to then is returned.
+            stdin: text for its standard input; empty by default.
+            pty: attach a terminal, for programs that need one.
+        """
+        recording = Recording(self._output_bytes)
+        live = LiveOutput(call, _LIVE_BYTES)
+
+        def feed(data: bytes) -> None:
+            recording.feed(data)
+            live.feed(data)
+
+        wait_s = self._timeout_s if timeout_s is None else min(max(timeout_s, 0.0), self._timeout_limit_s)
+        start_in = self._workspace.of(call.run).folder(folder)
+        with contextlib.closing(live), contextlib.ExitStack() as opened:
+            program = await Program.start(
+                command,
+                folder=start_in,
+                environment=self._environment,
+                feed=feed,
+                stdin="none" if stdin is None or pty else opened.enter_context(input_file(stdin)),
+                pty=pty,
+            )
+            try:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(wait_s):
+                        if pty and stdin is not None:
+                            await program.write(typed(stdin, end=True), timeout_s=wait_s)
+                        await program.wait()
+                returncode = program.process.returncode  # read before the kill, which sets it
+                result = await program.end(term_first_s=_TERM_FIRST_S if returncode is None else 0.0)
+            except asyncio.CancelledError:
+                await program.leave()
+                raise
+        text = recording.text()
+        return f"{text}{'' if text.endswith(chr(10)) or not text else chr(10)}[{_told(returncode, wait_s, result)}]"
+
+
+def _told(returncode: int | None, wait_s: float, result: TreeResult) -> str:
+    """Return how the command and its process tree ended."""
+    if returncode is None:
+        parts = [f"timed out after {wait_s:g} s and was killed; the output up to then is above"]
+    else:
+        parts = [ending(returncode)]
+        if left := len(result.killed):
+            parts.append(
+                f"{left} process{'' if left == 1 else 'es'} left running {'was' if left == 1 else 'were'} ended"
+            )
+    if result.survivors:
+        parts.append(f"still running: process {', '.join(map(str, result.survivors))}")
+    return "; ".join(parts)

@@ -1,0 +1,1 @@
+"""Confinement of programs: environment, namespaces, limits and denied system calls."""

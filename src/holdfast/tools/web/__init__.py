@@ -1,0 +1,1 @@
+"""Tools for web pages: fetch as text, and a real browser."""

@@ -1,0 +1,413 @@
+"""Tools that use web pages in a real browser: open, read, click, type, screenshot. Needs the extra ``browser``.
+
+Invariants
+- A session has at most one browser. It runs as background work of the session's activation: an interrupt leaves
+  it alone. A session stop ends it with all its processes, and so does the idle timeout.
+- Its only route to the network is its own `WebGate`, so private addresses are refused however a page requests them.
+- Actions of one browser run one at a time, each with a deadline. An interrupted action stops the page from
+  loading further.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import importlib.util
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from holdfast.agents.run import Call
+from holdfast.agents.tool import Tool, Toolset, ToolsetContext, tool
+from holdfast.errors import MissingExtra, ToolFailed
+from holdfast.runtime import check_interrupt, current_scope
+from holdfast.tools.files.workspace import Workspace
+from holdfast.tools.sandbox.environment import clean_environment
+from holdfast.tools.web.addresses import AddressRules
+from holdfast.tools.web.browser_proxy import WebGate
+from holdfast.tools.web.text import html_text
+
+if TYPE_CHECKING:
+    from playwright.async_api import BrowserContext, Locator, Page, Playwright
+
+__all__ = ["Browser", "find_chromium"]
+
+_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "chrome-headless-shell")
+_LAUNCH_S = 30.0
+_SETTLE_S = 2.0
+_MARGIN_S = 15.0
+_PAGES = 5
+_REF = re.compile(r"(?:f\d{1,4})?e\d{1,7}")
+_ARGUMENTS = (
+    "--disable-background-networking",
+    "--disable-breakpad",
+    "--disable-dev-shm-usage",
+    "--disable-quic",
+    "--dns-prefetch-disable",
+    "--force-webrtc-ip-handling-policy=disable_non_proxied_udp",
+    "--no-pings",
+)
+"""Flags that keep all traffic on the proxy and disable requests that no page made."""
+
+
+def find_chromium() -> str | None:
+    """Return the Chromium in the environment variable ``HOLDFAST_CHROMIUM``, or else the first one in PATH."""
+    named = os.environ.get("HOLDFAST_CHROMIUM")
+    return named or next(filter(None, map(shutil.which, _NAMES)), None)
+
+
+class Browser(Toolset):
+    """Browser tools for a model: ``browser_open``, ``browser_read``, ``browser_click``, ``browser_type`` and, with a
+    workspace, ``browser_screenshot``.
+
+    Page scripts run in Chromium's own sandbox (except when this process runs as root: Chromium then has no sandbox).
+    Private, loopback and link-local addresses are unreachable unless allowed here.
+
+    Parameters:
+        allow_networks: non-public addresses that may be reached, such as ``["10.1.0.0/16"]``.
+        ports: ports that may be connected to; None: all.
+        workspace: where screenshots are saved; None: no screenshots.
+        executable: path of Chromium; None: see `find_chromium`, else one that Playwright has installed.
+        arguments: additional Chromium arguments, such as ``--no-sandbox`` where the system does not allow its sandbox.
+        timeout_s: deadline of an action, in seconds.
+        idle_s: idle time in seconds after which a browser is closed.
+        text_limit: maximum number of page characters in a result; the model can ask for the rest.
+
+    Raises:
+        MissingExtra: Playwright is not installed.
+        ConfigurationError: see `AddressRules` and `Workspace`.
+    """
+
+    def __init__(
+        self,
+        *,
+        allow_networks: Sequence[str] = (),
+        ports: Sequence[int] | None = (80, 443),
+        workspace: Workspace | str | os.PathLike[str] | None = None,
+        executable: str | None = None,
+        arguments: Sequence[str] = (),
+        timeout_s: float = 30.0,
+        idle_s: float = 600.0,
+        text_limit: int = 20_000,
+    ) -> None:
+        if importlib.util.find_spec("playwright") is None:
+            raise MissingExtra("the browser", extra="browser")
+        self.rules = AddressRules(allow_networks, ports)
+        self.executable = executable
+        self.arguments = (*_ARGUMENTS, *arguments)
+        self.timeout_s = timeout_s
+        self.idle_s = idle_s
+        self._workspace = workspace if workspace is None or isinstance(workspace, Workspace) else Workspace(workspace)
+        self._text_limit = text_limit
+        self._windows: dict[tuple[str, str], _Window] = {}
+
+    @contextlib.asynccontextmanager
+    async def lifespan(self, home: ToolsetContext) -> AsyncIterator[None]:
+        """Import Playwright before the first run: the import takes a second, which would block the loop."""
+        await asyncio.get_running_loop().run_in_executor(None, importlib.import_module, "playwright.async_api")
+        yield
+
+    def folders(self) -> Sequence[Path]:
+        """Return the root of the workspace, if there is one."""
+        return () if self._workspace is None else (self._workspace.root,)
+
+    def tools(self) -> Sequence[Tool]:
+        """Return the browser tools."""
+        work: list[Callable[..., Any]] = [self.browser_open, self.browser_read, self.browser_click, self.browser_type]
+        if self._workspace is not None:
+            work.append(self.browser_screenshot)
+        return [tool(timeout_s=self.timeout_s + _LAUNCH_S + _MARGIN_S)(one) for one in work]
+
+    async def browser_open(self, call: Call, url: str) -> str:
+        """Open a URL in the browser and return the page's content.
+
+        Usable elements have a name in brackets, such as [ref=e5]; it is valid until the page changes.
+
+        Parameters:
+            url: starts with https:// or http://.
+        """
+        host, port = self.rules.check_url(url)
+        await self.rules.addresses(host, port)
+
+        async def work(page: Page) -> None:
+            await page.goto(url, wait_until="domcontentloaded")
+
+        return await self._act(call, work)
+
+    async def browser_read(self, call: Call, start: int = 0, as_text: bool = False) -> str:
+        """Read the current page.
+
+        Parameters:
+            start: character offset to start at.
+            as_text: return plain text with links instead of named elements; better for articles.
+        """
+        return await self._act(call, None, start=start, as_text=as_text)
+
+    async def browser_click(self, call: Call, ref: str) -> str:
+        """Click an element of the page and return the page's new content.
+
+        Parameters:
+            ref: the element's name, such as e5.
+        """
+
+        async def work(page: Page) -> None:
+            await (await _element(page, ref)).click()
+
+        return await self._act(call, work)
+
+    async def browser_type(self, call: Call, ref: str, text: str, submit: bool = False) -> str:
+        """Replace the text of a field of the page and return the page's new content.
+
+        Parameters:
+            ref: the field's name, such as e5.
+            text: the new text.
+            submit: press Enter afterwards.
+        """
+
+        async def work(page: Page) -> None:
+            field = await _element(page, ref)
+            await field.fill(text)
+            if submit:
+                await field.press("Enter")
+
+        return await self._act(call, work)
+
+    async def browser_screenshot(self, call: Call, path: str, whole_page: bool = False) -> str:
+        """Save a screenshot (PNG) of the current page to a file in the workspace.
+
+        Parameters:
+            path: path of the file.
+            whole_page: capture the whole page, not only the visible part.
+        """
+        assert self._workspace is not None
+        async with self._using(call) as window:
+            picture = await window.page.screenshot(full_page=whole_page)
+        workspace = self._workspace.of(call.run)
+        scope = current_scope()
+        assert scope is not None, "tools run in a scope"
+
+        def save() -> str:
+            return workspace.replace(path, picture, check=check_interrupt)
+
+        saved = await scope.spawn(save, on="thread", name="save")
+        return f"saved to {saved} ({len(picture):,} bytes)"
+
+    async def _act(
+        self, call: Call, work: Callable[[Page], Any] | None, *, start: int = 0, as_text: bool = False
+    ) -> str:
+        """Run an action on the page, let the page settle, and return its content."""
+        async with self._using(call) as window:
+            if work is not None:
+                await work(window.page)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_SETTLE_S):
+                        await window.page.wait_for_load_state("load", timeout=0)
+            page = window.page
+            title, url = await page.title(), page.url
+            source = await page.content() if as_text else await page.aria_snapshot(mode="ai")
+        scope = current_scope()
+        assert scope is not None, "tools run in a scope"
+        if as_text:
+            _, source = await scope.spawn(html_text, source, url, on="thread", name="read")
+        shown = source[start : start + self._text_limit]
+        end = start + len(shown)
+        more = (
+            ""
+            if end >= len(source)
+            else f"\n[characters {start:,} to {end:,} of {len(source):,}; for more: start={end}]"
+        )
+        return f"[{url}]\n# {title}\n{shown or '[empty]'}{more}"
+
+    @contextlib.asynccontextmanager
+    async def _using(self, call: Call) -> AsyncIterator[_Window]:
+        """Yield the session's browser for the exclusive use of one action.
+
+        Raises:
+            ToolFailed: the browser does not start, or the action failed or timed out.
+        """
+        from playwright.async_api import Error
+
+        async with self._turn(call) as window:
+            try:
+                async with asyncio.timeout(self.timeout_s):
+                    yield window
+            except TimeoutError as error:
+                window.stop_loading()
+                raise ToolFailed(f"the page did not answer within {self.timeout_s:g} s") from error
+            except Error as error:
+                raise ToolFailed(window.told(error)) from error
+            except asyncio.CancelledError:
+                window.stop_loading()
+                raise
+            finally:
+                window.wake()
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, call: Call) -> AsyncIterator[_Window]:
+        while True:
+            window = await self._window(call)
+            async with window.turn:
+                await window.quiet()
+                if not window.closed:  # the idle timeout may have closed it meanwhile
+                    yield window
+                    return
+
+    async def _window(self, call: Call) -> _Window:
+        key = (call.run.principal, call.run.session_key)
+        window = self._windows.get(key)
+        if window is None or window.closed:
+            window = self._windows[key] = _Window(self)
+
+            async def live() -> None:
+                try:
+                    await window.live()
+                finally:
+                    if self._windows.get(key) is window:
+                        del self._windows[key]
+
+            try:
+                call.run.background(live, name="browser")
+            except BaseException:
+                del self._windows[key]
+                raise
+        await asyncio.wait({window.started}, timeout=_LAUNCH_S)
+        if not window.started.done():
+            raise ToolFailed(f"the browser did not start within {_LAUNCH_S:g} s")
+        if (problem := window.started.result()) is not None:
+            raise ToolFailed(problem)
+        return window
+
+
+class _Window:
+    """One browser of a session, from start to end."""
+
+    def __init__(self, settings: Browser) -> None:
+        self._settings = settings
+        self._loop = asyncio.get_running_loop()
+        self._gate = WebGate(settings.rules)
+        self._context: BrowserContext | None = None
+        self._news: asyncio.Future[None] = self._loop.create_future()
+        self._stopping: asyncio.Future[None] | None = None
+        self.closed = False
+        """True once the browser is shutting down; it is unusable from then on."""
+        self.turn = asyncio.Lock()
+        self.started: asyncio.Future[str | None] = self._loop.create_future()
+        """Result: None when the browser is ready, or the reason why it failed to start."""
+
+    @property
+    def page(self) -> Page:
+        """The newest open page."""
+        if self._context is None or not self._context.pages:
+            raise ToolFailed("the browser was closed; open a page again")
+        return self._context.pages[-1]
+
+    def stop_loading(self) -> None:
+        """Tell the page to stop loading; its caller has stopped waiting."""
+        if self._stopping is None:
+            self._stopping = self._loop.create_future()
+        self.wake()
+
+    async def quiet(self) -> None:
+        """Wait until a pending stop of loading is done, so that it does not affect the next action."""
+        if self._stopping is not None:
+            await asyncio.wait({self._stopping}, timeout=_SETTLE_S)
+
+    def wake(self) -> None:
+        """Wake the attending loop and restart the idle timeout."""
+        if not self._news.done():
+            self._news.set_result(None)
+
+    def told(self, error: Exception) -> str:
+        """Return the error message for a model."""
+        text = str(error).split("Call log:")[0].strip()
+        if "ERR_TUNNEL_CONNECTION_FAILED" in text and (found := re.search(r" at https?://([^/:\s]+)", text)):
+            text = self._gate.refusal(found[1]) or text
+        return text[:1000]
+
+    async def live(self) -> None:
+        """Run the browser until it is closed or idle for too long."""
+        from playwright.async_api import Error, async_playwright
+
+        try:
+            with tempfile.TemporaryDirectory(prefix="holdfast-browser-", ignore_cleanup_errors=True) as home:
+                async with self._gate, async_playwright() as playwright:
+                    await self._start(playwright, home)
+                    self.started.set_result(None)
+                    await self._attend()
+        except (Error, OSError) as error:
+            if not self.started.done():
+                self.started.set_result(f"the browser failed to start: {str(error).split('Call log:')[0].strip()}")
+        finally:
+            self.closed = True
+            self._context = None
+            if not self.started.done():
+                self.started.set_result("the browser was stopped during startup")
+
+    async def _start(self, playwright: Playwright, home: str) -> None:
+        settings = self._settings
+        root = os.geteuid() == 0
+        browser = await playwright.chromium.launch(
+            executable_path=settings.executable or find_chromium(),
+            args=[*settings.arguments, "--proxy-bypass-list=<-loopback>"],
+            env={**clean_environment(), "HOME": home, "XDG_CONFIG_HOME": home, "XDG_CACHE_HOME": home},
+            proxy={"server": self._gate.url, "bypass": "<-loopback>"},
+            chromium_sandbox=not root,
+            handle_sigint=False,
+            handle_sigterm=False,
+            handle_sighup=False,
+            artifacts_dir=Path(home),
+            timeout=_LAUNCH_S * 1000,
+        )
+        browser.on("disconnected", lambda _: self._end())
+        self._context = await browser.new_context(accept_downloads=False, service_workers="block")
+        self._context.set_default_timeout(settings.timeout_s * 1000)
+        await self._context.new_page()
+        self._context.on("page", lambda _: self.wake())
+
+    def _end(self) -> None:
+        self.closed = True
+        self.wake()
+
+    async def _attend(self) -> None:
+        """Close surplus pages, stop page loads on request, and close the browser when it is idle."""
+        from playwright.async_api import Error
+
+        while not self.closed:
+            await asyncio.wait({self._news}, timeout=self._settings.idle_s)
+            if not self._news.done() and not self.turn.locked():
+                self.closed = True
+                return
+            self._news = self._loop.create_future()
+            stopping = self._stopping
+            with contextlib.suppress(Error):  # the page was closed meanwhile
+                await self._tidy(stop_loading=stopping is not None)
+            if stopping is not None:
+                self._stopping = None
+                stopping.set_result(None)
+
+    async def _tidy(self, *, stop_loading: bool) -> None:
+        context = self._context
+        assert context is not None
+        for page in context.pages[:-_PAGES]:
+            await page.close()
+        if stop_loading:
+            for page in context.pages:
+                session = await context.new_cdp_session(page)
+                await session.send("Page.stopLoading")
+                await session.detach()
+
+
+async def _element(page: Page, ref: str) -> Locator:
+    if not _REF.fullmatch(ref):
+        raise ToolFailed(
+            f"{ref[:40]!r} is not an element name; names look like e5 and appear in the output of browser_read"
+        )
+    element = page.locator(f"aria-ref={ref}")
+    if not await element.count():
+        raise ToolFailed(f"element {ref} not found; names change with the page, so read the page again")
+    return element
