@@ -14,7 +14,7 @@ import uvloop
 from benchmarks.rows import Row, print_rows
 from holdfast import Agent, Host, Settings, tool
 from holdfast.agents import Model
-from holdfast.protocol.loop import AgentLimits
+from holdfast.protocol.agent_loop import AgentLimits
 from holdfast.protocol.messages import Usage
 from holdfast.protocol.model import AssistantMessage, CallPart, EndPart, ModelRequest, Part, TextPart, UserMessage
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import Agent, Host, agent, parallel, tool
-from holdfast.protocol.loop import AgentLimits
 from holdfast.protocol.messages import Usage
 from holdfast.protocol.model import AssistantMessage, CallPart, EndPart, TextPart
 from holdfast.runtime import Scope
@@ -25,7 +24,7 @@ from holdfast.runtime import Scope
 COUNT = 400
 STOPS = 20
 RUNS = 60
-STEPS = 50
+STEPS = 20
 Workload = Callable[[], Coroutine[Any, Any, float]]
 
 
@@ -146,8 +145,7 @@ class _Asks:
 
 
 async def _steps() -> float:
-    limits = AgentLimits(steps=2 * STEPS, tool_calls=2 * STEPS)
-    looping = Agent(name="looping", model=_Asks(), tools=[nothing], limits=limits)
+    looping = Agent(name="looping", model=_Asks(), tools=[nothing])
     async with Host(looping, store="memory://") as host:
         return await _timed(lambda: host.session("s").ask("x"), STEPS)
 

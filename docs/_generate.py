@@ -30,7 +30,7 @@ from _text import code, fields_of, plain, table
 
 import holdfast
 from holdfast import errors
-from holdfast.protocol import decisions, events, run_phases, states
+from holdfast.protocol import events, mailbox_policies, run_phases, states
 from holdfast.server.errors import status_of
 from holdfast.settings import describe
 
@@ -96,14 +96,14 @@ def transitions(table_of: Mapping[tuple[str, str], str]) -> str:
 
 def decisions_page() -> str:
     """Return the decisions on a message as a grid of policies and occupancies."""
-    occupancies = list(dict.fromkeys(occupancy for occupancy, _ in decisions.DECISIONS))
-    policies = list(dict.fromkeys(policy for _, policy in decisions.DECISIONS))
+    occupancies = list(dict.fromkeys(occupancy for occupancy, _ in mailbox_policies.DECISIONS))
+    policies = list(dict.fromkeys(policy for _, policy in mailbox_policies.DECISIONS))
     rows = []
     for policy in policies:
         cells = [code(policy)]
         for occupancy in occupancies:
-            row = decisions.DECISIONS[occupancy, policy]
-            if isinstance(row, decisions.Decision):
+            row = mailbox_policies.DECISIONS[occupancy, policy]
+            if isinstance(row, mailbox_policies.Decision):
                 effects = [
                     name for name in ("start", "interrupt", "take_all_waiting", "append_to_batch") if getattr(row, name)
                 ]
@@ -171,7 +171,7 @@ API_MODULES = (
     "holdfast.protocol.events",
     "holdfast.protocol.stopping",
     "holdfast.protocol.states",
-    "holdfast.protocol.decisions",
+    "holdfast.protocol.mailbox_policies",
     "holdfast.errors",
     "holdfast.settings",
     "holdfast.failpoints",

@@ -24,6 +24,7 @@ from holdfast.errors import (
     RunInterrupted,
     ToolFailed,
 )
+from holdfast.protocol.agent_loop import AgentLimits
 from holdfast.protocol.events import (
     ChildFinished,
     ReasoningDelta,
@@ -36,7 +37,6 @@ from holdfast.protocol.events import (
     ToolOutput,
     ToolStarted,
 )
-from holdfast.protocol.loop import AgentLimits
 from holdfast.protocol.messages import Usage
 from holdfast.protocol.model import (
     AssistantMessage,

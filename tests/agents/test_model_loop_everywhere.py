@@ -12,8 +12,8 @@ import pytest
 
 from holdfast import Agent, Host, tool
 from holdfast.agents.scripted import Pause
+from holdfast.protocol.agent_loop import AgentLimits
 from holdfast.protocol.events import ToolStarted
-from holdfast.protocol.loop import AgentLimits
 from holdfast.protocol.model import ToolMessage
 from holdfast.storage import MemoryStore
 from holdfast.storage.memory import MemoryBackend

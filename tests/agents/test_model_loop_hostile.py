@@ -12,7 +12,7 @@ from holdfast import Agent, Host, Run, agent, tool
 from holdfast.agents.scripted import Pause, ScriptedModel
 from holdfast.errors import ConfigurationError, RunFailed, RunInterrupted
 from holdfast.host.session import Session
-from holdfast.protocol.loop import AgentLimits
+from holdfast.protocol.agent_loop import AgentLimits
 from holdfast.protocol.messages import Question, Usage
 from holdfast.protocol.model import CallPart, ModelMessage, ModelRequest, ToolMessage
 from holdfast.storage import MemoryStore

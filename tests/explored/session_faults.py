@@ -13,7 +13,7 @@ from holdfast.host.run_host import RunHostAdapter
 from holdfast.host.run_launcher import RunLauncher
 from holdfast.host.session import Session
 from holdfast.host.session_queue import SessionQueue
-from holdfast.protocol import decisions
+from holdfast.protocol import mailbox_policies
 from holdfast.protocol.messages import Policy
 from holdfast.storage import transactions
 from holdfast.storage.memory.tables import MemoryTables
@@ -29,9 +29,9 @@ Ending = Literal["finishing", "failing", "crashed"]
 
 def decided(patch: pytest.MonkeyPatch, policy: Policy, **changed: Any) -> None:
     """Another row in the table of what a session does with a message."""
-    for (state, other), row in list(decisions.DECISIONS.items()):
-        if other == policy and isinstance(row, decisions.Decision):
-            patch.setitem(decisions.DECISIONS, (state, other), row._replace(**changed))
+    for (state, other), row in list(mailbox_policies.DECISIONS.items()):
+        if other == policy and isinstance(row, mailbox_policies.Decision):
+            patch.setitem(mailbox_policies.DECISIONS, (state, other), row._replace(**changed))
 
 
 def patch_stop_run(patch: pytest.MonkeyPatch, stop_run: Callable[[Any, Any, Any, float], bool]) -> None:
@@ -295,12 +295,12 @@ def a_rollback_that_comes_after_an_interrupt_is_lost(patch: pytest.MonkeyPatch) 
 @fault
 def what_is_to_be_rejected_waits(patch: pytest.MonkeyPatch) -> None:
     for state in ("busy", "waiting"):
-        patch.setitem(decisions.DECISIONS, (state, "reject"), decisions.Decision("queued"))
+        patch.setitem(mailbox_policies.DECISIONS, (state, "reject"), mailbox_policies.Decision("queued"))
 
 
 @fault
 def what_may_be_rejected_always_is(patch: pytest.MonkeyPatch) -> None:
-    patch.setitem(decisions.DECISIONS, ("idle", "reject"), "busy")
+    patch.setitem(mailbox_policies.DECISIONS, ("idle", "reject"), "busy")
 
 
 OF_POLICY: dict[Policy, tuple[Fault, ...]] = {

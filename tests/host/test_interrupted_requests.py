@@ -14,7 +14,7 @@ from holdfast import Agent, Host, Settings
 from holdfast.agents.scripted import Pause, ScriptedModel
 from holdfast.errors import ModelFailed, RunFailed, RunInterrupted
 from holdfast.host.session import Session
-from holdfast.protocol.loop import AgentLimits
+from holdfast.protocol.agent_loop import AgentLimits
 from holdfast.protocol.messages import Entry
 from holdfast.protocol.model import ENDED_BY, AssistantMessage, CallPart, ModelRequest, UserMessage, conversation
 from tests.protocol.rules import check_request

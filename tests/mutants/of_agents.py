@@ -65,7 +65,7 @@ MUTANTS = (
             self._result(call_id, NO_RESULT, "interrupted")
 """,
         new="",
-        tests=("tests/protocol/test_transcript.py", "tests/protocol/test_loop.py"),
+        tests=("tests/protocol/test_transcript.py", "tests/protocol/test_agent_loop.py"),
     ),
     Mutant(
         name="partial answer is not marked",
@@ -106,13 +106,13 @@ MUTANTS = (
         name="budget not applied",
         of="P9",
         breaks="a model that goes in circles spends without limit",
-        file="protocol/loop.py",
+        file="protocol/agent_loop.py",
         old="""
         if problem := self._limits.exceeded(used, asked=len(step.calls)):
             return [self._exceed(problem)]
 """,
         new="",
-        tests=("tests/protocol/test_loop.py", "tests/agents/test_model_loop.py"),
+        tests=("tests/protocol/test_agent_loop.py", "tests/agents/test_model_loop.py"),
     ),
     Mutant(
         name="children spend for free",
@@ -127,16 +127,16 @@ MUTANTS = (
         name="all calls at once",
         of="P9",
         breaks="a model that asks for a thousand calls gets a thousand threads",
-        file="protocol/loop.py",
+        file="protocol/agent_loop.py",
         old="        while self._waiting and self._running < self._limits.calls_at_once:",
         new="        while self._waiting:",
-        tests=("tests/protocol/test_loop.py",),
+        tests=("tests/protocol/test_agent_loop.py",),
     ),
     Mutant(
         name="a denied call is made",
         of="P6",
         breaks="a call that a person denied is made all the same",
-        file="protocol/loop.py",
+        file="protocol/agent_loop.py",
         old="""
         if approval:
             return [Ask(
@@ -145,16 +145,16 @@ MUTANTS = (
         if approval is None:
             return [Ask(
 """,
-        tests=("tests/protocol/test_loop.py",),
+        tests=("tests/protocol/test_agent_loop.py",),
     ),
     Mutant(
         name="asked again after it has spoken",
         of="P6",
         breaks="a model whose answer broke off is asked again, and the user reads it twice",
-        file="protocol/loop.py",
+        file="protocol/agent_loop.py",
         old="        if self._begun or retry_after_s is None or",
         new="        if retry_after_s is None or",
-        tests=("tests/protocol/test_loop.py",),
+        tests=("tests/protocol/test_agent_loop.py",),
     ),
     Mutant(
         name="model connection not closed",

@@ -141,10 +141,10 @@ MUTANTS = (
         name="another call than the approved one is made",
         of="M1",
         breaks="a run that is made again asks for something else, and the old approval lets it",
-        file="protocol/loop.py",
+        file="protocol/agent_loop.py",
         old="        if is_for_another_call(answer, _question_of(call)):",
         new="        if is_for_another_call(answer, _question_of(call)) and not call:",
-        tests=("tests/protocol/test_loop.py",),
+        tests=("tests/protocol/test_agent_loop.py",),
     ),
     Mutant(
         name="another inner call than the approved one is made",

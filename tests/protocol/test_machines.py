@@ -1,6 +1,6 @@
 """The states of runs and messages together, and the agent loop, as machines that Hypothesis drives.
 
-The session's decisions have theirs in `test_decisions`, the stores in `tests/storage/test_model.py`.
+The session's decisions have theirs in `test_mailbox_policies`, the stores in `tests/storage/test_model.py`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from hypothesis.stateful import (
 )
 
 from holdfast.errors import IllegalTransition, ModelFailed
-from holdfast.protocol.events import StepFinished
-from holdfast.protocol.loop import (
+from holdfast.protocol.agent_loop import (
     AgentLimits,
     Ask,
     Effect,
@@ -36,6 +35,7 @@ from holdfast.protocol.loop import (
     StartCall,
     Steer,
 )
+from holdfast.protocol.events import StepFinished
 from holdfast.protocol.messages import Answer, Decision, Message, MessageState, RunState, Usage
 from holdfast.protocol.model import CallPart, EndPart, ModelMessage, TextPart, ToolMessage, UserMessage
 from holdfast.protocol.states import (
@@ -47,7 +47,7 @@ from holdfast.protocol.states import (
     next_run_state,
 )
 from tests.protocol.rules import check_request
-from tests.protocol.test_loop import TOOLS
+from tests.protocol.test_agent_loop import TOOLS
 
 REFUSED: set[tuple[RunState, RunInput]] = {
     ("running", "resume"),

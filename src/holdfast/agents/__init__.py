@@ -7,7 +7,7 @@ from holdfast.agents.model_lookup import find_model
 from holdfast.agents.run import Call, Run
 from holdfast.agents.scripted import ScriptedModel
 from holdfast.agents.tool import Tool, Toolset, ToolsetContext, tool
-from holdfast.protocol.loop import AgentLimits
+from holdfast.protocol.agent_loop import AgentLimits
 from holdfast.protocol.model import CallPart, ModelRequest, ToolMessage, UserMessage
 
 __all__ = [

@@ -16,7 +16,7 @@ from holdfast.agents.model import Model
 from holdfast.agents.model_lookup import find_model
 from holdfast.agents.tool import Tool, Toolset, as_tool
 from holdfast.errors import ConfigurationError, NotSupported
-from holdfast.protocol.loop import AgentLimits
+from holdfast.protocol.agent_loop import AgentLimits
 from holdfast.protocol.model import conversation
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from holdfast.protocol.model import (
 
 if TYPE_CHECKING:
     from holdfast.agents.model import Model
-    from holdfast.protocol.loop import AgentLimits
+    from holdfast.protocol.agent_loop import AgentLimits
     from holdfast.protocol.messages import Entry
 
 __all__ = ["apply_summary", "context_limit", "estimated_tokens", "split", "split_for_summary", "summary_of"]

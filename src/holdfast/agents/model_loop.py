@@ -1,4 +1,4 @@
-"""Drive the agent loop of `holdfast.protocol.loop`: request answers from the model, call tools, write the results.
+"""Drive the agent loop of `holdfast.protocol.agent_loop`: request answers, call tools, write the results.
 
 Invariants
 - A step's answer and a call's intent are durable before the call has its effect, all after one wait for the log.
@@ -36,8 +36,8 @@ from holdfast.agents.results import to_model_text, truncate
 from holdfast.agents.run_tools import toolbox
 from holdfast.errors import HoldfastError, Interrupted, ModelFailed, ToolFailed, format_error
 from holdfast.logs import redact
+from holdfast.protocol.agent_loop import Ask, Effect, Exceeded, Finish, Loop, Refuse, SendModelRequest, StartCall, Steer
 from holdfast.protocol.events import ReasoningDelta, StepFinished, StepStarted, ToolFinished, plain
-from holdfast.protocol.loop import Ask, Effect, Exceeded, Finish, Loop, Refuse, SendModelRequest, StartCall, Steer
 from holdfast.protocol.messages import Answer, Entry, Question
 from holdfast.protocol.model import (
     EndPart,

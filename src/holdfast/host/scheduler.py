@@ -33,7 +33,7 @@ from holdfast.errors import (
 )
 from holdfast.host.message_sender import receipt_of
 from holdfast.logs import redact, visible
-from holdfast.protocol.decisions import DECISIONS
+from holdfast.protocol.mailbox_policies import DECISIONS
 from holdfast.protocol.messages import Receipt, check_text
 from holdfast.protocol.schedules import ScheduleSpec, ScheduleView, check_cadence
 from holdfast.storage.port import DueSchedule, Fire, Fired, PutSchedule, Send

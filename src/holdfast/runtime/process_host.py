@@ -46,9 +46,9 @@ from holdfast.runtime.processes.spec import (
     ProcessSpec,
     Stream,
     backlog_pauses,
-    pid_or_error,
     process_spec,
 )
+from holdfast.runtime.processes.start_errors import pid_or_error
 from holdfast.runtime.processes.tree import (
     KILL_BOUND_S,
     GroupTree,

@@ -18,7 +18,7 @@ from holdfast.agents.model import Model
 from holdfast.agents.model_lookup import find_model
 from holdfast.agents.tool import Approval, Tool, Toolset, ToolsetContext, tool
 from holdfast.errors import ConfigurationError, ToolFailed
-from holdfast.protocol.loop import AgentLimits
+from holdfast.protocol.agent_loop import AgentLimits
 from holdfast.tools.commands.danger import is_dangerous_call
 from holdfast.tools.files.toolset import Files
 from holdfast.tools.files.workspace import Workspace

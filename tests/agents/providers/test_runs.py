@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast import Agent, Host, RunFailed, Session, Settings
-from holdfast.protocol.loop import AgentLimits
+from holdfast.protocol.agent_loop import AgentLimits
 from holdfast.protocol.messages import Settlement
 from holdfast.protocol.model import ModelRequest, ToolMessage, UserMessage
 from holdfast.testing.model_server import Exchange, ModelServer, Reply

@@ -21,8 +21,8 @@ from holdfast.agents.scripted import ScriptedModel
 from holdfast.host import LogReader
 from holdfast.host.session import Session
 from holdfast.integrations.langgraph import graph_agent
+from holdfast.protocol.agent_loop import AgentLimits
 from holdfast.protocol.events import Event, StepFinished, Stored, decode_event, encode_event
-from holdfast.protocol.loop import AgentLimits
 from holdfast.storage import MemoryStore
 from holdfast.storage.port import Send
 from holdfast.storage.sqlite.database import SqliteDatabase

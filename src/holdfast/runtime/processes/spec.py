@@ -22,7 +22,6 @@ __all__ = [
     "Stream",
     "backlog_pauses",
     "host_marker",
-    "pid_or_error",
     "process_spec",
 ]
 
@@ -121,27 +120,6 @@ def process_spec(argv: Sequence[Argument], cwd: Argument | None, env: Mapping[st
     else:
         directory = os.getcwdb()
     return words, environment, directory
-
-
-def pid_or_error(started: int | tuple[str, int], argv: Sequence[Argument], cwd: Argument | None) -> int:
-    """Return the reported pid.
-
-    Raises:
-        OSError: the start failed; the subclass is the same as with ``subprocess``.
-    """
-    if isinstance(started, int):
-        return started
-    stage, number = started
-    match stage:
-        case "chdir":
-            raise OSError(number, os.strerror(number), os.fspath(cwd) if cwd is not None else os.getcwd())
-        case "exec":
-            raise OSError(number, os.strerror(number), os.fspath(argv[0]))
-        case "reaper":
-            why = "its reaper exited first; it was killed, or the zygote failed"
-            raise OSError(number, f"failed to start {os.fsdecode(argv[0])}: {why}")
-        case _:
-            raise OSError(number, f"failed to start {os.fsdecode(argv[0])} ({stage}): {os.strerror(number)}")
 
 
 def backlog_pauses() -> Iterator[float]:

@@ -10,8 +10,8 @@ from holdfast.errors import (
     UnknownAgent,
     UnknownMessage,
 )
-from holdfast.protocol.decisions import collect_due_at, decide, occupancy
 from holdfast.protocol.events import MessageAccepted, MessageSettled, MessageSteered, Stored, plain
+from holdfast.protocol.mailbox_policies import collect_due_at, decide, occupancy
 from holdfast.protocol.messages import Attachment, Message, Policy, Settlement
 from holdfast.protocol.stopping import Cause
 from holdfast.storage.backend import Tables

@@ -8,8 +8,8 @@ from typing import Final, Literal
 import msgspec
 
 from holdfast.errors import InvalidRequest, UnknownSession
-from holdfast.protocol.decisions import Waiting, select_batch
 from holdfast.protocol.events import MessageSettled, RunFinished, RunRestarted, RunRolledBack, Stored, plain
+from holdfast.protocol.mailbox_policies import Waiting, select_batch
 from holdfast.protocol.messages import RunView, Settlement
 from holdfast.protocol.states import next_run_state
 from holdfast.protocol.stopping import Cause

@@ -13,6 +13,18 @@ from hypothesis import strategies as st
 from holdfast.agents.journal import Journal
 from holdfast.agents.tool import Tool, tool
 from holdfast.errors import IllegalTransition, ModelFailed
+from holdfast.protocol.agent_loop import (
+    AgentLimits,
+    Ask,
+    Effect,
+    Exceeded,
+    Finish,
+    Loop,
+    Refuse,
+    SendModelRequest,
+    StartCall,
+    Steer,
+)
 from holdfast.protocol.call_hash import hash_call
 from holdfast.protocol.events import (
     Event,
@@ -24,18 +36,6 @@ from holdfast.protocol.events import (
     TextDelta,
     ToolFinished,
     ToolStarted,
-)
-from holdfast.protocol.loop import (
-    AgentLimits,
-    Ask,
-    Effect,
-    Exceeded,
-    Finish,
-    Loop,
-    Refuse,
-    SendModelRequest,
-    StartCall,
-    Steer,
 )
 from holdfast.protocol.messages import Answer, Message, Usage
 from holdfast.protocol.model import (

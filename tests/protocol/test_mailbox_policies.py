@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from holdfast.errors import SessionBusy, UnknownPolicy
-from holdfast.protocol.decisions import (
+from holdfast.protocol.mailbox_policies import (
     DECISIONS,
     Occupancy,
     Waiting,
