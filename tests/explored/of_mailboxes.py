@@ -12,8 +12,8 @@ from holdfast.protocol.events import Stored, decode_event
 from holdfast.protocol.messages import Policy, Question
 from holdfast.protocol.stopping import Cause
 from holdfast.storage import MemoryStore, transactions
+from holdfast.storage.event_packs import pack_events
 from holdfast.storage.memory.tables import MemoryTables
-from holdfast.storage.packs import pack_events
 from holdfast.storage.port import Claim, InterruptRequest, Lease, RunCommit, Send
 from holdfast.storage.transactions import session_log
 from tests.explored.model import Model, fault

@@ -12,7 +12,7 @@ from holdfast.host.run_execution import RunExecution, nothing_to_stop
 from holdfast.host.run_host import RunHostAdapter
 from holdfast.host.run_launcher import RunLauncher
 from holdfast.host.session import Session
-from holdfast.host.session_queue import SessionQueue
+from holdfast.host.slot_queue import SlotQueue
 from holdfast.protocol import mailbox_policies
 from holdfast.protocol.messages import Policy
 from holdfast.storage import transactions
@@ -77,12 +77,12 @@ def what_waits_is_not_run_after_a_run(patch: pytest.MonkeyPatch) -> None:
         self._parts.queue.release(claim.principal)
 
     patch.setattr(RunLauncher, "_pass_on", pass_on)
-    patch.setattr(SessionQueue, "next_run_id", lambda self: None)
+    patch.setattr(SlotQueue, "next_run_id", lambda self: None)
 
 
 @fault
 def what_waits_for_a_time_is_never_woken(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(SessionQueue, "_arm", lambda self: None)
+    patch.setattr(SlotQueue, "_arm", lambda self: None)
 
 
 @fault

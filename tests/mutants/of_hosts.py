@@ -47,7 +47,7 @@ MUTANTS = (
         name="a place is not given on",
         of="P13",
         breaks="sessions wait for a slot forever although one is free",
-        file="host/session_queue.py",
+        file="host/slot_queue.py",
         old="""
         self.admission.release(principal)
         self._admit()

@@ -1,8 +1,8 @@
 """The host: sessions, runs, and their control."""
 
-from holdfast.host.answers import Answerer
 from holdfast.host.host import Host
 from holdfast.host.log_reader import LogReader, SessionLog
+from holdfast.host.question_answers import Answerer
 from holdfast.host.scheduler import Schedule
 from holdfast.host.session import Session
 from holdfast.host.statistics import COUNTS, PROMISES, DrainReport, HostStatistics, Incident, PromiseCount, Recovery

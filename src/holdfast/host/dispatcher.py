@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from holdfast import ids
 from holdfast.errors import LimitExceeded, ScheduleChanged, StorageError
-from holdfast.host.retry import RETRY_S, retry_delay_s
+from holdfast.host.store_retry import RETRY_S, retry_delay_s
 from holdfast.protocol.stopping import Cause
 from holdfast.storage.port import Claim, Fire, Fired, NotReady, Send, SendResult
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from holdfast.host.context import HostContext
     from holdfast.host.run_launcher import RunLauncher
     from holdfast.host.session_directory import SessionDirectory
-    from holdfast.host.session_queue import SessionQueue
+    from holdfast.host.slot_queue import SlotQueue
     from holdfast.host.suspension import Suspension
     from holdfast.protocol.messages import SessionView
 
@@ -35,7 +35,7 @@ class Dispatcher:
         self,
         context: HostContext,
         directory: SessionDirectory,
-        queue: SessionQueue,
+        queue: SlotQueue,
         launcher: RunLauncher,
         suspension: Suspension,
     ) -> None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from holdfast.host.run_launcher import RunLauncher
     from holdfast.host.scheduler import Scheduler
     from holdfast.host.session_directory import SessionDirectory
-    from holdfast.host.session_queue import SessionQueue
+    from holdfast.host.slot_queue import SlotQueue
     from holdfast.protocol.stopping import StopReceipt
 
 __all__ = ["Drain"]
@@ -31,7 +31,7 @@ class Drain:
         self,
         context: HostContext,
         directory: SessionDirectory,
-        queue: SessionQueue,
+        queue: SlotQueue,
         launcher: RunLauncher,
         scheduler: Scheduler,
     ) -> None:

@@ -14,7 +14,7 @@ import math
 from typing import TYPE_CHECKING, Literal
 
 from holdfast.errors import HoldfastError, QuotaExceeded, RunClosed, StaleFence
-from holdfast.host.retry import RETRY_S, retry_delay_s
+from holdfast.host.store_retry import RETRY_S, retry_delay_s
 from holdfast.protocol.events import Event, encode_event
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from holdfast.host.run_parts import RunParts
 from holdfast.host.scheduler import Scheduler
 from holdfast.host.session import SessionParts
 from holdfast.host.session_directory import SessionDirectory
-from holdfast.host.session_queue import SessionQueue
 from holdfast.host.settlements import Settlements
+from holdfast.host.slot_queue import SlotQueue
 from holdfast.host.stop_coordinator import StopCoordinator
 from holdfast.host.suspension import Suspension
 from holdfast.host.thread_pools import ThreadPools
@@ -66,7 +66,7 @@ class HostParts:
         self.threads = ThreadPools(context.settings)
         self.tree = TaskTree(context, self.directory)
         self.accounting = RunAccounting(context, self.directory, self.settlements, self.tree)
-        self.queue = SessionQueue(context, self)
+        self.queue = SlotQueue(context, self)
         parts = RunParts(
             context,
             agents=agents,

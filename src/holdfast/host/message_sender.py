@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from holdfast.host.agent_registry import AgentRegistry
     from holdfast.host.context import HostContext
     from holdfast.host.dispatcher import Dispatcher
-    from holdfast.host.session_queue import SessionQueue
+    from holdfast.host.slot_queue import SlotQueue
     from holdfast.protocol.send_options import SendOptions
     from holdfast.storage.port import SendResult
 
@@ -53,9 +53,7 @@ class MessageSender:
 
     __slots__ = ("_agents", "_context", "_dispatcher", "_queue")
 
-    def __init__(
-        self, context: HostContext, agents: AgentRegistry, queue: SessionQueue, dispatcher: Dispatcher
-    ) -> None:
+    def __init__(self, context: HostContext, agents: AgentRegistry, queue: SlotQueue, dispatcher: Dispatcher) -> None:
         self._context = context
         self._agents = agents
         self._queue = queue

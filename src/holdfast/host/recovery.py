@@ -7,9 +7,9 @@ import functools
 from typing import TYPE_CHECKING
 
 from holdfast.errors import StorageError, StoreCorrupt, UnknownAgent
-from holdfast.host.retry import RETRY_S, retry
 from holdfast.host.run_history import RunHistory, read_run_history
 from holdfast.host.statistics import Recovery
+from holdfast.host.store_retry import RETRY_S, retry
 from holdfast.protocol.stopping import Cause
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import msgspec
 
 from holdfast.agents.journal import Journal
 from holdfast.errors import StoreCorrupt
-from holdfast.host.retry import retry
+from holdfast.host.store_retry import retry
 from holdfast.protocol.events import (
     ChildStarted,
     Event,

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import msgspec
 
 from holdfast.errors import IllegalTransition, Interrupted, StaleFence, StorageError, UnknownAgent, UnknownAttachment
-from holdfast.host import transcript_ops
+from holdfast.host import transcript_edits
 from holdfast.host.budgets import PAGE_BYTES
 from holdfast.host.live_session import LiveRun
-from holdfast.host.retry import retry, retry_delay_s
 from holdfast.host.session_directory import PAGE
+from holdfast.host.store_retry import retry, retry_delay_s
 from holdfast.protocol.events import MessageAccepted, MessageSteered, decode_event
 from holdfast.protocol.messages import Answer, Entry, Message, Question
 from holdfast.storage.port import Appended, Steered
@@ -146,7 +146,7 @@ class RunHostAdapter:
             if self._history is not None:
                 return self._history
             actor = self._actor
-            entries, charge = await transcript_ops.read(self._context, actor.principal, actor.session)
+            entries, charge = await transcript_edits.read(self._context, actor.principal, actor.session)
             if charge.amount:
                 self._history, self._charge = entries, charge
                 if self._run.ended:

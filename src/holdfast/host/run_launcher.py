@@ -9,9 +9,9 @@ import functools
 from typing import TYPE_CHECKING, Literal
 
 from holdfast.errors import HoldfastError, StaleFence
-from holdfast.host.retry import retry_delay_s
 from holdfast.host.run_execution import RunExecution
 from holdfast.host.run_history import RunHistory
+from holdfast.host.store_retry import retry_delay_s
 from holdfast.logs import one_line
 from holdfast.storage.port import Claim, Committed, RunCommit
 

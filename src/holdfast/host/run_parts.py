@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from holdfast.host.run_accounting import RunAccounting
     from holdfast.host.run_observer import RunObserver
     from holdfast.host.session_directory import SessionDirectory
-    from holdfast.host.session_queue import SessionQueue
+    from holdfast.host.slot_queue import SlotQueue
     from holdfast.host.thread_pools import ThreadPools
 
 __all__ = ["RunParts"]
@@ -29,7 +29,7 @@ class RunParts:
         *,
         agents: AgentRegistry,
         directory: SessionDirectory,
-        queue: SessionQueue,
+        queue: SlotQueue,
         threads: ThreadPools,
         accounting: RunAccounting,
         observer: RunObserver,

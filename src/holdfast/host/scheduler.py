@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from holdfast.host.agent_registry import AgentRegistry
     from holdfast.host.context import HostContext
     from holdfast.host.dispatcher import Dispatcher
-    from holdfast.host.session_queue import SessionQueue
+    from holdfast.host.slot_queue import SlotQueue
 
 __all__ = ["Schedule", "Scheduler"]
 
@@ -66,9 +66,7 @@ TEXT_LENGTH = 100_000
 class Scheduler:
     """Fires the schedules of a host. On its loop only."""
 
-    def __init__(
-        self, context: HostContext, agents: AgentRegistry, queue: SessionQueue, dispatcher: Dispatcher
-    ) -> None:
+    def __init__(self, context: HostContext, agents: AgentRegistry, queue: SlotQueue, dispatcher: Dispatcher) -> None:
         self._context = context
         self._agents = agents
         self._queue = queue

@@ -22,11 +22,11 @@ from holdfast.errors import (
     WaitsForItself,
 )
 from holdfast.host import attachments as attachment_ops
-from holdfast.host import transcript_ops
-from holdfast.host.answers import Answerer, give_answer
+from holdfast.host import transcript_edits
 from holdfast.host.budgets import PAGE_BYTES, Charge
 from holdfast.host.log_reader import SessionLog, open_log
 from holdfast.host.message_sender import check_key
+from holdfast.host.question_answers import Answerer, give_answer
 from holdfast.protocol.call_hash import hash_call, hash_of, question_id_of
 from holdfast.protocol.events import Event, Gap, Stored, decode_event
 from holdfast.protocol.messages import (
@@ -326,7 +326,7 @@ class Session:
 
     async def retry(self) -> Receipt:
         """See `SessionAPI.retry`."""
-        last = await transcript_ops.last_run(self._context, self.principal, await self._row())
+        last = await transcript_edits.last_run(self._context, self.principal, await self._row())
         return await self._parts.sender.send(
             self.principal,
             self.key,
@@ -339,7 +339,7 @@ class Session:
 
     async def undo(self) -> list[Entry]:
         """See `SessionAPI.undo`."""
-        return transcript_ops.shown((await self._edit("undo")).removed)
+        return transcript_edits.shown((await self._edit("undo")).removed)
 
     async def compact(self, *, keep: int = 4) -> list[Entry]:
         """See `SessionAPI.compact`."""
@@ -355,13 +355,13 @@ class Session:
         if view.run_id is not None or view.waiting:
             raise SessionBusy("the session has an active run or waiting messages", hint="compact it when it is idle")
         agent, row = self._parts.agents.find(view.agent), await self._row()
-        await transcript_ops.compact(self._context, self._parts.directory, self.principal, self.key, agent, row, keep)
+        await transcript_edits.compact(self._context, self._parts.directory, self.principal, self.key, agent, row, keep)
 
     async def _edit(
         self, kind: HistoryEdit, entries: Sequence[Entry] = (), *, key: str | None = None, agent: str = ""
     ) -> Edited:
         """Edit the transcript of this session, or of another one of its owner."""
-        return await transcript_ops.edit(
+        return await transcript_edits.edit(
             self._context, self._parts.directory, self.principal, key or self.key, kind, entries, agent=agent
         )
 
@@ -371,9 +371,9 @@ class Session:
             raise InvalidRequest(f"through_n is {through_n!r}; it must be the number of an entry, or 0 for none")
         other = Session(self._parts, self.principal, key, self._agent)
         row = await self._row()
-        async with transcript_ops.charged(self._context, self.principal, row) as (whole, charge):
-            kept = transcript_ops.through(whole, through_n)
-            entries = await transcript_ops.with_states(self._context, row, kept, charge)
+        async with transcript_edits.charged(self._context, self.principal, row) as (whole, charge):
+            kept = transcript_edits.through(whole, through_n)
+            entries = await transcript_edits.with_states(self._context, row, kept, charge)
             view = await self.info()
             await self.check_agent(view.agent)
             await self._edit("branch", entries, key=key, agent=view.agent)
@@ -394,7 +394,7 @@ class Session:
 
     async def import_history(self, export: SessionExport) -> SessionView:
         """See `SessionAPI.import_history`."""
-        entries = transcript_ops.check_import(export)
+        entries = transcript_edits.check_import(export)
         known = {attachment.digest: attachment for entry in entries for attachment in entry.attachments}
         for digest, body in export.attachments.items():
             attachment = known.get(digest)
@@ -465,7 +465,7 @@ class Session:
         entries = await self._context.store.transcript(await self._row())
         if not entries:
             await self._row()  # raises if deleted in the meantime
-        return transcript_ops.shown(entries)
+        return transcript_edits.shown(entries)
 
     async def transcript_page(self, *, after: int, limit: int) -> tuple[list[Entry], Charge]:
         """Return up to `limit` entries with n > `after`, in order; empty after the last. Release their charge.
@@ -480,7 +480,7 @@ class Session:
             found = await self._context.store.transcript(row, after=after, limit=limit, limit_bytes=PAGE_BYTES)
             if not found:
                 await self._row()  # raises if deleted in the meantime
-            return transcript_ops.shown(found)
+            return transcript_edits.shown(found)
 
         return await self._context.budgets.read_page(self.principal, read, memory_bytes)
 

@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING
 
 from holdfast.errors import SessionDeleted, UnknownSession
-from holdfast.host.awaited import AwaitedSessions
+from holdfast.host.awaited_sessions import AwaitedSessions
 from holdfast.host.budgets import PAGE_BYTES
 from holdfast.host.live_session import LiveSession
-from holdfast.host.retry import retry
+from holdfast.host.store_retry import retry
 
 if TYPE_CHECKING:
     from holdfast.host.context import HostContext

@@ -14,8 +14,8 @@ import asyncio
 from typing import TYPE_CHECKING, Literal
 
 from holdfast.errors import HoldfastError, NotSupported, StaleFence, StorageError, StoreCorrupt
-from holdfast.host.retry import retry, retry_until_drain
 from holdfast.host.run_history import RunHistory, read_run_history
+from holdfast.host.store_retry import retry, retry_until_drain
 from holdfast.protocol.events import RunResumed, decode_event
 from holdfast.protocol.stopping import Cause, StopReceipt
 from holdfast.storage.port import Answered, Claim, NotReady

@@ -19,7 +19,7 @@ from holdfast import Host
 from holdfast.agents import Agent
 from holdfast.agents.scripted import ScriptedModel
 from holdfast.host.session import Session
-from holdfast.host.transcript_ops import through
+from holdfast.host.transcript_edits import through
 from holdfast.integrations.langgraph import current_run, graph_agent
 from holdfast.integrations.langgraph.messages import messages_of
 from holdfast.protocol.events import TextDelta, ToolStarted

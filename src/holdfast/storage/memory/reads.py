@@ -20,8 +20,8 @@ from holdfast.protocol.messages import (
 )
 from holdfast.protocol.schedules import SET_BACK_S, ScheduleView
 from holdfast.protocol.transcript import memory_bytes
+from holdfast.storage.event_packs import journal
 from holdfast.storage.memory.tables import MemoryTables
-from holdfast.storage.packs import journal
 from holdfast.storage.rows import ready_since
 from holdfast.storage.values import ALL_BYTES, DueQuestion, DueSchedule, KeyRecord, Ready
 from holdfast.storage.views import (

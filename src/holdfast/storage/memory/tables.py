@@ -18,7 +18,7 @@ from holdfast.protocol.events import Stored
 from holdfast.protocol.messages import Attachment, Entry
 from holdfast.protocol.transcript import memory_bytes
 from holdfast.storage.backend import Counters
-from holdfast.storage.packs import unpack_events
+from holdfast.storage.event_packs import unpack_events
 from holdfast.storage.rows import (
     NOBODY,
     EndedRun,

@@ -13,7 +13,7 @@ from holdfast.protocol.events import encode_json
 from holdfast.protocol.messages import Attachment, Entry, Message, Question, RunState, RunView
 from holdfast.protocol.schedules import LEAST_EVERY_S, Progress, ScheduleSpec
 from holdfast.protocol.stopping import Cause
-from holdfast.storage.packs import entries_after, unpack_entries
+from holdfast.storage.event_packs import entries_after, unpack_entries
 from holdfast.storage.rows import (
     EndedRun,
     HistoryRow,

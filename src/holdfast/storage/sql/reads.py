@@ -11,7 +11,7 @@ import msgspec
 from holdfast.protocol.events import Stored
 from holdfast.protocol.messages import Attachment, Entry, MailboxItem, Question, RunView, SessionView, Settlement
 from holdfast.protocol.schedules import SET_BACK_S, ScheduleView
-from holdfast.storage.packs import journal, unpack_events
+from holdfast.storage.event_packs import journal, unpack_events
 from holdfast.storage.sql.columns import (
     decode_attachment,
     decode_live,

@@ -19,7 +19,7 @@ from holdfast.errors import StorageError
 from holdfast.protocol.events import Stored, encode_json
 from holdfast.protocol.messages import Attachment, Entry
 from holdfast.storage.backend import Counters
-from holdfast.storage.packs import pack_entries
+from holdfast.storage.event_packs import pack_entries
 from holdfast.storage.rows import EndedRun, HistoryRow, KnownMessage, Mail, ScheduleRow, SessionRow
 from holdfast.storage.sql.columns import (
     LIVE_COLUMN,

@@ -7,12 +7,12 @@ Nothing here awaits, blocks or reads a clock.
 from __future__ import annotations
 
 from holdfast.storage.transactions.attachments import add_attachment
-from holdfast.storage.transactions.history import edit_history
 from holdfast.storage.transactions.messages import send, steer, withdraw
 from holdfast.storage.transactions.questions import answer, park, suspend
 from holdfast.storage.transactions.runs import append, claim, commit_run, rescue, restart
 from holdfast.storage.transactions.schedules import delete_schedule, fire_schedule, pause_schedule, put_schedule
 from holdfast.storage.transactions.stops import delete_session, interrupt, stop_session
+from holdfast.storage.transactions.transcript_edits import edit_history
 
 __all__ = [
     "add_attachment",

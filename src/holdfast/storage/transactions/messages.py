@@ -17,7 +17,6 @@ from holdfast.protocol.stopping import Cause
 from holdfast.storage.backend import Tables
 from holdfast.storage.rows import Mail, SessionRow, due_at
 from holdfast.storage.transactions.attachments import stored_attachments
-from holdfast.storage.transactions.history import check_retry, drop_retried
 from holdfast.storage.transactions.session_log import (
     EventLog,
     check_quota,
@@ -28,6 +27,7 @@ from holdfast.storage.transactions.session_log import (
     start_run,
     stop_run,
 )
+from holdfast.storage.transactions.transcript_edits import check_retry, drop_retried
 from holdfast.storage.values import Lease, Send, SendResult, Steered
 
 __all__ = ["send", "steer", "withdraw"]

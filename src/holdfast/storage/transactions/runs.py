@@ -15,7 +15,6 @@ from holdfast.protocol.states import next_run_state
 from holdfast.protocol.stopping import Cause
 from holdfast.storage.backend import Tables
 from holdfast.storage.rows import EndedRun, HistoryRow, Mail, SessionRow, due_at
-from holdfast.storage.transactions.history import number_entries
 from holdfast.storage.transactions.questions import resume
 from holdfast.storage.transactions.session_log import (
     EventLog,
@@ -28,6 +27,7 @@ from holdfast.storage.transactions.session_log import (
     start_run,
     stop_run,
 )
+from holdfast.storage.transactions.transcript_edits import number_entries
 from holdfast.storage.values import ALL_BYTES, Appended, Claim, Committed, Lease, NotReady, RunCommit
 from holdfast.storage.views import ended_state
 

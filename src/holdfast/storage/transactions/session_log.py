@@ -9,7 +9,7 @@ from holdfast.protocol.events import Event, RunStarted, RunStopping, Stored, enc
 from holdfast.protocol.states import next_run_state
 from holdfast.protocol.stopping import Cause
 from holdfast.storage.backend import Tables
-from holdfast.storage.packs import pack_events
+from holdfast.storage.event_packs import pack_events
 from holdfast.storage.rows import Mail, SessionRow
 from holdfast.storage.values import Claim, Lease
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.errors import StaleFence, StorageError, StoreCorrupt
-from holdfast.host.retry import RETRY_S, retry, retry_delay_s, retry_until_drain
+from holdfast.host.store_retry import RETRY_S, retry, retry_delay_s, retry_until_drain
 from holdfast.testing import run_virtual
 
 

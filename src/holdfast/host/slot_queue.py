@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from holdfast.host.context import HostContext
     from holdfast.host.run_observer import RunObserver
 
-__all__ = ["SessionQueue"]
+__all__ = ["SlotQueue"]
 
 LOOK_EVERY_S = 60.0
 """Longest wait before a session that is due later is checked again: the clock may be set in the meantime."""
 
 
-class SessionQueue:
+class SlotQueue:
     """The run slots of a host and the sessions that wait for them."""
 
     __slots__ = ("_context", "_due", "_observer", "_timer", "_unused", "admission")
