@@ -206,8 +206,8 @@ def test_a_call_with_arguments_or_results_that_json_cannot_hold_says_which() -> 
         await run.call(give)
 
     async def scenario(host: Host) -> None:
-        assert "the arguments of give cannot be written down" in ((await settled(host, "arguments")).error or "")
-        assert "the result of give cannot be written down" in ((await settled(host, "results")).error or "")
+        assert "the arguments of give cannot be encoded as JSON" in ((await settled(host, "arguments")).error or "")
+        assert "the result of give cannot be encoded as JSON" in ((await settled(host, "results")).error or "")
         entries = await host.session("results").transcript()
         assert [e.role for e in entries] == ["user", "tool_call", "tool_result"]
 

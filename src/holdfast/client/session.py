@@ -1,4 +1,4 @@
-"""A session over HTTP: `holdfast.protocol.session_api.SessionLike` on a `Transport`."""
+"""A session over HTTP: `holdfast.protocol.session_api.SessionAPI` on a `Transport`."""
 
 from __future__ import annotations
 

@@ -491,6 +491,11 @@ class Budgets:
 
         A page that turns out larger, such as one large event, is read again once there is room for it.
 
+        Parameters:
+            principal: who reads.
+            read: reads the page.
+            weigh: returns the bytes of a page.
+
         Raises:
             BudgetExceeded, HostBusy: timed out waiting for room.
         """

@@ -1,4 +1,4 @@
-"""A session handle for its owner, in-process: `holdfast.protocol.session_api.SessionLike` on a `Host`."""
+"""A session handle for its owner, in-process: `holdfast.protocol.session_api.SessionAPI` on a `Host`."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 
 `Store` runs its transactions and reads on a backend and knows nothing else of it. A new kind of store is a `Backend`
 with its `Tables` and `Reads`; one on an SQL database takes those of `holdfast.storage.sql` and writes only the
-statements' `holdfast.storage.sql.columns.Database`.
+statements' `holdfast.storage.sql.database.Database`.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def test_what_an_adapter_does_wrong_is_said_at_once_and_is_no_broken_promise(nam
 @pytest.mark.parametrize(
     ("name", "promise", "word"),
     [
-        ("OnlyMarks", "transcript valid", "asked the model again"),
+        ("OnlyMarks", "transcript valid", "called the model again"),
         ("OnlyMarks", "cancel stays in its session", "the cancelled run itself continues"),
         ("RefusesAll", "one run at a time", "no message was taken"),
     ],

@@ -23,7 +23,7 @@ class ProgramAdoption:
     """State of one installation. Used by threads that start programs and by the reading thread of the host.
 
     Parameters:
-        current, processes, home, lingers: as in `adoption_processes.install`.
+        current, processes, home, lingers: as in `holdfast.runtime.adoption.processes.install`.
         seal: how tags are carried.
     """
 

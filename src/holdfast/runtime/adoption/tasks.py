@@ -1,6 +1,6 @@
 """Adoption of tasks and executor calls that foreign code starts in a scope with plain asyncio.
 
-`install` also switches on `adoption_threads` and `adoption_processes`.
+`install` also switches on `holdfast.runtime.adoption.threads` and `holdfast.runtime.adoption.processes`.
 
 Invariants
 - It is installed per loop; anything started outside any scope is started exactly as before.

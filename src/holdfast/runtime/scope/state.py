@@ -21,7 +21,7 @@ import time
 import weakref
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from holdfast.clock import system_clock
 from holdfast.errors import Interrupted, ScopeClosed, format_error
@@ -41,11 +41,26 @@ if TYPE_CHECKING:
     from holdfast.runtime.scope.deadline import Deadline
     from holdfast.runtime.scope.stop_port import RunningStop
 
-__all__ = ["Phase", "ScopeState", "ScopeStatistics"]
+__all__ = ["Phase", "ScopeState", "ScopeStatistics", "StartOwned"]
 
 T = TypeVar("T")
 
 Phase = Literal["open", "stopping", "closed"]
+
+
+class StartOwned(Protocol):
+    """Attribute ``start_owned`` of a loop's task factory that adopts tasks: it creates one that a scope has already."""
+
+    def __call__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        coroutine: Coroutine[Any, Any, T],
+        name: str,
+        context: contextvars.Context,
+        /,
+    ) -> asyncio.Task[T]:
+        """Create the task."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -565,9 +580,7 @@ class ScopeState:
     def make_task(self, coroutine: Coroutine[Any, Any, T], name: str, context: contextvars.Context) -> asyncio.Task[T]:
         """Create the task of a member. On the loop only."""
         loop = self.open_loop()
-        factory = loop.get_task_factory()
-        start_owned = None if factory is None else getattr(factory, "start_owned", None)
+        start_owned: StartOwned | None = getattr(loop.get_task_factory(), "start_owned", None)
         if start_owned is not None:
-            task: asyncio.Task[T] = start_owned(loop, coroutine, name, context)
-            return task
+            return start_owned(loop, coroutine, name, context)
         return loop.create_task(coroutine, name=name, context=context)

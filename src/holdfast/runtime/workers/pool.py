@@ -49,7 +49,7 @@ class WorkerPoolStatistics:
         lent: number of workers that run a call.
         started: number of workers started so far.
         calls: number of calls given to workers so far.
-        thrown_away: number of workers discarded after a call so far.
+        discarded: number of workers discarded after a call so far.
     """
 
     idle: int
@@ -83,7 +83,7 @@ class Worker:
         process: its process, under a reaper.
         control: connection to it; owned by the current holder of the worker.
         output: what it prints while streamed; owned by the current holder of the worker.
-        begun: threads, descriptors and bytes of memory before the function of the last call was called.
+        baseline: threads, descriptors and bytes of memory before the function of the last call was called.
     """
 
     def __init__(self, process: Process, control: socket.socket, output: int, owner: str, environment: object) -> None:

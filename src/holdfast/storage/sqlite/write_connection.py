@@ -1,4 +1,4 @@
-# ruff: noqa: D102 - `Connection` documents its methods
+# ruff: noqa: D102 - `DatabaseConnection` documents its methods
 """The connection that writes to a SQLite file: it locks the file, creates or migrates its schema, and commits."""
 
 from __future__ import annotations
