@@ -1,4 +1,4 @@
-"""Run an agent: its function with a `Run`, or the loop of a model; then join its remaining subtasks."""
+"""Run an agent: call its function with a `Run`, or run the model loop; then join the remaining subtasks."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _call_in_thread(agent: Agent, work: AgentWork, run: Run) -> Any:
             return None
     except SystemExit as left:
         raise no_exit(f"agent {agent.name}", left) from left
-    except KeyboardInterrupt as error:  # Ctrl-C comes to the main thread only; on the loop it would end the host
+    except KeyboardInterrupt as error:  # not Ctrl-C, which only the main thread gets; it would end the host
         raise RuntimeError(f"agent {agent.name} raised KeyboardInterrupt") from error
     return result
 
