@@ -1,9 +1,9 @@
 """Emit a graph's output as events of its run: messages as text and calls, nodes as calls of the graph.
 
 Invariants
-- Messages are emitted one at a time: the output of other models waits until the current message is complete. So an
-  answer reads like its messages, however their chunks were interleaved.
-- A call by a model is a call of the run; it is open until the graph has a message with its result.
+- Messages are emitted one at a time: the output of other models waits until the current message is complete. So the
+  messages of an answer follow one another, however their chunks were interleaved.
+- A model's call is a call of the run; it stays open until the graph has a message with its result.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Speech:
 
     Parameters:
         speakers: the nodes whose messages are emitted; None: all.
-        silent: emit nothing; only count usage.
+        silent: whether to emit nothing and only count usage.
     """
 
     def __init__(self, context: RunContext, speakers: Collection[str] | None, *, silent: bool) -> None:
@@ -64,7 +64,7 @@ class Speech:
 
     @property
     def said(self) -> list[Any]:
-        """All output and calls of the run so far, for a later attempt."""
+        """Return all output and calls of the run so far, for a later attempt."""
         self._note_text()
         return self._said
 
