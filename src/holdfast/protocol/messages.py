@@ -224,9 +224,9 @@ class AgentState(Value, frozen=True, kw_only=True):
 
     Parameters:
         by: the owner of the state; only its newest state is read.
-        body: the opaque state, on its way into the store. Entries read back leave it empty: `Store.kept` returns it.
-        n: the number of the entry under which the store has it; 0 on its way in. An entry that replaces others in the
-            same session may carry over their state.
+        body: the opaque state, set only on the way into the store. Entries read back omit it; `Store.kept` returns it.
+        n: the number of the entry under which the store keeps the state; 0 until it is stored. An entry that replaces
+            others in the same session may carry over their state.
     """
 
     by: str

@@ -64,7 +64,7 @@ class Speech:
 
     @property
     def said(self) -> list[Any]:
-        """Return all output and calls of the run so far, for a later attempt."""
+        """All output and calls of the run so far, for a later attempt."""
         self._note_text()
         return self._said
 
