@@ -173,5 +173,5 @@ def as_agent(thing: object) -> Agent:
             hint="write it as: async def agent(run): ...",
         ) from None
     except ValueError:
-        pass  # some C functions have no signature: an error will show when called
+        pass  # some C functions have no signature; an unsuitable one fails when called
     return agent(thing)

@@ -38,7 +38,7 @@ class Model(Protocol):
             attachment: returns the bytes of an attachment by its digest; None: attachments are only named.
 
         Raises:
-            ModelFailed: on opening, or while parts are read; ``retry_after_s`` is None if a retry does not help.
+            ModelFailed: on opening, or while parts are read; ``retry_after_s`` is set if a retry may help.
         """
         ...
 

@@ -57,7 +57,7 @@ _MESSAGES = "messages"
 
 
 class _Asked(NamedTuple):
-    """A value passed to `interrupt()`, and its questions. ``interrupt_id`` is None at a breakpoint of the graph."""
+    """A value passed to `interrupt()`, and its questions; or, with ``interrupt_id`` None, a breakpoint of the graph."""
 
     interrupt_id: str | None
     value: Any

@@ -118,7 +118,7 @@ class SessionSender:
         return letter.receipt
 
     async def _take_back(self, letter: _Letter, scope: Scope) -> None:
-        """Revoke a message whose answer is no longer awaited, within the grace period of the stop."""
+        """Revoke a message whose answer the stream no longer awaits, within the grace period of the stop."""
         if not letter.may_be_there:
             return
         session = letter.session
