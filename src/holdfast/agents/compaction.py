@@ -92,7 +92,7 @@ def apply_summary(
 
 
 def _cut_results(messages: Sequence[ModelMessage], room: int) -> list[ModelMessage]:
-    """Return the messages, with their results truncated to `room` bytes in all."""
+    """Return the messages, with their results truncated to `room` bytes in total."""
     results = sum(isinstance(message, ToolMessage) for message in messages)
     each = room // max(1, results)
     return [

@@ -4,8 +4,8 @@ The modules of this folder take a `RunContext`, never a `Run`. Above them, `hold
 code and passes it a `Run`; they call it only through `RunContext.perform`.
 
 Invariants
-- A child has a context of its own, with its parent's journal, recorder, limits and activity.
-- Once a context is closed, further output of the run does not count, whatever thread it comes from.
+- A child has its own context, with its parent's journal, recorder, limits and activity.
+- Once a context is closed, further output of the run does not count, on any thread.
 - Events from threads reach the recorder in the order in which they were written, through one queue.
 """
 
@@ -194,7 +194,7 @@ class RunContext:
             self.depth_left = depth
             """Remaining depth for nested children."""
             self.activity = ActivityCounter(host.on_quiescence)
-            """Activity of the run and its children, apart from waiting for people."""
+            """Counts the active tasks and threads of the run and its children."""
             self.exclusive_calls = ExclusiveCalls()
         else:
             self.depth_left = min(parent.depth_left - 1, depth)

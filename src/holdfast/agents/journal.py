@@ -1,6 +1,6 @@
 """The journal of a run: each call's intent is durable before its effect, and a recorded result is replayed.
 
-A call's id is its place in the program: the run's id, then the numbers of the path down to it. Subtasks, parallel
+A call's id encodes its place in the program: the run's id, then the numbers on the path to it. Subtasks, parallel
 functions and children number their own calls, so the ids are the same in every attempt, however the work interleaves.
 """
 

@@ -47,7 +47,7 @@ class Model(Protocol):
 async def opened(
     model: Model, request: ModelRequest, *, attachment: Callable[[str], Awaitable[bytes]] | None = None
 ) -> AsyncIterator[AsyncIterator[Part]]:
-    """Open one request of a model; the task that reads it also closes it, however the block ends."""
+    """Open one request to a model; the task that reads it also closes it, however the block ends."""
     async with model.stream(request, attachment=attachment) as parts:
         if isinstance(parts, AsyncGenerator):
             async with aclosing(parts):

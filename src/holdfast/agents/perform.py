@@ -24,7 +24,7 @@ __all__ = ["perform"]
 async def perform(context: RunContext) -> None:
     """Run the context's agent in the current task, and join the subtasks that it did not await.
 
-    Raises whatever the agent raises, `TypeError` for a result that is not text, and `RuntimeError` for a `SystemExit`.
+    Raises the agent's errors, `TypeError` for a result that is not text, and `RuntimeError` for a `SystemExit`.
     """
     current_call_path.set(context.call_path)
     agent, run = context.agent, Run(context)
@@ -39,7 +39,7 @@ async def perform(context: RunContext) -> None:
 
 
 async def _call_agent(agent: Agent, work: AgentWork, run: Run) -> None:
-    """Call the agent's function, and emit what it returns or yields."""
+    """Call the agent's function, and emit the text that it returns or yields."""
     if agent.in_thread:
         result = await run.scope.spawn(_call_in_thread, agent, work, run, on="thread", name=agent.name)
     else:

@@ -15,7 +15,7 @@ __all__ = ["Recorder", "RunHost"]
 
 
 class Recorder(Protocol):
-    """The sink of a run's events, implemented by the host. Used on the run's event loop only."""
+    """The sink for a run's events, implemented by the host. Used on the run's event loop only."""
 
     @property
     def behind(self) -> bool:

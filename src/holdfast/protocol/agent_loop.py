@@ -136,7 +136,7 @@ class AgentLimits(Value, frozen=True, kw_only=True):
 
 
 class LoopTool(Protocol):
-    """A tool, as far as the loop needs it."""
+    """The interface of a tool that the loop needs."""
 
     @property
     def spec(self) -> ToolSpec:

@@ -250,7 +250,7 @@ class Entry(Value, frozen=True, kw_only=True):
         attachments: of a ``user`` entry.
         agent_state: agent state of a completed run for the session's next one; hidden from readers. It is removed and
             restored with the run's entries.
-        ended_by: on the last entry of a run that did not complete: what ended it, a kind of `Cause` or ``failure``.
+        ended_by: on the last entry of a run that did not complete: the reason, a kind of `Cause` or ``failure``.
             The model reads it as a note, so that it does not carry out an interrupted request later.
     """
 

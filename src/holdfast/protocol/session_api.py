@@ -29,7 +29,7 @@ __all__ = ["ScheduleAPI", "SessionAPI", "answer"]
 
 
 class ScheduleAPI(Protocol):
-    """A handle to a schedule. Creating one does no I/O; any number may refer to the same schedule at a time.
+    """A handle to a schedule. Creating one does no I/O; several handles may refer to the same schedule.
 
     Every method may raise `UnknownSchedule`, `AccessDenied`, `StorageError` and, over HTTP, `ServerUnreachable` and
     `RateLimited`.
@@ -65,7 +65,7 @@ class ScheduleAPI(Protocol):
 
 
 class SessionAPI(Protocol):
-    """A handle to a session. Creating one does no I/O; any number may refer to the same key at a time.
+    """A handle to a session. Creating one does no I/O; several handles may refer to the same session.
 
     Every method may raise `AccessDenied`, `StorageError` and, over HTTP, `ServerUnreachable` and `RateLimited`.
     """

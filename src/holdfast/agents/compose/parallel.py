@@ -38,7 +38,7 @@ def parallel(
     """Return an agent that sends the same request to several others at the same time.
 
     Each branch is a child of the run: it is in the log and in the task tree under its name, streams there, and is not
-    repeated in a later attempt once it has finished. The agent's own text comes at the end: `join` builds it from the
+    repeated in a later attempt once it has finished. The agent emits its own text at the end: `join` builds it from the
     answers. If the agent is interrupted or fails, its text consists of the answers so far.
 
     Once enough branches have completed, the others are interrupted with a cause that names the reason, and are gone (or

@@ -183,7 +183,7 @@ class _Supervision:
             slot.task = slot.part.task(self._run, self._run.text, CallPath(slot.place.next_id()))
         return slot.task
 
-    # ── at work ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── running ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _drive(self) -> None:
         loop = asyncio.get_running_loop()
@@ -221,7 +221,7 @@ class _Supervision:
         self._take(slot, finished, problem, again=slot.due_at is not None)
 
     def _take(self, slot: _Slot, finished: ChildFinished, problem: BaseException | None, *, again: bool) -> None:
-        """Take the outcome of a branch.
+        """Apply the outcome of a branch.
 
         Parameters:
             again: whether it was stopped in order to restart it.

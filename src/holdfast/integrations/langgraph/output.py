@@ -222,7 +222,7 @@ class Nodes:
                 self._end(task, "ok", None)
 
     async def output(self, part: Any) -> None:
-        """Report what a node wrote to its stream."""
+        """Report output that a node wrote to the graph's stream."""
         context = self._context
         text = part if isinstance(part, str) else as_json(part)
         context.write(ToolOutput(run_id=context.root_id, call_id=self._call_id, text=plain(text), at=context.now()))
