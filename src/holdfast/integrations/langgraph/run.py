@@ -195,7 +195,7 @@ class GraphRun:
 
     async def _last_kept(self, history: Sequence[Entry]) -> tuple[Kept | None, Sequence[Entry], bool]:
         """Return the state of the newest completed run of the graph, the entries after it, and whether the transcript
-        before that run has changed since, as by a summary."""
+        before that run has changed since, for example by a summary."""
         if self._context.parent is None:
             for at in range(len(history) - 1, -1, -1):
                 entry = history[at]

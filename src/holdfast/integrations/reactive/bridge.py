@@ -185,7 +185,7 @@ class ReactiveBridge:
 
         Raises:
             WaitExpired: timed out, because the bridge's loop does not run or is blocked. The stop continues.
-            ScopeClosed: the loop was closed during active work: observers and threads are notified, tasks are not.
+            ScopeClosed: the loop was closed during active work: observers and threads are notified; tasks do not end.
         """
         cause = self._close(reason)
         scope = self.scope
