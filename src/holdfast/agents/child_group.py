@@ -68,7 +68,7 @@ class ChildGroup(Generic[K]):
     async def driven(self, drive: Callable[[], Awaitable[T]]) -> T:
         """Run `drive`, which starts the children and handles their ends. However it ends, no child outlives it.
 
-        Raises what `drive` raises, or `Interrupted`.
+        Raises the errors of `drive`, or `Interrupted`.
         """
         try:
             async with self.scope:

@@ -38,7 +38,7 @@ class Tool:
 
     Parameters:
         name: 1 to 64 letters, digits, ``_`` and ``-``.
-        description: for the model.
+        description: the description that the model sees.
         parameters: JSON Schema of an object: the keyword arguments of `work`.
         work: sync or async. If its first parameter is named ``call``, it gets the `Call`, which the model does not see.
             Raise `ToolFailed` for a message that the model gets unchanged; any other error is shown with its class.

@@ -54,7 +54,7 @@
         │   ├── Forbidden
         │   ├── ApprovalKeyRequired  a person must type the approval key
         │   ├── HostRefused          the Host header is not on the allowlist
-        │   └── OriginRefused        the Origin header belongs to another site
+        │   └── OriginRefused        the request comes from a web page of another origin
         ├── Unavailable              try again later or elsewhere
         │   ├── Draining
         │   ├── WaitExpired          only the wait ended; the work continues

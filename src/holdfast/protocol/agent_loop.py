@@ -210,7 +210,7 @@ class Loop:
     Parameters:
         run_id: id of the run or child; prefix of its call ids.
         messages: valid messages that the model sees before the first step.
-        instructions, tools, settings: of the agent.
+        instructions, tools, settings: as in the agent.
         limits: the agent's limits.
     """
 

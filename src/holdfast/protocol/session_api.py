@@ -60,7 +60,7 @@ class ScheduleAPI(Protocol):
         ...
 
     async def delete(self) -> ScheduleView:
-        """Delete the schedule and return its last state. Messages that it already sent stay."""
+        """Delete the schedule and return its last state. Messages that it has already sent are kept."""
         ...
 
 
