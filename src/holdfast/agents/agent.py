@@ -1,6 +1,6 @@
 """`Agent`: a name, and a function of a `Run` or a model with tools. Data only; `holdfast.agents.perform` runs it.
 
-The function is async, an async generator, or sync (it gets a thread).
+The function is async, an async generator, or sync (it runs in a thread).
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ class Agent:
 
     Parameters:
         name: the name by which messages address it.
-        work: takes the `Run`. It may return text or None, yield text, or use the run. None for an agent with a model.
+        work: a function of the `Run`. It may return text or None, yield text, or emit text through the run. None for an
+            agent with a model.
         replayable: whether all its effects go through `Run.call`, so that its run can resume after a crash. An agent
-            with a model always counts as such.
+            with a model always counts as replayable.
         description: one-line description, for people and for models that may delegate to it.
         model: a `Model`, or the name of one for `find_model`, in place of `work`.
         instructions: the system prompt.
@@ -61,7 +62,7 @@ class Agent:
     settings: dict[str, Any] = field(default_factory=dict, hash=False)
     parts: Sequence[Agent] = ()
     in_thread: bool = field(init=False, repr=False, compare=False, default=False)
-    """Whether `work` is a plain function, which gets a thread."""
+    """Whether `work` is a sync function, which runs in a thread."""
 
     def __post_init__(self) -> None:
         if (self.model is None) is (self.work is None):
@@ -78,8 +79,8 @@ class Agent:
 
     @property
     def toolsets(self) -> tuple[Toolset, ...]:
-        """The toolsets of the agent and of those it may delegate to, each once; includes its model if that is a
-        toolset."""
+        """The toolsets of the agent and of the agents it may delegate to, each once, including models that are
+        toolsets."""
         found: list[Toolset] = []
         for thing in (self.model, *self.tools, *self.parts):
             for toolset in (thing,) if isinstance(thing, Toolset) else getattr(thing, "toolsets", ()):
@@ -156,7 +157,7 @@ def agent(
 
 
 def as_agent(thing: object) -> Agent:
-    """Return the agent for an `Agent` or a function of a run. Raises `ConfigurationError` for anything else."""
+    """Return an `Agent` unchanged, or make one from a function of a run. Raises `ConfigurationError` otherwise."""
     if isinstance(thing, Agent):
         return thing
     if not callable(thing) or inspect.isclass(thing):
@@ -172,5 +173,5 @@ def as_agent(thing: object) -> Agent:
             hint="write it as: async def agent(run): ...",
         ) from None
     except ValueError:
-        pass  # some C functions have no signature; a call will show
+        pass  # some C functions have no signature; an unsuitable one fails when called
     return agent(thing)

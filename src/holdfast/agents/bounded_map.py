@@ -1,17 +1,17 @@
 """Run many coroutines of one run, a bounded number at a time, with a task only for those that wait.
 
-A lane is a task that runs one coroutine after another, each in a context of its own, up to the first one that waits:
-that one is its last, and other lanes start for the rest. So a coroutine that never waits costs no task, as with eager
-tasks, and one that waits has a task to itself: `asyncio.timeout`, task groups and scopes inside it work as everywhere,
-and a cancellation that comes too late for it cannot reach another one.
+A lane is a task that runs coroutines one after another, each in its own context, until one of them waits: that one is
+its last, and other lanes start for the rest. So a coroutine that never waits costs no task, as with eager tasks. One
+that waits has a task to itself: `asyncio.timeout`, task groups and scopes inside it work as usual, and a late
+cancellation cannot reach another coroutine.
 
 Invariants
 - Coroutines start in the order of their source; the next one is taken only when there is room for it.
 - At most ``room`` lanes have work, so at most ``room`` coroutines are active.
 - Each lane is counted off once, even if it is cancelled before it starts.
-- An async source is awaited by one task, the one that called `done`; each of its items has a lane.
-- A task that takes many in a row waits while the log is behind, and yields to the loop's other tasks in between.
-- The number of a coroutine is its place in the source, and in the journal.
+- An async source is awaited by one task, the one that called `done`; each of its items has its own lane.
+- A task that takes many items in a row waits while the log is behind, and now and then yields to other tasks.
+- The number of a coroutine is its position in the source, and in the journal.
 - Nothing passes from one coroutine of a lane to the next: no context variable, and no cancellation of the task.
 """
 
@@ -37,15 +37,15 @@ __all__ = ["BoundedMap"]
 
 _END = object()
 _AT_ONCE = 32
-"""Coroutines that begin before the loop's other tasks have their turn."""
+"""Number of coroutines to start before yielding to the loop's other tasks."""
 _GROWTH = 2
-"""Lanes that begin for each one that has to wait, so that a thousand that wait have all begun after ten ticks."""
+"""Lanes to start for each coroutine that waits: a thousand waiting coroutines have all started after ten ticks."""
 _NOTED_ERRORS = 10
-"""Errors after the first one that its notes describe."""
+"""Maximum number of later errors that the notes of the first one describe."""
 
 
 class _Lane:
-    """A task that takes coroutines."""
+    """A task that runs coroutines one after another."""
 
     __slots__ = ("begun", "handle")
 
@@ -171,7 +171,7 @@ class BoundedMap:
             task.add_done_callback(functools.partial(self._never_began, lane))
 
     def _grow(self) -> None:
-        """Start lanes for the rest, because one that has begun waits."""
+        """Start lanes for the remaining items, because a started coroutine waits."""
         for _ in range(_GROWTH):
             if self._over or self._waiter.busy >= self._room or isinstance(self._items, AsyncIterable):
                 return
@@ -181,7 +181,7 @@ class BoundedMap:
         lane.begun = True
         try:
             if lane.handle is None:
-                await asyncio.sleep(0)  # eager: it would begin inside the coroutine that begins now
+                await asyncio.sleep(0)  # eager: it would start inside the coroutine that is starting
             await work(lane)
         except asyncio.CancelledError:
             self._cancelled(lane, "was cancelled")
@@ -220,7 +220,7 @@ class BoundedMap:
                 return
 
     async def _one(self, item: Any, number: int, lane: _Lane) -> bool:
-        """Run one; return whether the task is its own: it has waited in it, or cancelled it."""
+        """Run one coroutine; return whether it used up the lane's task, by waiting in it or cancelling it."""
         coroutine = self._begin(item)
         context = contextvars.copy_context()
         try:
@@ -242,7 +242,7 @@ class BoundedMap:
         return task is not None and task.cancelling() > 0
 
     def _annotate(self, error: BaseException, label: str) -> None:
-        """Name the item in its error. An interrupt or exit that a scope takes for one member's end ends all here."""
+        """Add the item's name to its error. An interrupt or exit, which would end one member of a scope, ends all."""
         match error:
             case Exception():
                 error.add_note(f"in {label}")
@@ -255,13 +255,13 @@ class BoundedMap:
 
 
 def _first_step(coroutine: Coroutine[Any, Any, Any], branch: CallPath) -> Any:
-    """Begin the coroutine, in its own context."""
+    """Run the coroutine, in its own context, up to the first point where it waits."""
     current_call_path.set(branch)
     return coroutine.send(None)
 
 
 class _Rest:
-    """The rest of a coroutine that has begun to wait; awaited by its lane, it continues in its own context."""
+    """The rest of a coroutine that has started to wait; its lane awaits it, and it continues in its own context."""
 
     __slots__ = ("_context", "_reported", "_waits", "gi_yieldfrom")
 
@@ -290,9 +290,9 @@ class _Rest:
         return self._context.run(self.gi_yieldfrom.send, value)
 
     def throw(self, error: BaseException, *_: Any) -> Any:
-        """Raise in the coroutine where it waits."""
+        """Raise the error in the coroutine, where it waits."""
         return self._context.run(self.gi_yieldfrom.throw, error)
 
     def close(self) -> None:
-        """End it where it waits."""
+        """Close the coroutine where it waits."""
         self._context.run(self.gi_yieldfrom.close)

@@ -35,10 +35,10 @@ class CallContext:
         self.context = context
         self.call_id = call_id
         self.closed = False
-        """Whether the call has ended, so that its output does not count any more."""
+        """Whether the call has ended, so that its output no longer counts."""
 
     def output(self, text: str) -> Emission:
-        """Stream a piece of the call's output. From any thread. Raises as `Run.emit` does, also after the call."""
+        """Stream a piece of the call's output, from any thread. Raises as `Run.emit`, also after the call has ended."""
         require_text(text, "output()")
         context = self.context
         if self.closed:
@@ -66,7 +66,7 @@ def start_call(
     """Start a call's function in the call's own scope.
 
     Parameters:
-        exclusive: whether the run waits until the function has really ended; see `ExclusiveCalls`.
+        exclusive: whether the run waits until the function has returned, even if abandoned; see `ExclusiveCalls`.
     """
     context = call.context
     if where == "process":

@@ -1,11 +1,11 @@
-"""Children of one run that are active at the same time, and the one task that handles their ends.
+"""Concurrent children of one run, and the one task that handles their ends.
 
 Invariants
-- Each child has one scope and one task. Its end is reported once, when its scope has closed. If the whole group is
-  interrupted, that happens before `ChildGroup.driven` raises.
+- Each child has one scope and one task. Its end is reported once, after its scope has closed. If the whole group is
+  interrupted, all ends are reported before `ChildGroup.driven` raises.
 - A child that ended by itself before its interrupt reached it is reported as completed, even if the others were
   stopped.
-- A task that starts many in a row waits while the log is behind, and yields to the loop's other tasks in between.
+- A task that starts many children in a row waits while the log is behind, and now and then yields to other tasks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ T = TypeVar("T")
 K = TypeVar("K")
 
 _BEGIN_AT_ONCE = 32
-"""Children that begin before the loop's other tasks have their turn."""
+"""Number of children to start before yielding to the loop's other tasks."""
 
 
 class ChildGroup(Generic[K]):
@@ -38,7 +38,8 @@ class ChildGroup(Generic[K]):
     Parameters:
         parent: the children's parent.
         on_end: called for each child that has ended: with its key, its outcome, and the error that it raised, if any.
-        on_closed: called before that, when the child's scope has closed; for a task that waits for something else.
+        on_closed: called with each child as soon as its scope has closed, before `on_end`; lets a driver that is
+            waiting for something else react at once.
     """
 
     __slots__ = ("_begun", "_ended", "_on_closed", "_on_end", "_open", "_waiter", "parent", "scope")
@@ -61,13 +62,13 @@ class ChildGroup(Generic[K]):
 
     @property
     def busy(self) -> int:
-        """Children that have started and whose end was not reported."""
+        """Number of started children whose end has not been reported."""
         return len(self._open)
 
     async def driven(self, drive: Callable[[], Awaitable[T]]) -> T:
-        """Run `drive`, which starts the children and handles their ends. However it ends, no child is left.
+        """Run `drive`, which starts the children and handles their ends. However it ends, no child outlives it.
 
-        Raises what `drive` raises, or `Interrupted`.
+        Raises the errors of `drive`, or `Interrupted`.
         """
         try:
             async with self.scope:
@@ -96,16 +97,16 @@ class ChildGroup(Generic[K]):
         return child
 
     async def changed(self, until: float | None = None) -> None:
-        """Wait until a child has ended, or until that time of the loop, and report all that have ended.
+        """Wait until a child has ended, or until the loop time `until`, and report all that have ended.
 
-        Without a time, a child must be open.
+        Without `until`, at least one child must be open.
         """
         if not self._ended:
             await self._waiter.wait(until)
         self.report_ends()
 
     def stop(self, child: Child, cause: Cause) -> None:
-        """Interrupt one child; it ends within its scope's time for a stop."""
+        """Interrupt one child, unless its scope has closed."""
         if child in self._open and not child.scope.closed:
             child.scope.request_stop(cause)
 

@@ -24,7 +24,7 @@ __all__ = ["Child", "ChildTask", "cancel_stale_child", "check_delegation_cycle",
 
 _PARTIAL_ANSWER_LIMIT = 2000
 _LOGGED = 10
-"""The most errors of one child that are logged when several of its parts raised."""
+"""Maximum number of errors logged for one child when several of its tasks raised."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,10 +32,10 @@ class ChildTask:
     """A child's agent and request, and its relation to its parent.
 
     Parameters:
-        agent: does it.
+        agent: the child's agent.
         text: the request.
-        branch: its call path, which is the child's id.
-        name: display name for the tree and for causes; default: the agent's name.
+        branch: the child's call path, which is also its id.
+        name: display name in the task tree and in causes; default: the agent's name.
         deadline_s: interrupt the child after this many seconds.
         attachments: the attachments of the request.
         inherits_history: whether the child sees the session's history as its parent does.
@@ -58,7 +58,7 @@ class ChildTask:
 
 
 def check_delegation_cycle(parent: RunContext, task: ChildTask) -> None:
-    """Refuse a delegation cycle or too deep a nesting.
+    """Raise an error if the task would close a delegation cycle or nest too deep.
 
     Raises:
         AgentCycle: delegation cycle: a parent run already has this request in progress with the same agent.
@@ -79,7 +79,7 @@ def check_delegation_cycle(parent: RunContext, task: ChildTask) -> None:
 
 
 def _chain(parent: RunContext, task: ChildTask) -> str:
-    """The names of the agents from the top down to the task, for people."""
+    """Return the names of the agents from the top-level run down to the task, for error messages."""
     names = [task.agent.name]
     above: RunContext | None = parent
     while above is not None:
@@ -135,19 +135,19 @@ async def delegate(parent: RunContext, task: ChildTask) -> str:
 
 
 async def _run_child(parent: RunContext, task: ChildTask) -> str:
-    """Run a child once fewer are active than the parent's limits allow, and return its answer."""
+    """Wait until the parent's limits allow another active child, run it, and return its answer."""
     await _child_slot(parent)
     try:
         return await _run(parent, task)
     finally:
         parent.active_children -= 1
         waiting, parent.child_waiters = parent.child_waiters, []
-        for waiter in waiting:  # all of them: one that is being interrupted would not pass it on
+        for waiter in waiting:  # wake all: one that is being interrupted would not pass the slot on
             release(waiter)
 
 
 async def _child_slot(parent: RunContext) -> None:
-    """Wait while as many children are active as the parent's limits allow."""
+    """Wait until the parent's limits allow another active child, and count it."""
     while parent.agent.model is not None and parent.active_children >= parent.agent.limits.children:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         parent.child_waiters.append(waiter)
@@ -167,7 +167,7 @@ async def _run(parent: RunContext, task: ChildTask) -> str:
                 raise RunFailed(finished.error, hint=child.partial_answer) from problem
             raise RunInterrupted(finished.error, hint=child.partial_answer) from None
         if finished.status == "completed" and not child.around.interrupt.triggered:
-            return finished.text  # its deadline came when it had ended
+            return finished.text  # the deadline expired after it had ended
         raise
     return child.ended()[0].text
 
@@ -281,6 +281,6 @@ class Child:
 
     @property
     def partial_answer(self) -> str:
-        """Return the hint of an error: the end of the text that the child emitted before it failed."""
+        """The end of the text that the child emitted before it failed, as a hint for its error."""
         text = self.context.transcript.text
         return f"its output so far: {text[-_PARTIAL_ANSWER_LIMIT:]}" if text else ""

@@ -42,7 +42,7 @@ BYTES_PER_TOKEN = 4
 MESSAGE_TOKENS = 8
 LONGEST_RESULT_BYTES = 2000
 KEPT = 2
-"""Number of the last user messages that stay unchanged, with everything after them, if there is room."""
+"""Number of recent user messages that stay unchanged, with everything after them, if there is room."""
 
 
 def estimated_tokens(messages: Sequence[ModelMessage]) -> int:
@@ -82,7 +82,7 @@ def split_for_summary(messages: Sequence[ModelMessage]) -> tuple[Sequence[ModelM
 def apply_summary(
     summary: str, old: Sequence[ModelMessage], rest: Sequence[ModelMessage], *, limit: int
 ) -> list[ModelMessage]:
-    """Return the messages of a run whose old ones are summarized; the last user message stays verbatim."""
+    """Return the messages of a run with the old ones replaced by a summary; the last user message stays verbatim."""
     asked = next((message for message in reversed(old) if isinstance(message, UserMessage)), UserMessage(content=""))
     wanted = truncate(asked.content.rpartition(WANTED)[2], limit * BYTES_PER_TOKEN // 4)
     return [
@@ -92,7 +92,7 @@ def apply_summary(
 
 
 def _cut_results(messages: Sequence[ModelMessage], room: int) -> list[ModelMessage]:
-    """Return the messages, with their results truncated to `room` bytes in all."""
+    """Return the messages, with their results truncated to `room` bytes in total."""
     results = sum(isinstance(message, ToolMessage) for message in messages)
     each = room // max(1, results)
     return [
@@ -106,7 +106,7 @@ def _cut_results(messages: Sequence[ModelMessage], room: int) -> list[ModelMessa
 async def summary_of(
     model: Model, messages: Sequence[ModelMessage], *, limit: int | None, run_id: str = "", step: int = 0
 ) -> StepFinished:
-    """Request a summary of the messages from the model, as that step of the run. Raises `ModelFailed`.
+    """Request a summary of the messages from the model; return it as step `step` of the run. Raises `ModelFailed`.
 
     Parameters:
         limit: maximum tokens of the request; None: no limit.

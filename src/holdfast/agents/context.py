@@ -1,11 +1,11 @@
 """The context of one run: the state that its calls, children and model loop share, below the `Run` that agents get.
 
-The modules of this folder take a `RunContext`, never a `Run`. On top, `holdfast.agents.perform` runs an agent's code
-and gives it a `Run`. Lower modules reach it through `RunContext.perform` only.
+The modules of this folder take a `RunContext`, never a `Run`. Above them, `holdfast.agents.perform` runs an agent's
+code and passes it a `Run`; they call it only through `RunContext.perform`.
 
 Invariants
-- A child has a context of its own, with its parent's journal, recorder, limits and activity.
-- Once a context is closed, further output of the run does not count, whatever thread it comes from.
+- A child has its own context, with its parent's journal, recorder, limits and activity.
+- Once a context is closed, further output of the run does not count, on any thread.
 - Events from threads reach the recorder in the order in which they were written, through one queue.
 """
 
@@ -76,16 +76,16 @@ class RunContext:
 
     Parameters:
         run_id: the run's id; a child's is its call path.
-        root_id: the id of the run at the top.
-        messages: the input. Those that an earlier attempt took by steering are given again at their step.
+        root_id: the id of the top-level run.
+        messages: the input. Messages that were steered to an earlier attempt are delivered again at the same step.
         scope: owns everything that the run starts.
-        recorder: takes the run's events.
+        recorder: receives the run's events.
         journal: the results of earlier attempts.
         host: the services of the host for the run.
-        limits: the host's bounds.
+        limits: the host's limits.
         call_path: numbers the run's calls.
         perform: runs an agent's code with a context; `holdfast.agents.perform.perform`.
-        parent: the context of the parent run; None: it is the run at the top.
+        parent: the context of the parent run; None for the top-level run.
         inherits_history: whether the child sees the session's history as its parent does.
         streams_to_parent: whether the parent also emits the child's text as it arrives.
     """
@@ -173,18 +173,18 @@ class RunContext:
         self.streams_to_parent = streams_to_parent
         self.transcript = RunTranscript(run_id, messages)
         self.usage = _NO_USAGE
-        """The usage of the run and its children so far, in earlier attempts too."""
+        """The usage of the run and its children so far, including earlier attempts."""
         self.step = 0
         """The number of the current step; 0 before the first."""
         self.replaced_history: tuple[Entry, ...] | None = None
-        """The entries that replace the session's transcript before this run, once it was summarized; None: none do."""
+        """The entries that replace the session's transcript before this run, if it was summarized; else None."""
         self.subtasks: list[Handle[Any]] = []
         """Subtasks that `Run.spawn` started; the run joins them at its end."""
         self.active_children = 0
         self.child_waiters: list[asyncio.Future[None]] = []
         """Children that wait until fewer are active."""
         self.closed = False
-        """Whether the run has ended, so that nothing of it counts any more."""
+        """Whether the run has ended, so that its output no longer counts."""
         self.loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._from_threads: deque[RunEvent] = deque()
@@ -194,7 +194,7 @@ class RunContext:
             self.depth_left = depth
             """Remaining depth for nested children."""
             self.activity = ActivityCounter(host.on_quiescence)
-            """Activity of the run and its children, apart from waiting for people."""
+            """Counts the active tasks and threads of the run and its children."""
             self.exclusive_calls = ExclusiveCalls()
         else:
             self.depth_left = min(parent.depth_left - 1, depth)
@@ -215,7 +215,7 @@ class RunContext:
         return self.scope.interrupt
 
     async def history(self) -> Sequence[Entry]:
-        """Return the session's transcript before this run; for a child that does not inherit it, nothing."""
+        """Return the session's transcript before this run; it is empty for a child that does not inherit it."""
         if self.parent is not None:
             return await self.parent.history() if self.inherits_history else ()
         return await self.host.history()
@@ -259,7 +259,7 @@ class RunContext:
         Raises:
             RunClosed: the run has ended; the event does not count.
         """
-        if self.closed:  # asked here first: this is called for each event
+        if self.closed:  # checked here to save a call, because this runs for each event
             self.check_open()
         if threading.get_ident() == self._thread:
             self._take(event)
@@ -295,12 +295,12 @@ class RunContext:
         parent._take(TextDelta(run_id=parent.run_id, text=text, at=self.now()))
 
     def _hand_over(self, event: RunEvent) -> None:
-        """Queue an event from a thread for the loop, with one hop for all that are queued meanwhile."""
+        """Queue an event from a thread for the loop; one wake-up of the loop takes all queued events."""
         while self.recorder.behind or len(self._from_threads) >= _THREAD_QUEUE_LIMIT:
             self.interrupt.sleep_blocking(_BEHIND_POLL_S)
             self.check_open()
         self._from_threads.append(event)
-        if not self._hop_pending:  # read after the append: whatever clears it drains the queue after that
+        if not self._hop_pending:  # read after the append: `_take_queued` clears it, then drains the queue
             self._hop_pending = True
             self.loop.call_soon_threadsafe(self._take_queued)
 
@@ -316,7 +316,7 @@ class RunContext:
     # ── accounts ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def charge(self, used: Usage) -> None:
-        """Add usage to this run and the runs above it; interrupt those above whose budget it exceeds."""
+        """Add usage to this run and its ancestors; interrupt the ancestors whose budget it exceeds."""
         self.usage += used
         above = self.parent
         while above is not None:
@@ -333,7 +333,7 @@ class RunContext:
     # ── place ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def next_id(self) -> str:
-        """Return the id of the next call or child where the code runs; it is the same in every attempt."""
+        """Return the id of the next call or child on the current call path; it is the same in every attempt."""
         return (current_call_path.get() or self.call_path).next_id()
 
     def innermost_scope(self) -> Scope:
@@ -345,7 +345,7 @@ class RunContext:
 
     @contextlib.contextmanager
     def deadlines_held(self) -> Iterator[None]:
-        """Pause the deadlines around this code, up to the whole run's, while it waits for a person."""
+        """Pause the surrounding deadlines, up to the run's own, while this code waits for a person."""
         root = self
         while root.parent is not None:
             root = root.parent
@@ -357,6 +357,6 @@ class RunContext:
             yield
 
     def call_on_loop(self, callback: Callable[[], object]) -> None:
-        """Call it soon on the run's loop, unless the loop is closed. From any thread."""
+        """Schedule `callback` on the run's loop, unless the loop is closed. From any thread."""
         with contextlib.suppress(RuntimeError):
             self.loop.call_soon_threadsafe(callback)

@@ -1,7 +1,7 @@
 """The demo agent: a scripted workbench that needs no key and does real work, for trying out stops and crashes.
 
-It is replayable: everything it does goes through `Run.call` as an idempotent call, so a run that was killed in the
-middle resumes after the restart, and reports that.
+It is replayable: everything it does goes through `Run.call` as an idempotent call, so a run that was killed midway
+resumes after the restart, and reports that it did.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _nap_in_thread(seconds: float) -> float:
 
 
 async def _run_tree(call: Call, seconds: float) -> int:
-    """A program that forks, leaves its session and ignores SIGTERM; returns its exit code."""
+    """Run a program that forks, leaves its session and ignores SIGTERM; return its exit code."""
     scope = current_scope()
     assert scope is not None
     process = await scope.process([sys.executable, "-S", "-c", _STUBBORN, str(seconds)], name="stubborn tree")
@@ -175,7 +175,7 @@ def _number(text: str, default: int) -> int:
 
 
 async def _work(run: Run) -> AsyncIterator[str]:
-    """Serve each message of the run: find its request and call it."""
+    """Handle each message of the run: look up its command and run it."""
     if run.attempt > 1:
         yield f"(Resumed after a restart: this is attempt {run.attempt} of the same run.)\n"
     for number, message in enumerate(run.messages):

@@ -1,7 +1,7 @@
 """``scripted:demo``: a small rule-based model that does real work with the assistant's tools, without a key or network.
 
-It looks at the last request and the results of the calls since then, and chooses the next answer. It manages without
-tools that its agent lacks.
+It chooses each answer from the last user message and the results of the calls since then, and works around tools that
+its agent lacks.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def _wait(task: _Task, rest: str) -> Iterator[Any]:
 
 
 def _report(task: _Task, rest: str) -> Iterator[Any]:
-    """Look with the terminal; count with Python while a child reads; write the report; answer with it."""
+    """List the files in the terminal, count them with Python while a child reads, then write and return a report."""
     listing, counted, read = (task.result(name) for name in ("terminal", "python", "delegate"))
     if "terminal" in task.tools and listing is None:
         yield "I look at what is here first."

@@ -1,4 +1,4 @@
-"""The exclusive calls of a run that have not really ended; an abandoned call counts until it has."""
+"""The exclusive calls of a run that are still running; an abandoned call counts until its function returns."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ __all__ = ["ExclusiveCalls"]
 
 
 class ExclusiveCalls:
-    """The exclusive calls of a run and its children. `begin` may be called from any thread, the other methods on the
-    loop."""
+    """The exclusive calls of a run and its children. `begin` may be called from any thread, the other methods only on
+    the loop."""
 
     __slots__ = ("_callbacks", "_names")
 
@@ -33,7 +33,7 @@ class ExclusiveCalls:
             self._callbacks.pop()()
 
     def when_ended(self, callback: Callable[[], object]) -> None:
-        """Call it once all calls have ended, or at once if none is open."""
+        """Run the callback when all calls have ended, or at once if none is open."""
         if self._names:
             self._callbacks.append(callback)
         else:

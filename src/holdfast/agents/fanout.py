@@ -1,7 +1,7 @@
 """`Run.map` and `Run.parallel`: the same work for many items, or several functions, with bounded concurrency.
 
 Functions run in `holdfast.agents.bounded_map`, agents in `holdfast.agents.child_group`. Both limit the number of active
-ones, and take the next one only when there is room for it.
+items, and take the next item only when there is room for it.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ async def _call_each(
     scope = context.innermost_scope().child(name)
     begin: Callable[[Any], Coroutine[Any, Any, Any]] = work
     if placement_of(work) != "loop":
-        # More would only wait for threads, in front of the calls of the principal's other runs.
+        # More would only queue for threads, ahead of the calls of the principal's other runs.
         concurrency = min(concurrency, scope.threads.max_threads)
         begin = functools.partial(_in_thread, scope, name, work)
     if timeout_s is not None:
@@ -178,7 +178,7 @@ class _AgentMap:
         self._branches = ChildGroup(context, self._take, on_closed=self._closed)
 
     async def results(self) -> list[str]:
-        """Run all; return the answers in the order of the items."""
+        """Run the agent for all items; return the answers in the order of the items."""
         await self._branches.driven(self._drive)
         if self._error is not None:
             raise self._error
@@ -214,7 +214,7 @@ class _AgentMap:
             self._waiting_scope = None
 
     def _closed(self, child: Child) -> None:
-        """Handle the closed scope of a child: if the child failed, do not wait for the next item."""
+        """Stop waiting for the next item if the child, whose scope has closed, did not complete."""
         if self._waiting_scope is not None and child.scope.ended_by != "members":
             self._waiting_scope.interrupt.trigger("an item did not complete", kind="stop")
 

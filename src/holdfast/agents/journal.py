@@ -1,6 +1,6 @@
 """The journal of a run: each call's intent is durable before its effect, and a recorded result is replayed.
 
-A call's id is its place in the program: the run's id, then the numbers of the path down to it. Subtasks, parallel
+A call's id encodes its place in the program: the run's id, then the numbers on the path to it. Subtasks, parallel
 functions and children number their own calls, so the ids are the same in every attempt, however the work interleaves.
 """
 
@@ -29,7 +29,7 @@ __all__ = ["CallPath", "Journal", "current_call_path"]
 
 
 class CallPath:
-    """The path of a task or thread of the run in its call tree; it numbers the calls made there."""
+    """The position of a task or thread in the run's call tree; numbers the calls made there."""
 
     __slots__ = ("_numbers", "path")
 
@@ -80,7 +80,7 @@ class Journal:
         self._open: dict[str, None] = {}
         self._names: dict[str, None] = {}
         self._restarts = 0
-        self._inside: dict[str, Usage] | None = None  # what was used, by the call or child around it
+        self._inside: dict[str, Usage] | None = None  # usage, by the id of the call or child around it
         self.replayed = 0
         """Results that this attempt took from the log."""
         self.remembers = False
@@ -123,17 +123,17 @@ class Journal:
 
     @property
     def restarts_in_vain(self) -> int:
-        """Restarts since the last step, call or question that completed: a run that makes progress may be resumed."""
+        """Number of restarts since the last completed step, call or question; progress resets it."""
         return self._restarts
 
     @property
     def replayable(self) -> bool:
-        """Whether each call that was started, in this attempt too, has its result or may be repeated."""
+        """Whether each started call, including those of this attempt, has its result or may be repeated."""
         return not self._open
 
     @property
     def begun_names(self) -> tuple[str, ...]:
-        """The names of all calls that were started, in this attempt too: they may have had effects."""
+        """The names of all started calls, including those of this attempt: they may have had effects."""
         return tuple(self._names)
 
     @property
@@ -202,7 +202,7 @@ class Journal:
         return self._answers.get(question_id)
 
     def outcome(self, child_id: str, agent: str) -> ChildFinished | None:
-        """Return the child's end in an earlier attempt. Raises `NotDeterministic` if that was a different child."""
+        """Return the child's final outcome in an earlier attempt. Raises `NotDeterministic` for a different child."""
         known = self._children.get(child_id)
         if known is None:
             return None
@@ -222,7 +222,7 @@ class Journal:
         return known is not None and not (isinstance(known, ChildFinished) and stands(known))
 
     def used_inside(self, child_id: str) -> Usage:
-        """Return the usage of the child or call, and of all below it, in earlier attempts: whole steps and calls."""
+        """Return the usage by the child or call, and all below it, in earlier attempts: completed steps and calls."""
         if self._inside is None:
             self._inside = self._sum_up()
         return self._inside.get(child_id, Usage())
@@ -239,7 +239,7 @@ class Journal:
 
 
 def _around(inner: str) -> Iterator[str]:
-    """The ids of all calls and children around this one, the innermost first."""
+    """Yield the ids of all calls and children around this one, innermost first."""
     end = inner.rfind(".")
     while end > 0:
         yield inner[:end]
@@ -247,5 +247,5 @@ def _around(inner: str) -> Iterator[str]:
 
 
 def stands(child: ChildFinished) -> bool:
-    """Return whether a new attempt accepts the child's end; otherwise it ended with its parent, and resumes."""
+    """Return whether the child's end is final; otherwise it ended with its parent, and a new attempt resumes it."""
     return child.status != "interrupted" or child.error is not None

@@ -72,7 +72,7 @@ async def make_call(call: CallContext, wanted: CallRequest) -> Any:
 def begin_call(
     context: RunContext, call_id: str, name: str, arguments: Any, *, idempotent: bool
 ) -> ToolFinished | None:
-    """Write the intent of a call. Return its result instead if an earlier attempt has it."""
+    """Return the call's result if an earlier attempt has one; otherwise write the call's intent."""
     past = context.journal.past(call_id, name, arguments)
     started = ToolStarted(
         run_id=context.root_id, call_id=call_id, name=name, arguments=arguments, idempotent=idempotent, at=context.now()
@@ -125,7 +125,7 @@ def written(context: RunContext, value: Any, what: str) -> Any:
 
     Raises:
         TypeError: JSON cannot represent it.
-        LimitExceeded: its JSON is larger than a result may be.
+        LimitExceeded: its JSON exceeds `RunLimits.result_limit_bytes`.
     """
     try:
         encoded = msgspec.json.encode(value)

@@ -1,4 +1,4 @@
-"""The limits that a host sets to all runs; an agent's own are `AgentLimits`."""
+"""The host's limits on every run; `AgentLimits` are an agent's own."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ __all__ = ["RunLimits"]
 
 
 class RunLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """The host's limits of a run.
+    """The host's limits on a run.
 
     Parameters:
-        call_s: deadline of a call without one of its own, in seconds.
-        step_timeout_s: deadline of a step of an agent with a model, in seconds.
-        answer_limit_bytes: characters of text that a run may emit in all.
+        call_timeout_s: default deadline of a call, in seconds.
+        step_timeout_s: default deadline of a step of an agent with a model, in seconds.
+        answer_limit_bytes: maximum length of all text that a run emits, in characters.
         result_limit_bytes: maximum size of the JSON of one call's arguments or result.
-        depth: how deep `delegate` may nest.
+        depth: maximum nesting depth of children.
     """
 
     call_timeout_s: float = 60.0

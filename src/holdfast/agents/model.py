@@ -30,16 +30,15 @@ class Model(Protocol):
     ) -> AbstractAsyncContextManager[AsyncIterator[Part]]:
         """Open one request. It yields parts as they arrive; the last one is `EndPart`.
 
-        Leaving the block closes the connection, even before all parts were read; an interrupt cancels the task that
-        reads. A
-        model never retries a request: the agent loop does.
+        Leaving the block closes the connection, even if not all parts were read; an interrupt cancels the task that
+        reads them. A model never retries a request: the agent loop does.
 
         Parameters:
             request: the messages, tools and settings.
-            attachment: returns the bytes of an attachment by its digest; None: the model gets their names only.
+            attachment: returns the bytes of an attachment by its digest; None: attachments are only named.
 
         Raises:
-            ModelFailed: in the block or while parts are read; ``retry_after_s`` tells whether to retry.
+            ModelFailed: on opening, or while parts are read; ``retry_after_s`` is set if a retry may help.
         """
         ...
 
@@ -48,7 +47,7 @@ class Model(Protocol):
 async def opened(
     model: Model, request: ModelRequest, *, attachment: Callable[[str], Awaitable[bytes]] | None = None
 ) -> AsyncIterator[AsyncIterator[Part]]:
-    """Open one request of a model; the task that reads it also closes it, however the block ends."""
+    """Open one request to a model; the task that reads it also closes it, however the block ends."""
     async with model.stream(request, attachment=attachment) as parts:
         if isinstance(parts, AsyncGenerator):
             async with aclosing(parts):

@@ -1,11 +1,12 @@
 """Drive the agent loop of `holdfast.protocol.agent_loop`: request answers, call tools, write the results.
 
 Invariants
-- A step's answer and a call's intent are durable before the call has its effect, all after one wait for the log.
-- Each request to the model has a scope of its own: however it ends, the connection closes with the scope.
-- Each call has a scope of its own in the step's, and is reported once that scope has closed: output after that does not
-  count. The step ends after all its calls, even when it is interrupted; then each gets its final result.
-- One task drives all of it. Calls and answers come in through `_post`, on the run's loop.
+- A step's answer and a call's intent are durable before the call starts; calls that start together share one wait for
+  the log.
+- Each request to the model has its own scope: however the request ends, the connection closes with the scope.
+- Each call has its own scope inside the step's. Its result is reported after that scope has closed, and later output
+  does not count. Even an interrupted step ends after all its calls, each of which then gets its final result.
+- One task drives the loop. It receives ended calls and answers through `_post`, on the run's event loop.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ async def work_with_model(context: RunContext, new_call: Callable[[str], CallCon
     """Run an agent that has a model.
 
     Parameters:
-        new_call: returns the handle for a tool's function, from the call's id.
+        new_call: builds the handle for a tool's function from the call's id.
 
     Raises:
         ModelFailed: the model failed, despite retries.
@@ -102,7 +103,7 @@ def _model_of(agent: Agent) -> Model:
 
 
 async def _history(context: RunContext) -> Sequence[Entry]:
-    """Return the history before the run; summarized if it is too long for the model."""
+    """Return the history before the run, summarized if it is too long for the model."""
     history = await context.history()
     limit = context_limit(_model_of(context.agent), context.agent.limits)
     past = context.journal.step(context.run_id, 0)
@@ -118,7 +119,7 @@ async def _history(context: RunContext) -> Sequence[Entry]:
 
 
 async def _summarize(context: RunContext, messages: Sequence[ModelMessage], step: int) -> str:
-    """Return a summary of the messages, from the journal if it has one; written as a step with a number up to 0."""
+    """Return a summary of the messages, from the journal if it has one; it is recorded as step `step`, 0 or less."""
     past = context.journal.step(context.run_id, step)
     if past is None:
         label = "summarizing the conversation"
@@ -139,7 +140,7 @@ async def _summarize(context: RunContext, messages: Sequence[ModelMessage], step
 
 
 def _end_with(context: RunContext, interrupted: Interrupted, text: str) -> None:
-    """If a deadline ended a part of the run, end the run by it: interrupt it and raise the interrupt."""
+    """If a deadline ended part of the run, interrupt the whole run with cause ``deadline``, and raise the interrupt."""
     if interrupted.cause.kind == "deadline" and not context.interrupt.triggered:
         context.interrupt.trigger(text, kind="deadline")
         context.interrupt.check()
@@ -254,7 +255,7 @@ class _Driver:
     # ── the model ────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _ask_model(self, scope: Scope, asked: SendModelRequest) -> StepFinished:
-        """Return the model's whole answer; retry a request that fails before its first output, a few times."""
+        """Return the model's complete answer; retry a few times if the request fails before its first output."""
         context, label = self._context, ""
         while True:
             context.write(StepStarted(run_id=context.run_id, step=asked.step, label=label, at=context.now()))
@@ -334,7 +335,7 @@ class _Driver:
         fresh: list[tuple[StartCall, _OpenCall]] = []
         for start in starts:
             call = start.call
-            tool = self._tools.get(call.name)  # a call with a recorded result may be of a removed tool
+            tool = self._tools.get(call.name)  # the tool of a call with a recorded result may be gone
             idempotent = tool is not None and tool.idempotent
             past = begin_call(context, call.call_id, call.name, call.arguments, idempotent=idempotent)
             if past is not None:
@@ -393,7 +394,7 @@ class _Driver:
             self._post(await host.answered(question.question_id))
 
     def _post(self, item: _OpenCall | Answer) -> None:
-        """Take the end of a call or an answer. On the run's loop."""
+        """Receive an ended call or an answer. On the run's loop."""
         self._inbox.append(item)
         activity = self._context.activity
         if isinstance(item, Answer):
@@ -406,7 +407,7 @@ class _Driver:
             self._waiter.set_result(None)
 
     async def _next(self) -> list[_OpenCall | Answer]:
-        """Wait for ends of calls and answers."""
+        """Wait for ended calls or answers, and return them."""
         if not self._inbox:
             self._idle = True
             self._context.activity.remove()

@@ -1,4 +1,4 @@
-"""Run an agent: its function with a `Run`, or the loop of a model; then join its remaining subtasks."""
+"""Run an agent: call its function with a `Run`, or run the model loop; then join the remaining subtasks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["perform"]
 async def perform(context: RunContext) -> None:
     """Run the context's agent in the current task, and join the subtasks that it did not await.
 
-    Raises whatever the agent raises, `TypeError` for a result that is not text, and `RuntimeError` for a `SystemExit`.
+    Raises the agent's errors, `TypeError` for a result that is not text, and `RuntimeError` for a `SystemExit`.
     """
     current_call_path.set(context.call_path)
     agent, run = context.agent, Run(context)
@@ -39,7 +39,7 @@ async def perform(context: RunContext) -> None:
 
 
 async def _call_agent(agent: Agent, work: AgentWork, run: Run) -> None:
-    """Call the agent's function, and emit what it returns or yields."""
+    """Call the agent's function, and emit the text that it returns or yields."""
     if agent.in_thread:
         result = await run.scope.spawn(_call_in_thread, agent, work, run, on="thread", name=agent.name)
     else:
@@ -67,7 +67,7 @@ def _call_in_thread(agent: Agent, work: AgentWork, run: Run) -> Any:
             return None
     except SystemExit as left:
         raise no_exit(f"agent {agent.name}", left) from left
-    except KeyboardInterrupt as error:  # Ctrl-C comes to the main thread only; on the loop it would end the host
+    except KeyboardInterrupt as error:  # not Ctrl-C, which only the main thread gets; it would end the host
         raise RuntimeError(f"agent {agent.name} raised KeyboardInterrupt") from error
     return result
 

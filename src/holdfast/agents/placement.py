@@ -35,10 +35,10 @@ def placement_of(work: Callable[..., Any]) -> Placement:
 def placed(
     work: Callable[[], Any], branch: CallPath, where: Placement, ended: Callable[[], object] | None = None
 ) -> Callable[[], Any]:
-    """Return `work` with its own call path; in another process, it cannot make calls.
+    """Return `work` bound to its call path; in another process, it cannot make calls.
 
     Parameters:
-        ended: called where the work ran, however it ended; never for a process.
+        ended: called on the loop or thread where the work ran, however it ended; not called for a process.
     """
     match where:
         case "process":

@@ -15,7 +15,7 @@ __all__ = ["Recorder", "RunHost"]
 
 
 class Recorder(Protocol):
-    """The sink of a run's events, implemented by the host. Used on the run's event loop only."""
+    """The sink for a run's events, implemented by the host. Used on the run's event loop only."""
 
     @property
     def behind(self) -> bool:
@@ -66,11 +66,11 @@ class RunHost(Protocol):
         ...
 
     async def steer(self, step: int) -> Sequence[Message]:
-        """Take the messages steered to the run, before the step with that number. Durable when it returns."""
+        """Take the messages steered to the run, before the step with that number. Durable on return."""
         ...
 
     async def suspend(self, question: Question) -> None:
-        """Ask a person: when this returns, the question is durably open. A known id has no effect."""
+        """Ask a person: on return, the open question is durable. A question with a known id has no effect."""
         ...
 
     async def answered(self, question_id: str) -> Answer:
@@ -78,7 +78,7 @@ class RunHost(Protocol):
         ...
 
     def on_quiescence(self, is_quiescent: bool) -> None:
-        """Report that the run and its children only wait for people, or no longer do."""
+        """Report whether the run and its children only wait for people; called when this changes."""
         ...
 
     async def attachment(self, digest: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Questions of a run to people: each is durable before it is shown, and its answer stays in the journal."""
+"""A run's questions to people: each is durable before it is shown, and its answer stays in the journal."""
 
 from __future__ import annotations
 

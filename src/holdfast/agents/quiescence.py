@@ -11,8 +11,8 @@ __all__ = ["ActivityCounter", "ChildWaiter"]
 
 
 class ActivityCounter:
-    """Counts the tasks and threads of a run and its children that are active: a run is quiescent while all wait for
-    people. A task that waits for others of the run is counted through them. Use it on the run's loop only.
+    """Counts the active tasks and threads of a run and its children. The run is quiescent while the count is 0: all of
+    them wait for people. A task that waits for others of the run is not counted; they are. Use it on the run's loop.
 
     Parameters:
         on_change: called with True when the run becomes quiescent, and with False when it is active again.
@@ -26,25 +26,25 @@ class ActivityCounter:
         self._on_change = on_change
 
     def add(self, number: int = 1) -> None:
-        """Add that many to the active ones."""
+        """Count `number` more active tasks or threads."""
         self.busy += number
         if number and self.busy == number:
             self._on_change(False)
 
     def remove(self, number: int = 1) -> None:
-        """Subtract that many from the active ones."""
+        """Count `number` fewer active tasks or threads."""
         self.busy -= number
         if number and not self.busy:
             self._on_change(True)
 
 
 class ChildWaiter:
-    """Count and await the tasks that one task starts: while it only waits, they count as active in its place.
+    """Counts the tasks that one task starts, and waits for them; meanwhile, they count as active in its place.
 
     Use it on the run's loop only.
 
     Parameters:
-        activity: the run's.
+        activity: the run's counter.
     """
 
     __slots__ = ("_activity", "_idle", "_waiter", "busy")
@@ -54,7 +54,7 @@ class ChildWaiter:
         self._idle = False
         self._waiter: asyncio.Future[None] | None = None
         self.busy = 0
-        """Tasks that were started and have not ended."""
+        """Number of started tasks that have not ended."""
 
     def began(self) -> None:
         """Count another task, before it starts."""
@@ -62,7 +62,7 @@ class ChildWaiter:
         self._activity.add()
 
     def ended(self) -> None:
-        """Count off a task that has ended; the waiting one counts as active in its place."""
+        """Count off a task that has ended; a task that waits in `wait` counts as active in its place."""
         if not self.busy:
             return  # it was given up
         self.busy -= 1
@@ -74,7 +74,7 @@ class ChildWaiter:
             release(self._waiter)
 
     async def wait(self, until: float | None = None) -> None:
-        """Wait until the next task ends, or until that loop time. Earlier ends are not reported again."""
+        """Wait until the next task ends, or until the loop time `until`. Tasks that ended earlier do not count."""
         loop = asyncio.get_running_loop()
         self._waiter = waiter = loop.create_future()
         timer = None if until is None else loop.call_at(until, release, waiter)

@@ -37,8 +37,8 @@ _ONE_STEP = Usage(steps=1)
 class Run:
     """One run of an agent. Agents get it as their argument.
 
-    All methods may be called from the run's event loop; `emit`, `now` and the properties from any thread of the run.
-    An interrupt of the run cancels its tasks once and wakes its threads; see `interrupt`.
+    Call its methods on the run's event loop; `emit`, `now` and the properties also work on any thread of the run. An
+    interrupt of the run cancels its tasks once and wakes its threads; see `interrupt`.
 
     Parameters:
         context: the state of the run, for integrations with other frameworks; agents do not need it.
@@ -58,7 +58,7 @@ class Run:
 
     @property
     def root_id(self) -> str:
-        """The id of the run at the top: for a child, the one that the host started."""
+        """The id of the top-level run, which the host started; it equals `run_id` unless this run is a child."""
         return self.context.root_id
 
     @property
@@ -103,7 +103,7 @@ class Run:
 
     @property
     def interrupt(self) -> Interrupt:
-        """The run's interrupt: `check()`, `wait()`, `sleep()` and the rest."""
+        """The run's interrupt, with `check()`, `wait()`, `sleep()` and more."""
         return self.context.scope.interrupt
 
     @property
@@ -132,8 +132,8 @@ class Run:
         return await context.take_steering(context.step + 1)
 
     async def history(self) -> Sequence[Entry]:
-        """Return the session's transcript before this run. A child has no history, unless it is a branch of a
-        composite."""
+        """Return the session's transcript before this run. It is empty for a child, except for a branch of a composite
+        that inherits the history."""
         return await self.context.history()
 
     async def attachment(self, digest: str) -> bytes:
@@ -161,7 +161,7 @@ class Run:
         return self.context.emit(text)
 
     async def step(self, label: str = "") -> int:
-        """Begin a step, which readers see; return its number, from 1."""
+        """Begin a step, which is shown to readers; return its number, from 1."""
         require_text(label, "step()")
         context = self.context
         context.step += 1
@@ -182,23 +182,23 @@ class Run:
         on: Placement | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Call a function with the journal: intent first, then the effect, then the result.
+        """Call a function and journal the call: its intent before it starts, its result when it has ended.
 
         In a later attempt, the result comes from the log and the function is not called. A function whose first
         parameter is named ``call`` gets a `Call`. Sync functions run in a thread.
 
         Parameters:
             work: the function.
-            args, kwargs: JSON-serialisable; they are stored. (For keyword arguments that this method has itself, such
-                as ``name``, use `functools.partial`.)
-            name: default: the function's name.
+            args, kwargs: the function's arguments; JSON-serializable, as they are stored. (Use `functools.partial` to
+                pass keyword arguments that this method also has, such as ``name``.)
+            name: display name; default: the function's name.
             idempotent: whether it may be called again after a crash that left no result.
-            timeout_s: deadline; default: the host's ``tool_timeout_s``. The call is then stopped.
+            timeout_s: deadline, in seconds, at which the call is stopped; default: the host's ``tool_timeout_s``.
             on: where it runs; default: ``loop`` for async functions, else ``thread``.
 
         Raises:
-            whatever the function raises; in a later attempt, `CallFailed` in its place.
-            TimeoutError: the deadline was over.
+            the function's own errors; in a later attempt, `CallFailed` in their place.
+            TimeoutError: the deadline expired.
             NotDeterministic, RunClosed.
             InvalidRequest: ``timeout_s`` is not a number of seconds.
             TypeError: JSON cannot represent the arguments or the result.
@@ -222,7 +222,7 @@ class Run:
         return await make_call(Call(self, context.next_id()), wanted)
 
     async def call_tool(self, tool: Tool, arguments: dict[str, Any]) -> Any:
-        """Call a tool inside another call, with arguments in the form that a model gives.
+        """Call a tool inside another call, with arguments as a model passes them.
 
         If the tool requires approval, a person is asked first. The run stays in memory while it waits for the answer,
         because the outer call is still running.
@@ -230,7 +230,7 @@ class Run:
         Raises:
             InvalidArguments: the arguments do not match the tool's parameters.
             ToolFailed: a person denied the call, or the approval request expired.
-            what `call` raises.
+            the errors of `call`.
         """
         context = self.context
         context.check_open()
@@ -252,11 +252,11 @@ class Run:
 
     @property
     def exclusive_calls(self) -> tuple[str, ...]:
-        """The names of the exclusive calls that have not really ended; some may have been abandoned."""
+        """The names of the exclusive calls that are still running, including abandoned ones."""
         return self.context.exclusive_calls.names
 
     def when_exclusive_calls_end(self, fn: Callable[[], object]) -> None:
-        """Call it on the run's loop once all exclusive calls have ended; at once if none is open."""
+        """Call `fn` on the run's loop when all exclusive calls have ended, or at once if none is open."""
         self.context.exclusive_calls.when_ended(fn)
 
     # ── subtasks, children, processes ────────────────────────────────────────────────────────────────────────────
@@ -268,12 +268,12 @@ class Run:
         on: Placement | None = None,
         name: str | None = None,
     ) -> Handle[Any]:
-        """Start work that runs beside the agent; await the handle for its result. At its end, the run joins the work
-        that was not awaited.
+        """Start work that runs concurrently with the agent; await the handle for its result. When the agent ends, the
+        run joins all work that was not awaited.
 
         Parameters:
-            work: an async function, a sync one (it gets a thread), or a coroutine.
-            args: for a function.
+            work: an async function, a sync one (it runs in a thread), or a coroutine.
+            args: the function's arguments; none for a coroutine.
             on: default: ``loop`` for async functions and coroutines, else ``thread``.
 
         Raises:
@@ -294,8 +294,8 @@ class Run:
     async def delegate(self, agent: AgentLike | str, text: str, *, timeout_s: float | None = None) -> str:
         """Run a child agent inside this run and return its answer.
 
-        Its calls are in this run's journal; it is stopped with this run, with a cause that names it. Its usage counts
-        for this run too. In a later attempt, a child that has ended does not run again.
+        The child's calls are in this run's journal, and its usage counts for this run too. Stopping this run also stops
+        the child, with a cause that names this run. In a later attempt, a child that has ended does not run again.
 
         Parameters:
             agent: an agent, or the name of one of the host's agents.
@@ -325,24 +325,24 @@ class Run:
         name: str | None = None,
         timeout_s: float | None = None,
     ) -> list[Any]:
-        """Do the same for each item, a bounded number at a time; return the results in the order of the items.
+        """Run a function or an agent for each item, a bounded number at a time; return the results in item order.
 
-        Items are taken only when there is room for them, so waiting ones cost nothing; while the log is behind, none is
+        An item is taken only when there is room for it, so waiting items cost nothing; while the log is behind, none is
         started. The first error stops the others and is raised, with a note that names its item. In a later attempt, a
         replayable agent must pass the same items in the same order.
 
         Parameters:
-            work: an `Agent`, or the name of one that the host has: it gets each item (text) as a child. Any other
-                function is called with the item: an async one in a task, a sync one in a thread.
-            items: any number.
+            work: an `Agent`, or the name of one of the host's agents, which runs as a child with each item (text) as
+                its request; or a function of an item: an async one runs in a task, a sync one in a thread.
+            items: a sync or async iterable.
             concurrency: maximum number of concurrent items. For sync functions, the principal's thread limit also
                 applies.
             name: display name; default: the name of the agent or function.
             timeout_s: deadline of each item, in seconds.
 
         Raises:
-            whatever the function or `delegate` raises.
-            TimeoutError: a function's item exceeded its deadline.
+            the errors of the function or of `delegate`.
+            TimeoutError: the function exceeded the deadline for an item.
             TypeError, ValueError: ``concurrency`` is not a whole number, or below 1.
             InvalidRequest: ``work`` is not callable, or ``items`` not iterable.
         """
@@ -371,19 +371,19 @@ class Run:
 
         Raises:
             Interrupted: the run is being stopped.
-            LimitExceeded: the text is longer than a result may be.
+            LimitExceeded: the text exceeds the size limit of results.
         """
         self.context.check_open()
         return await ask_user(self.context, text)
 
     def background(self, work: Callable[[], Awaitable[Any]], *, name: str) -> None:
-        """Start work that survives an interrupt of this run; it dies with the session's `stop`.
+        """Start work that survives an interrupt of this run; the session's `stop` ends it.
 
-        The text that it returns is sent to the session as a message.
+        If it returns text, the text is sent to the session as a message.
 
         Raises:
             RunClosed, Draining.
-            Interrupted: the run is being stopped, and perhaps its session.
+            Interrupted: the run, and perhaps its session, is being stopped.
         """
         context = self.context
         context.check_open()

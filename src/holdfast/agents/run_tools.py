@@ -55,6 +55,6 @@ def delegate_tool(agent: Agent) -> Tool:
             "additionalProperties": False,
         },
         work=delegate,
-        timeout_s=math.inf,  # the child has limits of its own, and the run's deadline applies
+        timeout_s=math.inf,  # the child has its own limits, and the run's deadline applies
         idempotent=agent.replayable,  # its own calls are in the journal
     )

@@ -93,7 +93,7 @@ def read_signature(function: Callable[..., Any], *, skip: int) -> Signature:
 
 
 def _hint(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
-    """One parameter's type, read by itself: a hint that cannot be read here harms no other one."""
+    """Return one parameter's type. Each hint is resolved separately, so a bad one does not affect the others."""
     if parameter.annotation is parameter.empty:
         return Any
     target = inspect.unwrap(function)
@@ -133,7 +133,7 @@ def check_schema(value: Any, schema: Mapping[str, Any] | bool, where: str = "") 
     It checks types, required and unknown properties, enumerations and items; the owner of the schema checks the rest.
     """
     at = f" at {where}" if where else ""
-    if isinstance(schema, bool):  # a schema of its own kind: anything, or nothing
+    if isinstance(schema, bool):  # a boolean schema accepts everything or nothing
         if not schema:
             raise InvalidArguments(f"nothing may be given{at}")
         return

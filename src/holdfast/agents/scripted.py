@@ -41,8 +41,8 @@ class ScriptedModel:
         script: one text for every answer; or a sequence of answers, of which the nth answers a request with n-1
             assistant messages; or a function of the request. An answer is a text, a call (`CallPart`), or a sequence of
             texts, parts, pauses and errors. An `EndPart` is added if the answer has none.
-        name: for people.
-        chunk: characters in each piece of a text.
+        name: display name.
+        chunk: number of characters in each piece of a text.
         delay_s: a pause before each piece, in seconds.
         context_tokens: as in `Model`.
         keep_requests: number of the newest requests to keep in ``requests``; use 0 in production.
@@ -66,10 +66,10 @@ class ScriptedModel:
         self.name = name
         self.context_tokens = context_tokens
         self.requests: list[ModelRequest] = []
-        """The newest requests that were made, the oldest of them first."""
+        """The most recent requests, oldest first."""
         self._keep_requests = keep_requests
         self.open = 0
-        """Requests that are in progress."""
+        """Number of requests in progress."""
 
     def stream(
         self, request: ModelRequest, *, attachment: Callable[[str], Awaitable[bytes]] | None = None

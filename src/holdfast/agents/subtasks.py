@@ -1,4 +1,4 @@
-"""Subtasks of a run: functions that `Run.spawn` starts beside the agent, and that the run joins at its end."""
+"""Subtasks of a run: functions that `Run.spawn` starts beside the agent, and that the run joins when it ends."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def spawn_subtask(
     context.activity.add(counted)  # before it begins: an eager task may have ended when `spawn` returns
 
     def count_off() -> None:
-        """Count it off once. Called where it ran, and by its handle, in case it never began. On the run's loop."""
+        """Count the subtask off, once. Its handle also calls this, in case it never began. On the run's loop."""
         nonlocal counted
         left, counted = counted, 0
         context.activity.remove(left)
@@ -73,7 +73,7 @@ def _spawn_coroutine(
 
 
 async def join_subtasks(context: RunContext) -> None:
-    """Wait for the subtasks that the agent did not await. Raises what they raise."""
+    """Wait for the subtasks that the agent did not await. Raises their errors."""
     for handle in context.subtasks:
         if not handle.done():
             await handle

@@ -38,7 +38,7 @@ class Tool:
 
     Parameters:
         name: 1 to 64 letters, digits, ``_`` and ``-``.
-        description: for the model.
+        description: the description that the model sees.
         parameters: JSON Schema of an object: the keyword arguments of `work`.
         work: sync or async. If its first parameter is named ``call``, it gets the `Call`, which the model does not see.
             Raise `ToolFailed` for a message that the model gets unchanged; any other error is shown with its class.
@@ -47,8 +47,8 @@ class Tool:
         isolation: where it runs; ``auto`` runs sync functions in a thread. In a ``process``, it can be killed at any
             time; it is imported there, and `Call` has only ``call_id`` and ``output``.
         idempotent: whether the call may be repeated after a crash that left no result.
-        exclusive: whether the run waits until the call has really ended, however long that takes.
-        approval: whether a person must approve each call; or a predicate of its arguments.
+        exclusive: whether the run waits until the function has returned, even after a stop, however long that takes.
+        approval: whether a person must approve each call, or a predicate that decides from the arguments.
         convert: converts the model's arguments to keyword arguments; raises `InvalidArguments`. Default: validate them
             against `parameters` and pass them unchanged.
 
@@ -170,7 +170,7 @@ def tool(
 
 
 def as_tool(thing: object) -> Tool:
-    """Return the tool for a `Tool` or a function. Raises `ConfigurationError` for anything else."""
+    """Return a `Tool` unchanged, or make one from a function. Raises `ConfigurationError` for anything else."""
     if isinstance(thing, Tool):
         return thing
     if callable(thing) and not inspect.isclass(thing):
@@ -203,7 +203,7 @@ class ToolsetContext(Protocol):
 
     @property
     def clock(self) -> Clock:
-        """The host's time."""
+        """The host's clock."""
         ...
 
     @property
@@ -221,7 +221,7 @@ class Toolset:
 
     With ``executes``, a model may execute commands on this machine: a server then requires a token, even on loopback.
     With ``unwalled``, its programs run with the rights of the server's user, and could use any credential in a file or
-    an environment: a server then accepts approvals only from a person.
+    an environment variable: a server then accepts approvals only from a person.
     """
 
     executes: bool = False
@@ -232,9 +232,9 @@ class Toolset:
         raise NotImplementedError
 
     def folders(self) -> Sequence[Path]:
-        """Return the folders in which it reads or changes files; a host refuses folders that contain its own files."""
+        """Return the folders in which the tools read or change files; a host refuses those that contain its files."""
         return ()
 
     def lifespan(self, home: ToolsetContext) -> AbstractAsyncContextManager[object]:
-        """Entered once when the host starts, outside any run, and exited when it closes. By default nothing."""
+        """Return the context that the host enters at its start, outside any run, and exits when it closes."""
         return nullcontext()

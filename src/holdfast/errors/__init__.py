@@ -30,6 +30,7 @@
         │   ├── SessionBusy          policy ``reject`` found an active run
         │   ├── AlreadySettled       a message that can no longer be withdrawn
         │   ├── AlreadyAnswered      the question already has a different answer
+        │   ├── CallMismatch         the approval is for a call other than the current one
         │   ├── HistoryChanged       the transcript changed since the caller read it
         │   ├── NothingToUndo
         │   ├── AgentCycle           delegation cycle: the agent is already handling this request
@@ -51,8 +52,9 @@
         ├── AccessDenied
         │   ├── Unauthenticated
         │   ├── Forbidden
+        │   ├── ApprovalKeyRequired  a person must type the approval key
         │   ├── HostRefused          the Host header is not on the allowlist
-        │   └── OriginRefused        a page of another origin may not call
+        │   └── OriginRefused        the request comes from a web page of another origin
         ├── Unavailable              try again later or elsewhere
         │   ├── Draining
         │   ├── WaitExpired          only the wait ended; the work continues

@@ -64,7 +64,7 @@ class BranchesFailed(RunFailed):
     """Too few branches completed.
 
     Parameters:
-        results: result of each branch, in order, including the answers of those that completed.
+        results: the result of each branch, in order, including the answers of those that completed.
     """
 
     code = "branches_failed"

@@ -1,4 +1,4 @@
-"""Errors of no layer in particular: the base classes of the hierarchy."""
+"""The base classes of the error hierarchy, and errors that any layer may raise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors of HTTP: requests that no handler sees, credentials, and servers out of reach."""
+"""HTTP errors: requests rejected before their handler runs, credentials, and unreachable servers."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Agents written elsewhere, hosted as they are. Each needs its extra; importing this package needs none."""
+"""Integrations with other frameworks. Each needs its own extra; importing this package needs none."""

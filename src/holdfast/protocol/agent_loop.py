@@ -1,6 +1,6 @@
 """The agent loop as a state machine without I/O or clock: model answers go in, effects to perform come out.
 
-A step is one request to the model and the calls it asks for:
+A step is one request to the model and the calls in its answer:
 
     steering ──steered──▶ requesting ──stored──▶ calling ──the last call has ended──▶ steering …
         │                   │  ▲ │                   │  ▲
@@ -8,8 +8,8 @@ A step is one request to the model and the calls it asks for:
        over              failed  over: an answer without calls, or an exhausted budget
 
 Invariants
-- Its effects depend only on its inputs: the same steps, answers and results from the log lead to the same state. That
-  is how a run resumes after a crash.
+- Effects depend only on inputs: the same steps, answers and results from the log lead to the same state. That is how a
+  run resumes after a crash.
 - The messages of each request are valid (`holdfast.protocol.model.conversation`): every call of a step has exactly one
   result, in the order of the calls, before the next step starts.
 - No call starts before its step is stored; at most `AgentLimits.calls_at_once` of them run at a time.
@@ -81,23 +81,23 @@ class AgentLimits(Value, frozen=True, kw_only=True):
 
     Parameters:
         steps: model requests in one run.
-        tool_calls: tool calls in one run; a step whose calls exceed the rest of the budget does not start.
+        tool_calls: tool calls in one run; if a step's calls exceed the remaining budget, none of them starts.
         tokens: input and output tokens of one run.
         cost_usd: maximum cost of one run, if the model layer knows the price.
         calls_at_once: calls of one step that run at the same time; the others wait.
-        step_timeout_s: deadline of a step, request and calls; None takes the host's. It pauses during a tool with a
-            longer deadline of its own, and while a person is asked.
+        step_timeout_s: deadline of a step (its request and its calls), in seconds; None: the host's. It pauses during a
+            call of a tool with a longer deadline, and while a question to a person is open.
         retries: retries of a request that failed before any output.
-        result_bytes: size of a result that the model sees; a longer one loses its middle.
+        result_bytes: maximum size of a result shown to the model; a longer one is truncated in the middle.
         context_tokens: the history is summarized before a request with more tokens than this (estimated); None: three
             quarters of the model's context.
-        children: children of one run that work at the same time; others wait.
+        children: children of one run that are active at the same time; the others wait.
         depth: maximum nesting depth of children.
 
     Usage of children counts for their parents too, except the number of steps.
 
     Raises:
-        ConfigurationError: a limit too low to work with.
+        ConfigurationError: a limit is too low.
     """
 
     steps: int = 50
@@ -136,7 +136,7 @@ class AgentLimits(Value, frozen=True, kw_only=True):
 
 
 class LoopTool(Protocol):
-    """A tool, as far as the loop needs it."""
+    """The interface of a tool that the loop needs."""
 
     @property
     def spec(self) -> ToolSpec:
@@ -159,7 +159,7 @@ class Steer(Value, frozen=True, kw_only=True):
 
 
 class SendModelRequest(Value, frozen=True, kw_only=True):
-    """Ask the model; feed its parts to `Loop.part`, store the result of `Loop.answered`, then call `Loop.stored`."""
+    """Send the request; feed the parts to `Loop.part`, store the result of `Loop.answered`, then call `Loop.stored`."""
 
     step: int
     request: ModelRequest
@@ -210,7 +210,7 @@ class Loop:
     Parameters:
         run_id: id of the run or child; prefix of its call ids.
         messages: valid messages that the model sees before the first step.
-        instructions, tools, settings: of the agent.
+        instructions, tools, settings: as in the agent.
         limits: the agent's limits.
     """
 
@@ -365,8 +365,8 @@ class Loop:
         Parameters:
             step: the step returned by `answered`.
             used: usage of the run and its children so far, including this step but not its calls.
-            made: calls with a result from an earlier attempt; it stands, even if the tools have changed.
-            asked: calls decided by a person in an earlier attempt; that stands, even if the rules have changed.
+            made: calls with a result from an earlier attempt, which is kept even if the tools have changed.
+            asked: calls that a person decided in an earlier attempt; kept even if the approval rules have changed.
         """
         self._leave("requesting", "stored")
         self._parts = []

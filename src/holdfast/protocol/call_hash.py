@@ -18,7 +18,7 @@ _BYTES = 16  # 128 bits: an agent that forges both calls needs about 2**64 tries
 def hash_call(question: Question) -> str:
     """Return the hash that identifies an approval's call: its id, tool, arguments and text. 32 hex digits.
 
-    It is the same before and after the question is stored, in whatever order the arguments come.
+    It is the same before and after the question is stored, whatever the order of the arguments.
     """
     asked = [question.question_id, question.tool, question.text, question.arguments]
     stored = msgspec.json.decode(encode_json(asked))
@@ -39,7 +39,7 @@ def hash_of(question: Question | str, call_hash: str | None) -> str:
     """Return the hash that binds an approval: `call_hash` if given, else the hash of the question.
 
     Raises:
-        InvalidRequest: an id came without a hash, so the approved call is unknown.
+        InvalidRequest: an id was given without a hash, so the approved call is unknown.
     """
     if call_hash:
         return call_hash

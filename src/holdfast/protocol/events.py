@@ -164,13 +164,13 @@ class StepFinished(EventBase, frozen=True, kw_only=True, tag="step.finished"):
     """The model's complete answer in a step; its calls start after this event is durable.
 
     Parameters:
-        run_id: the run, or the child, whose step it is.
-        step: its number in that run, from 1. A number below 1 marks a summary for the model only: of the history
-            before the run (0), or before the step of that number.
+        run_id: the run or child that the step belongs to.
+        step: the step's number in that run, from 1. A number below 1 marks a summary, for the model only: 0 of the
+            history before the run, -n of the run's messages before step n.
         text: the text of the answer; readers already have it, in pieces.
-        calls: the calls that the model asks for, with our ids.
+        calls: the calls that the model requested, with our ids.
         usage: usage of this request.
-        model: the name that the model reports for itself.
+        model: the model's name, as the provider reports it.
         state: data that a later step or attempt needs back, such as a model's signatures. Opaque, and hidden from
             readers.
     """

@@ -103,7 +103,7 @@ class SendBody(RequestBody, frozen=True, kw_only=True):
         )
 
     def options(self) -> SendOptions:
-        """Return how the message is sent; the store completes an attachment that is named by its digest."""
+        """Return the send options; the store completes an attachment that is given by its digest."""
         return SendOptions(
             policy=cast(Policy, self.policy),  # the store refuses unknown policies by name
             idempotency_key=self.idempotency_key,
@@ -207,7 +207,7 @@ class ScheduleBody(RequestBody, frozen=True, kw_only=True):
         return cls(schedule_id=schedule_id, **{name: getattr(spec, name) for name in _SPEC_FIELDS})
 
     def spec(self) -> ScheduleSpec:
-        """Return what the schedule does; the host refuses unknown values of ``overlap`` and ``miss`` by name."""
+        """Return the schedule's specification; the host rejects unknown values of ``overlap`` and ``miss``."""
         return ScheduleSpec(**{name: getattr(self, name) for name in _SPEC_FIELDS})
 
 

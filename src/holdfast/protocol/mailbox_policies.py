@@ -1,4 +1,4 @@
-"""Mailbox decisions: what a session does with an arriving message, and which messages the next run takes.
+"""Mailbox decisions: how a session handles an arriving message, and which messages the next run takes.
 
 Stores call these functions inside the writing transaction, so nothing comes between the check and the action.
 
@@ -91,7 +91,7 @@ def decide(state: Occupancy, policy: str) -> Decision:
     """Return the decision for a message.
 
     Raises:
-        SessionBusy: ``reject`` met a run or waiting messages.
+        SessionBusy: the policy is ``reject``, and a run is active, messages wait or the host is full.
         UnknownPolicy: the policy is unknown.
     """
     row = DECISIONS.get((state, cast(Policy, policy)))
@@ -112,8 +112,9 @@ def collect_due_at(*, at: float, quiet_s: float, first_at: float, max_wait_s: fl
 
 
 class Waiting(NamedTuple):
-    """A waiting message, with the fields that `select_batch` needs. ``due_at`` is 0 for a message that may be taken
-    at once.
+    """A waiting message, with the fields that `select_batch` needs.
+
+    ``due_at`` is 0 for a message that may be taken at once.
     """
 
     seq: int

@@ -115,11 +115,11 @@ class Question(Value, frozen=True, kw_only=True):
         question_id: the same in every attempt of the run; for an approval, the id of the call.
         kind: approval or question.
         text: the text shown to people.
-        tool, arguments: of the call that needs approval.
+        tool, arguments: the tool and arguments of the call that needs approval.
         asked_at: seconds since the epoch.
         due_at: when it expires; 0 until the store sets it.
-        call_hash: of the call that needs approval, from `holdfast.protocol.call_hash`. An approval repeats it, so that
-            it is valid only for the call that was shown. Empty for a ``question``.
+        call_hash: the hash of the call that needs approval (`holdfast.protocol.call_hash`). An approval contains the
+            same hash, so that it is valid only for the call that was shown. Empty for a ``question``.
     """
 
     question_id: str
@@ -145,7 +145,7 @@ class Answer(Value, frozen=True, kw_only=True):
         via: the credential: the id of a key, ``jwt``, ``local`` (no key required), ``terminal`` (of ``serve``) or
             ``host`` (code in the host's process).
         approval_key: the id of the approval key, if one was required; else empty.
-        call_hash: of the call that was shown to the approver.
+        call_hash: the hash of the call that was shown to the approver.
     """
 
     question_id: str
@@ -224,9 +224,9 @@ class AgentState(Value, frozen=True, kw_only=True):
 
     Parameters:
         by: the owner of the state; only its newest state is read.
-        body: the opaque state, on its way into the store. Entries read back leave it empty: `Store.kept` returns it.
-        n: the number of the entry under which the store has it; 0 on its way in. An entry that replaces others in the
-            same session may carry over their state.
+        body: the opaque state, set only on the way into the store. Entries read back omit it; `Store.kept` returns it.
+        n: the number of the entry under which the store keeps the state; 0 until it is stored. An entry that replaces
+            others in the same session may carry over their state.
     """
 
     by: str
@@ -238,19 +238,19 @@ class Entry(Value, frozen=True, kw_only=True):
     """One entry of a transcript.
 
     Parameters:
-        n: its number in the transcript, from 1.
-        role: the author. ``tool_call`` and ``tool_result`` come in pairs with the same ``call_id``; ``summary``
+        n: the entry's number in the transcript, from 1.
+        role: the author. Each ``tool_call`` is paired with a ``tool_result`` of the same ``call_id``; a ``summary``
             replaces earlier entries.
-        content: the text, or the JSON of arguments or result.
-        run_id: the run that wrote it.
-        message_id: for ``user``, the message.
-        call_id, name: for tool entries.
+        content: the text, or the JSON of the arguments or the result.
+        run_id: the run that wrote the entry.
+        message_id: the id of the message, for a ``user`` entry.
+        call_id, name: the call's id and the tool's name, for a ``tool_call`` or ``tool_result``.
         partial: whether the run was interrupted before the text was complete.
-        status: of a ``tool_result``; ``interrupted`` marks a call without a result of its own.
-        attachments: of a ``user`` entry.
-        agent_state: agent state of a completed run for the session's next one; hidden from readers. It is removed and
-            restored with the run's entries.
-        ended_by: on the last entry of a run that did not complete: what ended it, a kind of `Cause` or ``failure``.
+        status: the status of a ``tool_result``; ``interrupted`` marks a call without its own result.
+        attachments: the attachments of a ``user`` entry.
+        agent_state: agent state that a completed run keeps for the session's next run; hidden from readers. It is
+            removed and restored with the run's entries.
+        ended_by: on the last entry of a run that did not complete: the reason, a kind of `Cause` or ``failure``.
             The model reads it as a note, so that it does not carry out an interrupted request later.
     """
 
@@ -336,7 +336,7 @@ class SessionExport(Value, frozen=True, kw_only=True):
 
     Parameters:
         format: version of this format.
-        key, agent: of the source session.
+        key, agent: the key and agent of the source session.
         exported_at: seconds since the epoch.
         entries: the transcript, in order.
         attachments: the bytes by digest; base64 in JSON.

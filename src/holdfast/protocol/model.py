@@ -168,8 +168,8 @@ def tool_name(name: str) -> str:
 def conversation(entries: Sequence[Entry]) -> tuple[ModelMessage, ...]:
     """Return the messages of a transcript. A call without a result gets `NO_RESULT`; a stray result is dropped.
 
-    If a run did not complete, the assistant's turn ends with a note (`ended_note`): its request is not merged with
-    the next one, and the model does not carry it out.
+    If a run did not complete, the assistant's turn ends with a note (`ended_note`), so that the run's request is not
+    merged with the next one and the model does not carry it out.
 
     The first message is a user's, user and assistant alternate, and each assistant message with calls is followed by
     exactly their results. No message is empty.
@@ -225,7 +225,7 @@ def conversation(entries: Sequence[Entry]) -> tuple[ModelMessage, ...]:
 
 
 def ended_note(ended_by: EndedBy, *, answered: bool) -> str:
-    """Return the model's note on a run that did not complete: do not carry out its request later.
+    """Return the note for the model that a run did not complete, and that its request is not to be carried out later.
 
     Parameters:
         ended_by: what ended the run.
@@ -249,7 +249,7 @@ def read_arguments(text: str) -> dict[str, Any] | str:
 
 
 def with_user(messages: Sequence[ModelMessage], message: UserMessage) -> list[ModelMessage]:
-    """Return valid messages with a user message added, still valid."""
+    """Return valid messages with a user message added; the result is valid too."""
     added = list(messages)
     _add(added, message)
     return added

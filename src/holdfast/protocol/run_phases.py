@@ -1,15 +1,15 @@
 """The phases of a run in its host's memory.
 
-The store knows a run's state (`holdfast.protocol.states`). The phase is what the host still has to do for the run:
-run its agent, unload it, write its end. A host that dies takes the phase with it, so it is never stored.
+The store knows a run's state (`holdfast.protocol.states`). The phase determines the host's remaining work for the run:
+run its agent, unload it, write its end. The phase is never stored: it is meaningless once the host has died.
 
 - ``running``: the agent runs, or waits for people.
-- ``unloading``: the run waits only for people, so its work is being stopped in order to free the memory.
-- ``releasing``: all work has stopped. The rest of the output is written; then the run leaves memory without an end.
-- ``committing``: all work has stopped. The end is being written.
+- ``unloading``: the run waits only for people, so its work is being stopped to free memory.
+- ``releasing``: all work has stopped. The rest of the output is being written; then the run is unloaded.
+- ``committing``: all work has stopped. The run's end is being written.
 - ``lost``: another holder has the session, so nothing more is written.
-- ``unloaded``: out of memory without an end; a later claim or the next start resumes the run.
-- ``ended``: out of memory; the store has the end, another holder has the run, or the host gave up writing.
+- ``unloaded``: no longer in memory, but not ended; a later claim or the next start resumes the run.
+- ``ended``: no longer in memory; the store has the end, another holder has the run, or the host gave up writing.
 """
 
 from __future__ import annotations

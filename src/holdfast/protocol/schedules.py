@@ -5,9 +5,9 @@ Invariants:
 - Every tick is either returned once for firing or counted as missed, never both or neither. Time spent paused
   or finished has no ticks.
 - A tick's jitter depends only on the schedule and the tick: a repeated check, later or after a crash, changes nothing.
-- Ticks are in chronological order. A clock set back by less than `SET_BACK_S` repeats no tick: the schedule waits until
-  the clock catches up. A clock set back further was wrong before: the schedule continues from the new time. A tick that
-  recurs is recognized by its time, which is part of its message's idempotency key.
+- Ticks are in chronological order. A clock set back by at most `SET_BACK_S` repeats no tick: the schedule waits until
+  the clock catches up. If it is set back further, it was presumably wrong before: the schedule continues from the new
+  time. A repeated tick is recognized by its time, which is part of its message's idempotency key.
 - One step handles a bounded number of ticks; a schedule that missed more stays due until all are counted.
 
 A tick is on time until `ON_TIME_S` after it was due. The miss policy decides about later ones, missed because the host
@@ -64,7 +64,7 @@ ON_TIME_S: Final = 60.0
 BURST_LIMIT: Final = 100
 """Maximum number of missed ticks that ``burst`` fires."""
 SET_BACK_S: Final = 3 * 3600.0
-"""Seconds; a clock set back by more than this was wrong before (as in cron)."""
+"""Seconds; a clock set back by more than this is presumed to have been wrong before (as in cron)."""
 STEP_LIMIT: Final = 1000
 """Maximum number of ticks of a cron expression in one step."""
 LEAST_EVERY_S: Final = 1.0
@@ -82,8 +82,8 @@ class Cadence(Value, frozen=True, kw_only=True):
         every_s: interval between ticks, in seconds.
         cron: a cron expression: ``minute hour day month weekday``, or six fields with the second first.
         timezone: time zone of the cron expression, such as ``Europe/Berlin``; not allowed with ``every_s``.
-        initial_delay_s: with ``every_s``, the time to the first tick (default: one interval); with ``cron``, no tick
-            comes earlier. In seconds.
+        initial_delay_s: with ``every_s``, the time to the first tick (default: one interval); with ``cron``, the
+            minimum time to the first tick. In seconds.
         jitter_s: each tick is delayed by a fixed fraction of this, in seconds.
         max_runs: finish after this number of firings.
         miss: policy for missed ticks; see the module.
@@ -193,7 +193,7 @@ class Progress(Value, frozen=True, kw_only=True):
 
 
 class Step(NamedTuple):
-    """The result of a look at a schedule: the tick to fire now, if any, and the progress past it."""
+    """The result of checking a schedule: the tick to fire now, if any, and the progress past it."""
 
     tick_at: float | None
     progress: Progress
@@ -357,7 +357,7 @@ def _aimed(cadence: Cadence, seed: str, progress: Progress, tick_at: float | Non
 
 
 def _set_back(cadence: Cadence, seed: str, progress: Progress, now: float) -> Progress:
-    """The clock was wrong before: continue from the new time."""
+    """Return the progress for a clock that was wrong before: it continues from the new time."""
     following = _following(cadence, progress.anchor_at, now)
     if following is not None:  # its first tick may lie in the time taken back
         progress = msgspec.structs.replace(progress, anchor_at=following)
@@ -382,7 +382,8 @@ def begin(cadence: Cadence, seed: str, now: float) -> Progress:
 def step(cadence: Cadence, seed: str, progress: Progress, now: float) -> Step:
     """Return the tick to fire now, and count missed ticks. Nothing changes unless something is due.
 
-    The progress is past that tick: the caller fires it, or reports in `counted` that it was refused. Raises as `begin`.
+    The progress is past that tick: the caller fires it, and reports with `counted` whether it was fired or refused.
+    Raises as `begin`.
     """
     first_at, due_at = progress.tick_at, progress.due_at
     if first_at is None or due_at is None:

@@ -1,4 +1,4 @@
-"""Options of a message, as keywords of `send` and `ask`, and as the value that everything below them passes on."""
+"""Options of a message: as keywords of `send` and `ask`, and as the value that the layers below them pass on."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SendOptions(Value, frozen=True, kw_only=True):
 
     Parameters:
         policy: what to do if a run is already active.
-        idempotency_key: accepted once; a repeat returns the receipt of the first send.
+        idempotency_key: a message with this key is accepted once; a repeat returns the receipt of the first send.
         agent: the agent for a new session; in an existing one, the agent for later runs.
         quiet_s, max_wait_s: for ``collect``, in seconds.
         attachments: attachments returned by `SessionAPI.attach`.

@@ -29,7 +29,7 @@ __all__ = ["ScheduleAPI", "SessionAPI", "answer"]
 
 
 class ScheduleAPI(Protocol):
-    """A handle to a schedule. Creating one does no I/O; any number may refer to the same schedule at a time.
+    """A handle to a schedule. Creating one does no I/O; several handles may refer to the same schedule.
 
     Every method may raise `UnknownSchedule`, `AccessDenied`, `StorageError` and, over HTTP, `ServerUnreachable` and
     `RateLimited`.
@@ -53,19 +53,19 @@ class ScheduleAPI(Protocol):
         ...
 
     async def run_now(self) -> Receipt:
-        """Send its message now, without moving its ticks. Counts towards ``max_runs``.
+        """Send the schedule's message now, without shifting its ticks. Counts towards ``max_runs``.
 
         Raises the errors of `SessionAPI.send` with the schedule's policy, and `ScheduleFinished`.
         """
         ...
 
     async def delete(self) -> ScheduleView:
-        """Delete the schedule and return its last state. Messages that it already sent stay."""
+        """Delete the schedule and return its last state. Messages that it has already sent are kept."""
         ...
 
 
 class SessionAPI(Protocol):
-    """A handle to a session. Creating one does no I/O; any number may refer to the same key at a time.
+    """A handle to a session. Creating one does no I/O; several handles may refer to the same session.
 
     Every method may raise `AccessDenied`, `StorageError` and, over HTTP, `ServerUnreachable` and `RateLimited`.
     """
@@ -101,8 +101,8 @@ class SessionAPI(Protocol):
     async def ask(self, content: str, *, timeout_s: float | None = None, **options: Unpack[SendKeywords]) -> str:
         """Send, wait, and return the answer.
 
-        A caller that is cancelled (`asyncio.timeout`, `Task.cancel`) or whose `timeout_s` expires gives up its wait,
-        not the work: the message is durable, others may wait for it, and a client's connection may break at any time.
+        If the caller is cancelled (`asyncio.timeout`, `Task.cancel`) or `timeout_s` expires, only the wait ends, not
+        the work: the message is durable, others may wait for it, and a client's connection may break at any time.
         To end the work, interrupt the session; to bound it, set the host's ``run_timeout_s`` or the agent's limits.
 
         Raises:
@@ -131,7 +131,7 @@ class SessionAPI(Protocol):
     async def interrupt(
         self, reason: str = "", *, run_id: str | None = None, grace_s: float | None = None
     ) -> StopReceipt:
-        """Interrupt the active run, or exactly `run_id`; queued messages run next. An idle session answers at once.
+        """Interrupt the active run, or only `run_id`; queued messages run next. Returns at once if the session is idle.
 
         `grace_s` is the grace period for cleanup, in seconds, shorter or longer than the host's (its default). If the
         run is already stopping, it can only shorten the rest of its grace period.
@@ -139,7 +139,7 @@ class SessionAPI(Protocol):
         ...
 
     async def stop(self, reason: str = "", *, grace_s: float | None = None) -> SessionStop:
-        """Stop the whole session: its run, its background work, and withdraw all waiting messages.
+        """Stop the session's run and background work, and withdraw all waiting messages.
 
         `grace_s` is the grace period for cleanup, as in `interrupt`.
         """
@@ -199,7 +199,7 @@ class SessionAPI(Protocol):
 
         Raises:
             CallMismatch: the question is for another call.
-            InvalidRequest: an id came without a `call_hash`, or the question asks for text.
+            InvalidRequest: an id was given without a `call_hash`, or the question asks for text.
             ApprovalKeyRequired: over HTTP, if approvals need a key that a person types.
             UnknownQuestion, AlreadyAnswered: as for `answer`.
         """
@@ -257,7 +257,7 @@ class SessionAPI(Protocol):
         ...
 
     async def export(self) -> SessionExport:
-        """Return the transcript and its attachments, for `import_history` there or elsewhere."""
+        """Return the transcript and its attachments, for `import_history` on this host or another one."""
         ...
 
     async def import_history(self, export: SessionExport) -> SessionView:

@@ -91,7 +91,7 @@ class FrameDecoder:
     Parameters:
         limit_bytes: the largest frame accepted.
 
-    ``retry_ms`` is the last delay that the server asked for, or None.
+    ``retry_ms`` is the last reconnection delay that the server sent, or None.
     """
 
     __slots__ = ("_cut", "_cut_size", "_data", "_event", "_id", "_limit", "_size", "_skip_lf", "_start", "retry_ms")

@@ -1,6 +1,6 @@
 """The state tables of messages and runs.
 
-A change that is missing from its table is an `IllegalTransition`. The docs' diagrams are generated from these tables.
+A change that is missing from its table raises `IllegalTransition`. The docs' diagrams are generated from these tables.
 Liveness (orphaned, stuck) is a query, never a state. The phases of a run in memory are in
 `holdfast.protocol.run_phases`.
 """
@@ -66,7 +66,7 @@ _I = TypeVar("_I", bound=str)
 
 
 def illegal_transition(what: str, table: Mapping[tuple[_S, _I], _S], state: _S, event: _I) -> IllegalTransition:
-    """Return the error of an event that `table` does not list for `state`."""
+    """Return the error for an event that `table` does not list for `state`."""
     allowed = sorted(i for s, i in table if s == state)
     return IllegalTransition(
         f"a {what} that is {state} cannot {event}",

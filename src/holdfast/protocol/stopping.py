@@ -81,7 +81,7 @@ class StopReceipt:
         survivors: pids still running when the stop timed out (expected to be empty).
         unattributed: process trees of unknown fate, each with a name and a reason, as ``sh (it was being started)``.
             Processes that may belong to another scope are not named, only mentioned once.
-        elapsed_s: from the call of stop to this receipt, in seconds.
+        elapsed_s: time from the stop request to this receipt, in seconds.
     """
 
     scope: str

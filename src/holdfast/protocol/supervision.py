@@ -27,7 +27,7 @@ class BranchResult:
 
     Parameters:
         name: the branch's name.
-        status: ``not_begun`` for a branch that never got its turn.
+        status: ``not_begun`` for a branch that never started.
         text: the branch's answer; partial if it did not complete.
         error: why it did not complete.
         cause: the cause of its interrupt, if it was interrupted.
@@ -54,8 +54,8 @@ class Quorum:
     """Decides when enough branches have completed, and when the quorum is out of reach.
 
     Parameters:
-        need: ``all``; ``first``: one; a number: that many, without waiting for the rest; ``some``: wait for all, and at
-            least one must complete.
+        need: ``all``; ``first``: one; a number: that number, without waiting for the rest; ``some``: wait for all, and
+            at least one must complete.
         total: number of branches.
 
     Raises:
@@ -89,11 +89,11 @@ class Quorum:
 
 
 class Intensity:
-    """Restart intensity: a limit on restarts within a sliding window, as an OTP supervisor has it.
+    """Restart intensity: a limit on restarts within a sliding window, as in an OTP supervisor.
 
     Parameters:
-        limit: maximum number of restarts …
-        within_s: … in this window, in seconds.
+        limit: maximum number of restarts within the window.
+        within_s: length of the window, in seconds.
     """
 
     __slots__ = ("_times", "limit", "within_s")
@@ -122,9 +122,9 @@ class Intensity:
 
 
 def told_results(results: Sequence[BranchResult], *, decided: Cause | None = None) -> str:
-    """Summarize for people the branches that did not complete.
+    """Summarize, for people, the branches that did not complete.
 
-    The first failures come first, then the branches that were stopped for them or never got their turn.
+    Failures are listed first, then the branches that were stopped because of them or never started.
 
     Parameters:
         decided: the cause with which the remaining branches were stopped once the outcome was decided.

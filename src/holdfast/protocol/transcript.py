@@ -1,6 +1,6 @@
 """Folds a run's events into transcript entries that are always valid: each tool call has exactly one result.
 
-The running host feeds it the emitted events; recovery after a crash feeds it the log. Both get the same entries.
+A running host folds the events as they are emitted; recovery after a crash folds the log. The entries are the same.
 
 Invariants
 - The text of a step appears once: its ``step.finished`` replaces the pieces that came before.
@@ -112,7 +112,7 @@ class RunTranscript:
         self._steered: set[str] = set()
         self._stepped = False
         self.size = 0
-        """Characters of text so far."""
+        """Number of characters of text so far."""
         self.agent_state: AgentState | None = None
         """Agent state that the run's last entry keeps for the session's next run, if this run completes."""
 
@@ -122,7 +122,7 @@ class RunTranscript:
         self.size += len(text)
 
     def know(self, messages: Iterable[Message]) -> None:
-        """Add messages that the active run took later; their ``message.steered`` events place them."""
+        """Add messages that the active run took later; their ``message.steered`` events determine their position."""
         for message in messages:
             self._messages.setdefault(message.message_id, message)
             self._steered.add(message.message_id)
@@ -191,7 +191,7 @@ class RunTranscript:
     def _restart(self) -> None:
         """Prepare for a new attempt: it resumes after the last complete step; a run without steps repeats its output.
 
-        It repeats only the calls that were interrupted.
+        The attempt repeats only the calls that were interrupted.
         """
         self._parts.clear()
         if not self._stepped:
@@ -217,7 +217,7 @@ class RunTranscript:
         """Return all entries of the run for its commit: messages, text and calls; open calls get a result.
 
         Parameters:
-            status: how it ended. If the run did not complete, its last entry is marked with what ended it.
+            status: how the run ended. If it did not complete, its last entry is marked with the reason.
             cause: the cause of an interrupt.
         """
         self._flush(partial=status != "completed")

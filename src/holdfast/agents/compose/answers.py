@@ -49,7 +49,7 @@ async def hand_over(run: Run, task: ChildTask) -> None:
 
 
 async def emit_rest(run: Run, text: str) -> None:
-    """Emit the part of the answer that was not streamed: all of it if it comes from the log."""
+    """Emit the part of the answer that was not streamed, which is all of it if it was read from the log."""
     emitted = run.transcript.text
     if text.startswith(emitted) and len(text) > len(emitted):
         await run.emit(text[len(emitted) :])

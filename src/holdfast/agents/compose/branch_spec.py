@@ -41,14 +41,13 @@ class BranchSpec:
         """Return the branch's task in this run.
 
         Parameters:
-            text: the request, unless the branch has a text of its own.
-            inherits_history: whether it sees what the run sees: the session's history, and the attachments of its
-                messages.
-            aloud: whether the run also emits its text as it arrives.
+            text: the default request; a branch with its own `text` builds its request from it.
+            inherits: whether the branch gets the session's history and the attachments of the run's messages.
+            aloud: whether the run also emits the branch's text as it arrives.
 
         Raises:
             UnknownAgent: the host has no agent of that name.
-            TypeError: its text function did not return text.
+            TypeError: the branch's `text` function did not return text.
         """
         agent = run.context.host.find_agent(self.agent) if isinstance(self.agent, str) else self.agent
         if isinstance(self.text, str):
@@ -79,19 +78,19 @@ def branch(
     text: str | Callable[[Run, str], str] | None = None,
     restart: Restart = "transient",
 ) -> BranchSpec:
-    """Return a branch of `parallel`, `sequence`, `route`, `supervised` or `periodic`, with options of its own.
+    """Return a branch of `parallel`, `sequence`, `route`, `supervised` or `periodic`, with its own options.
 
     Parameters:
         agent: an agent, a function of a run, or the name of one of the host's agents.
-        name: the branch's name in the log, the tree and in causes; default: the agent's name.
+        name: the branch's name in the log, the task tree and causes; default: the agent's name.
         deadline_s: interrupt the branch this many seconds after its own start.
         text: the request. In a str, ``{text}`` stands for the default request; a function gets the composite's run and
-            that text, and must not block.
+            the default request, and must not block.
         restart: for `supervised`: restart the branch if it did not complete (``transient``), whenever it has ended
             (``permanent``), or never (``temporary``).
 
     Raises:
-        ConfigurationError: not an agent, or a deadline that is not above 0.
+        ConfigurationError: not an agent, a deadline that is not above 0, or an unknown restart policy.
     """
     if deadline_s is not None and (not is_seconds(deadline_s) or deadline_s == 0):
         raise ConfigurationError(f"deadline_s of a branch is {deadline_s!r}; it must be a number of seconds above 0")
@@ -102,7 +101,7 @@ def branch(
 
 
 def branch_spec(thing: BranchLike) -> BranchSpec:
-    """Return the branch for a branch or an agent. Raises `ConfigurationError` for anything else."""
+    """Return a branch unchanged, or make one from an agent. Raises `ConfigurationError` for anything else."""
     return thing if isinstance(thing, BranchSpec) else branch(thing)
 
 
@@ -122,7 +121,7 @@ def named(branches: Iterable[BranchLike]) -> tuple[BranchSpec, ...]:
 
 
 def composite(name: str, work: Callable[[Run], Any], parts: Iterable[BranchSpec], description: str) -> Agent:
-    """Return the composite agent. It is replayable if all its parts are, and none is given by name only."""
+    """Return the composite agent. It is replayable if all its parts are and none is given only by name."""
     agents = [part.agent for part in parts]
     known = tuple(agent for agent in agents if isinstance(agent, Agent))
     return Agent(

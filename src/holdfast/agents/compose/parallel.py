@@ -38,7 +38,7 @@ def parallel(
     """Return an agent that sends the same request to several others at the same time.
 
     Each branch is a child of the run: it is in the log and in the task tree under its name, streams there, and is not
-    repeated in a later attempt once it has finished. The agent's own text comes at the end: `join` builds it from the
+    repeated in a later attempt once it has finished. The agent emits its own text at the end: `join` builds it from the
     answers. If the agent is interrupted or fails, its text consists of the answers so far.
 
     Once enough branches have completed, the others are interrupted with a cause that names the reason, and are gone (or
@@ -46,10 +46,11 @@ def parallel(
 
     Parameters:
         branches: agents, functions of a run, names of the host's agents, or results of `branch`.
+        name: the agent's name.
         need: how many must complete: ``all``, the ``first`` one or a number (the others are interrupted then), or
             ``some``: wait for all, and at least one must complete.
-        on_failure: once too few branches can complete, ``interrupt`` the others with a cause that names the failed one,
-            or ``wait`` for them.
+        on_failure: when too few branches can still complete, ``interrupt`` the others with a cause that names the
+            failed one, or ``wait`` for them.
         concurrency: maximum number of concurrent branches; default: all. They start in order.
         join: builds the answer from the results that count, in the order of the branches. It may be async; otherwise it
             must not block. Default: their texts, separated by blank lines.
@@ -117,7 +118,7 @@ class _Race:
             raise
 
     def _take_past(self) -> None:
-        """Take the recorded outcomes, in the order of the log; these branches are not repeated."""
+        """Apply the outcomes that earlier attempts recorded, in log order; these branches are not repeated."""
         ends: list[tuple[int, ChildFinished]] = []
         for number in self._waiting:
             past = recorded_outcome(self._context, self._tasks[number])

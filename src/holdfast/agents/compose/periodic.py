@@ -1,10 +1,10 @@
-"""An agent that runs periodically, by the clock, in one run, with other agents that stream beside it.
+"""A composite that runs an agent periodically within one run, with other agents beside it.
 
 Invariants
-- The child of one tick is active at a time; between ticks, the agent has a timer and no task.
+- At most one tick's child is active at a time; between ticks, the agent has a timer and no task.
 - Ticks are those of `holdfast.protocol.schedules`: ticks missed while a child is active, the loop is blocked or the
   clock jumps follow the miss policy.
-- The agents in `beside` end with the ticks, and all of them are gone when the composite agent ends.
+- The agents in `beside` are interrupted after the last tick, and are gone when the composite ends.
 """
 
 from __future__ import annotations
@@ -54,28 +54,28 @@ def periodic(
 ) -> Agent:
     """Return an agent that runs another agent at each tick of a clock, in one run.
 
-    Each tick is a child of the run, in the log and in the task tree. The answer is that of the last completed tick. It
-    ends after `max_runs` ticks, by an interrupt, or by the deadline of the run (the setting ``run_timeout_s``). For
-    work over days or across restarts, put a schedule on a session (`Session.schedule`).
+    Each tick is a child of the run, in the log and in the task tree. The answer is that of the last completed tick. The
+    composite ends after `max_runs` ticks, when it is interrupted, or at the run's deadline (the setting
+    ``run_timeout_s``). For work over days or across restarts, put a schedule on a session (`Session.schedule`).
 
     Parameters:
         agent: an agent, a function of a run, the name of one of the host's agents, or a result of `branch`. A tick that
-            fails ends the composite with its error (use `supervised` to restart it); one that exceeds its deadline does
-            not.
+            fails ends the composite with its error (use `supervised` to restart it); a tick that exceeds its deadline
+            does not.
         every_s, cron, timezone: when to tick: at an interval in seconds, or by a cron expression in that time zone.
         initial_delay_s: time to the first tick, in seconds; default: `every_s`.
         jitter_s: maximum random delay of each tick, in seconds.
         max_runs: maximum number of ticks.
-        miss: policy for missed ticks: ``skip`` them, ``delay`` (one tick for all; the next interval starts then) or
-            ``burst`` (each, one after another).
-        overlap: policy for a tick while the previous one is active: ``queue`` (it waits, and counts as missed
-            meanwhile), ``reject`` (it is dropped) or ``interrupt`` (it stops the previous one and starts after it).
-        beside: agents that get the same request once, at the start, and are interrupted when the ticks are over.
+        miss: policy for missed ticks: ``skip`` them, ``delay`` (one late tick for all; the next interval starts there)
+            or ``burst`` (each, one after another).
+        overlap: policy for a tick while the previous one is active: ``queue`` (wait until it has ended, then apply
+            `miss`), ``reject`` (drop the tick) or ``interrupt`` (interrupt the previous one, then start).
+        beside: agents that get the same request once, at the start, and are interrupted after the last tick.
         name: the agent's name.
         description: one-line description for people and models.
 
     Raises:
-        ConfigurationError: a cadence that is invalid or never ticks.
+        ConfigurationError: a cadence that is invalid or never ticks, or another invalid parameter.
     """
     cadence = Cadence(
         every_s=every_s,
@@ -92,7 +92,7 @@ def periodic(
         raise ConfigurationError(f"{name!r}: {error.message}", hint=error.hint) from None
     if overlap not in ("queue", "reject", "interrupt"):
         raise ConfigurationError(f"unknown overlap {overlap!r}", hint="choose queue, reject or interrupt")
-    ticking, streamers = replace(branch_spec(agent)), named(beside)  # a copy: it may be beside itself
+    ticking, streamers = replace(branch_spec(agent)), named(beside)  # a copy: `beside` may have the same branch
     work = _Periodic(part=ticking, cadence=cadence, overlap=overlap, beside=streamers)
     return composite(name, work, (ticking, *streamers), description)
 
@@ -120,7 +120,7 @@ class _Ticks:
         self._branches: ChildGroup[BranchSpec] = ChildGroup(run.context, self._ended)
         self._streams = [(part, self._task(part, CallPath(run.context.next_id()))) for part in work.beside]
         self._ticks = run.context.next_id()
-        self._begun = 0  # ticks, in earlier attempts too
+        self._begun = 0  # ticks so far, including earlier attempts
         self._progress = begin(work.cadence, run.run_id, run.now())
         self._child: Child | None = None
         self._next: ChildTask | None = None  # of the tick that an earlier attempt left open
@@ -137,7 +137,7 @@ class _Ticks:
         return CallPath(f"{self._ticks}.{self._begun + 1}")
 
     async def answer(self) -> str:
-        """Tick to the end. Raises `RunFailed`."""
+        """Run all ticks and return the answer. Raises `RunFailed`."""
         try:
             self._take_past()
             await self._branches.driven(self._drive)
@@ -151,7 +151,7 @@ class _Ticks:
         return self._text
 
     def _take_past(self) -> None:
-        """Take the recorded ticks; they are not repeated."""
+        """Apply the ticks that earlier attempts recorded; they are not repeated."""
         while self._context.journal.knows_child(self._place.path):
             task = self._task(self._work.part, self._place)
             past = recorded_outcome(self._context, task)
@@ -187,7 +187,7 @@ class _Ticks:
         return self._progress.tick_at is None and not self._wanted
 
     def _tick(self) -> bool:
-        """Check the clock; return whether a tick or a miss came of it."""
+        """Check the clock; return whether a tick came due or was missed."""
         if self._child is not None and self._work.overlap == "queue":
             return False
         cadence, before = self._work.cadence, self._progress
@@ -202,7 +202,7 @@ class _Ticks:
         return self._progress is not before
 
     def _until(self) -> float | None:
-        """Return the loop's time of the next check; None: when a child has ended."""
+        """Return the loop time of the next check; None: check when a child has ended."""
         due_at = self._progress.due_at
         if due_at is None or (self._child is not None and self._work.overlap == "queue"):
             return None

@@ -29,22 +29,22 @@ def route(
     otherwise: BranchLike | None = None,
     description: str = "",
 ) -> Agent:
-    """Return an agent that delegates each run to one of several others, and streams that one's answer.
+    """Return an agent that delegates each run to one of several others, and streams its answer.
 
-    Both the chooser and the chosen agent see what the run sees. The choice is in the log, and is not made again in a
-    later attempt.
+    Both the chooser and the chosen agent get the run's request, the session's history and the attachments. The choice
+    is logged, and is not repeated in a later attempt.
 
     Parameters:
-        choose: chooser that answers with the name of a branch: a function of the run, or an agent, possibly with a
-            model. Case, white space, quotes and a full stop around the name do not matter.
+        choose: the chooser, which answers with the name of a branch: a function of the run, or an agent. Case, and
+            white space, quotes and full stops around the name, do not matter.
         routes: the branches by name.
         name: the agent's name.
         otherwise: the branch for any other answer.
         description: one-line description for people and models.
 
     Raises:
-        ConfigurationError: no branches, or two whose names differ in case only. The agent's run raises `UnknownBranch`
-            if the answer is not the name of a branch and `otherwise` was not given.
+        ConfigurationError: no branches, an empty name, or two names that differ only as above. The agent's run raises
+            `UnknownBranch` if the answer is not the name of a branch and `otherwise` was not given.
     """
     parts = {_plain(key): replace(branch_spec(thing), name=key) for key, thing in routes.items()}
     if not parts:

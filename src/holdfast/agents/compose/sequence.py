@@ -21,8 +21,8 @@ __all__ = ["sequence"]
 def sequence(*branches: BranchLike, name: str = "sequence", description: str = "") -> Agent:
     """Return an agent that runs others one after another, and streams the last one's answer.
 
-    The first sees what the run sees: its text, the session's history, the attachments. Each later one gets the previous
-    one's answer, and sees nothing else. The first one that does not complete ends the sequence with its error.
+    The first gets the run's text, the session's history and the attachments; each later one gets only the previous
+    one's answer. If one does not complete, the sequence ends with its error.
 
     Parameters:
         branches: agents, functions of a run, names of the host's agents, or results of `branch`.
@@ -30,7 +30,7 @@ def sequence(*branches: BranchLike, name: str = "sequence", description: str = "
         description: one-line description for people and models.
 
     Raises:
-        ConfigurationError: no branches.
+        ConfigurationError: no branches, or an invalid one.
     """
     parts = named(branches)
     if not parts:

@@ -1,10 +1,10 @@
 """Branches that are restarted when they do not complete, in the manner of OTP supervisors.
 
 Invariants
-- A branch has one incarnation at a time; the next one starts when the scope of the last has closed. Its number is in
-  its id, so that the log distinguishes them.
-- Answers are kept: whatever the strategy, a completed branch is not restarted.
-- Each restart that follows a branch's own end is counted once; restarts of others along with it are not.
+- A branch has one incarnation at a time; the next one starts after the scope of the previous one has closed. The id of
+  an incarnation contains its number, so that the log distinguishes them.
+- Answers are kept: whatever the strategy, a completed branch is not restarted, unless it is permanent.
+- Each restart that follows a branch's own end counts once; the other branches restarted with it do not count.
 """
 
 from __future__ import annotations
@@ -46,19 +46,20 @@ def supervised(
 ) -> Agent:
     """Return an agent that keeps others running: one that does not complete is restarted with the same request.
 
-    All start at once, in order. It ends when each branch has completed, or is temporary and has ended; permanent
-    branches are stopped then. A branch does not complete if it raises, exceeds its own deadline, or uses up its budget.
+    All branches start at once, in order. The agent ends when each of them has completed, or is temporary and has ended;
+    permanent branches are then stopped. A branch that raises, exceeds its own deadline or uses up its budget does not
+    complete.
     If the agent is interrupted or fails, its text consists of the answers so far.
 
     Parameters:
         branches: agents, functions of a run, names of the host's agents, or results of `branch`, whose ``restart`` is
             the restart policy.
         name: the agent's name.
-        strategy: the branches to restart with a failed one: itself only; the ones after it too (``rest_for_one``); or
-            all. They are interrupted first, with a cause that names the failed branch. Completed ones keep their
-            answer.
-        restarts: maximum number of restarts …
-        within_s: … in this many seconds; one more ends the agent.
+        strategy: which branches to restart when one fails: only that one (``one_for_one``), also those after it
+            (``rest_for_one``), or all (``one_for_all``). The others are interrupted first, with a cause that names the
+            failed branch. Completed ones keep their answers.
+        restarts: maximum number of restarts within `within_s`; one more ends the agent.
+        within_s: length of the sliding window in which restarts are counted, in seconds.
         delay_s: delay before each restart, in seconds.
         join: builds the answer from the results of the completed branches, as for `parallel`.
         description: one-line description for people and models.
@@ -141,7 +142,7 @@ class _Supervision:
         self._intensity = Intensity(work.restarts, work.within_s)
         self._failures: list[str] = []
         self._problem: BaseException | None = None
-        self._end: Cause | None = None  # of the branches that are left after too many restarts
+        self._end: Cause | None = None  # for the remaining branches, after too many restarts
         self._ending = False
 
     async def answer(self) -> str:
@@ -163,7 +164,7 @@ class _Supervision:
             raise
 
     def _take_past(self) -> None:
-        """Take the recorded outcomes; failures count as they did then."""
+        """Apply the outcomes that earlier attempts recorded; their failures count towards the limit on restarts."""
         ends: list[tuple[_Slot, ChildFinished]] = []
         for slot in self._slots:
             while (past := recorded_outcome(self._context, self._next(slot))) is not None:
@@ -177,12 +178,12 @@ class _Supervision:
         return f"{self._run.run_id} restarts"
 
     def _next(self, slot: _Slot) -> ChildTask:
-        """Return the task of the slot's next incarnation; it is numbered once."""
+        """Return the task of the slot's next incarnation; repeated calls return the same one until it starts."""
         if slot.task is None:
             slot.task = slot.part.task(self._run, self._run.text, CallPath(slot.place.next_id()))
         return slot.task
 
-    # ── at work ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── running ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _drive(self) -> None:
         loop = asyncio.get_running_loop()
@@ -220,10 +221,10 @@ class _Supervision:
         self._take(slot, finished, problem, again=slot.due_at is not None)
 
     def _take(self, slot: _Slot, finished: ChildFinished, problem: BaseException | None, *, again: bool) -> None:
-        """Take the outcome of a branch.
+        """Apply the outcome of a branch.
 
         Parameters:
-            again: it was stopped for a restart.
+            again: whether it was stopped in order to restart it.
         """
         slot.result = result = result_of(slot.name, finished)
         mode = slot.part.restart

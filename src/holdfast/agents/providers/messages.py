@@ -1,9 +1,9 @@
 """Convert between our messages and pydantic-ai's.
 
-Calls use our ids. A provider sees its own id of a call if the step's ``state`` has it, and otherwise a hash of ours:
-nine letters and digits, which every provider accepts, the same in every request.
+Calls use our ids. A provider gets its own id for a call if the step's ``state`` has it. Otherwise it gets a hash of our
+id: nine letters and digits, which every provider accepts, the same in every request.
 
-The ``state`` of a step holds the data that must go back besides text and calls: signatures, the provider's ids,
+The ``state`` of a step holds the data that the provider needs back besides text and calls: signatures, its own ids,
 reasoning. It refers to the step's text and calls instead of repeating them; if they no longer match, it is dropped.
 """
 
@@ -93,7 +93,7 @@ class _History:
             self.messages.append(response)
 
     def _id_for(self, call_id: str, given: str) -> str:
-        """Return the provider's id if it is unused here, else one derived from ours."""
+        """Return the provider's id if this request does not use it yet, else one derived from ours."""
         found, n = given, 0
         while not found or found in self._taken:
             found = hashlib.sha256(f"{call_id}/{n}".encode()).hexdigest()[:_ID_LENGTH]
@@ -140,7 +140,7 @@ def state_of(response: ModelResponse) -> Any:
 
 
 def _without_content(part: dict[str, Any]) -> dict[str, Any]:
-    """Return the part without data that the step has anyway: text becomes its length, a call its provider fields."""
+    """Return the part without data that the step has: text becomes its length; calls lose name and arguments."""
     kept = {name: value for name, value in part.items() if value is not None}
     if part["part_kind"] == "text":
         kept["content"] = len(part["content"])

@@ -5,7 +5,7 @@ Leaving the block of `PydanticModel.stream`, or cancelling the task that waits i
 the provider has sent its headers.
 
 Connections are reused between requests only inside `PydanticModel.lifespan`, which a host enters. Outside it, each
-request opens its own, and nothing stays open.
+request opens and closes its own connection.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["PydanticModel", "pydantic_model"]
 
 BACK_S = 0.5
-"""Retry delay after a failure without one of its own."""
+"""Default retry delay after a failure, in seconds."""
 
 _VARIABLE = re.compile(r"\b[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+\b")
 _GROUP = re.compile(r"pydantic-ai-slim\[([a-z-]+)\]")
@@ -51,8 +51,8 @@ _REASONS: Mapping[str, Reason] = {
 def pydantic_model(name: str) -> PydanticModel:
     """Return the model ``provider:model``. Its key and address come from the provider's usual environment variables.
 
-    ``openai:…`` uses OpenAI's Responses API, or Chat Completions if ``OPENAI_BASE_URL`` points to another server, as
-    those support only that; ``openai-chat:…`` and ``openai-responses:…`` choose explicitly.
+    ``openai:…`` uses OpenAI's Responses API, or Chat Completions if ``OPENAI_BASE_URL`` points to another server, which
+    may support nothing else; ``openai-chat:…`` and ``openai-responses:…`` choose explicitly.
 
     Raises:
         ConfigurationError: unknown provider, or missing key.
@@ -78,7 +78,7 @@ class PydanticModel(Toolset):
         self._spelled = _spelled(name)
         self._of_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, ProviderModel] = WeakKeyDictionary()
         self._spare = [_build(name, self._spelled)]
-        """The model built as a check, for use by the first loop."""
+        """The model that was built to validate the name; the first loop uses it."""
         self._context_tokens = self._spare[0].context_window
 
     @property
@@ -335,7 +335,7 @@ async def _load(request: ModelRequest, attachment: Callable[[str], Awaitable[byt
 def _must_say(stream: StreamedResponse) -> bool:
     """Return whether this provider's protocol always reports an end reason, so that an end without one is invalid.
 
-    Checked by class name: importing the classes needs the SDKs of both.
+    The check is by class name, because importing the classes would require both SDKs.
     """
     return any(
         kind.__name__ in ("OpenAIStreamedResponse", "AnthropicStreamedResponse") for kind in type(stream).__mro__
@@ -365,7 +365,7 @@ def _cost(response: ModelResponse) -> float:
 
 
 def _variable_of(spelled: str) -> str:
-    """Return the name of the key's environment variable, for people."""
+    """Return the name of the API key's environment variable, for a hint."""
     provider = spelled.partition(":")[0].removesuffix("-chat").removesuffix("-responses")
     known = {"google": "GOOGLE_API_KEY", "bedrock": "AWS_BEARER_TOKEN_BEDROCK", "huggingface": "HF_TOKEN"}
     return known.get(provider, f"{provider.upper().replace('-', '_')}_API_KEY")

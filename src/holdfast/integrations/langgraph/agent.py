@@ -3,9 +3,10 @@
 Invariants
 - The state of a session's graph is stored in the transcript, with the entries of the run that produced it: it is
   committed and removed with them. No second store can disagree.
-- Only a completed run changes the state. Of any other run, the next one sees only the transcript.
-- The work of the nodes between two questions is one call. Unless the graph is declared idempotent, so is the call not,
-  and a crash in it ends the run. A run that waits only for people is unloaded and resumes in a later attempt.
+- Only a completed run changes the state. After any other run, the next one sees only its transcript.
+- The work of the nodes between two questions is one call. The call is idempotent only if the graph is declared
+  idempotent; otherwise, a crash during the call ends the run. A run that waits only for people is unloaded, and resumes
+  in a later attempt.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _current: ContextVar[Run | None] = ContextVar("holdfast_graph_run", default=None
 
 
 def current_run() -> Run:
-    """Return the run of the calling node; works in async nodes and in sync ones in their thread.
+    """Return the run of the calling node; works in async nodes, and in sync nodes on their own thread.
 
     Raises `RunClosed` outside a graph's run. The same `Run` is in ``config["configurable"]["run"]``.
     """
@@ -76,7 +77,7 @@ def graph_agent(
 
     Parameters:
         graph: a compiled graph, a `StateGraph`, or an ``@entrypoint`` of the functional API.
-        name: how messages name the agent; default: the graph's name.
+        name: the name by which messages address the agent; default: the graph's name.
         description: one-line description, for people and for models that may delegate to it.
         input: builds the graph's input from the run (sync or async), or names the input's only text field. Default:
             the run's messages, for graphs with ``messages``; its text, for entrypoints.
@@ -88,8 +89,8 @@ def graph_agent(
         resume: builds the result of ``interrupt()`` from the answer and the original value; default: the answer's text
             (None if it expired), True or False for an approval.
         config: merged with the run's own: ``recursion_limit``, ``tags``, ``callbacks``, more ``configurable``.
-        context: the graph's runtime context, or a function from the run to it.
-        idempotent: its nodes may be repeated after a crash: all their effects go through `Run.call`.
+        context: the graph's runtime context, or a function that builds it from the run.
+        idempotent: whether nodes may be repeated after a crash, because all their effects go through `Run.call`.
         state_limit_bytes: size limit of the stored state that the graph keeps for a session's next run.
 
     Raises:

@@ -1,7 +1,7 @@
 """Number the calls of a graph's nodes, so that each keeps its id when its node runs again.
 
 A node runs again from its beginning after its question was answered, in this attempt or a later one, and after a crash
-if its graph is idempotent. Parallel nodes call in any order.
+if its graph is idempotent. Parallel nodes make their calls in any order.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ class OpenedGraph(NamedTuple):
 
     Parameters:
         graph: the compiled graph. Do not use its checkpointer.
-        name: its own name.
+        name: the graph's name.
         takes_messages: whether its input has a list of messages under ``messages``.
         breaks: whether it, or a graph inside it, was compiled to stop before or after some nodes.
         inputs, outputs: the fields of its input and output; None if they have no fields.
@@ -39,7 +39,7 @@ def open_graph(graph: object, *, mapped: bool, config: Mapping[str, Any] | None)
     """Return the graph to host.
 
     Parameters:
-        mapped: whether the caller defines how to build its input.
+        mapped: whether the caller defines how to build the graph's input.
 
     Raises:
         ConfigurationError: not a graph, or one that cannot be hosted unchanged.

@@ -1,9 +1,9 @@
 """Emit a graph's output as events of its run: messages as text and calls, nodes as calls of the graph.
 
 Invariants
-- Messages are emitted one at a time: the output of other models waits until the current message is complete. So an
-  answer reads like its messages, however their chunks were interleaved.
-- A call by a model is a call of the run; it is open until the graph has a message with its result.
+- Messages are emitted one at a time: the output of other models waits until the current message is complete. So the
+  messages of an answer follow one another, however their chunks were interleaved.
+- A model's call is a call of the run; it stays open until the graph has a message with its result.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Speech:
 
     Parameters:
         speakers: the nodes whose messages are emitted; None: all.
-        silent: emit nothing; only count usage.
+        silent: whether to emit nothing and only count usage.
     """
 
     def __init__(self, context: RunContext, speakers: Collection[str] | None, *, silent: bool) -> None:
@@ -222,7 +222,7 @@ class Nodes:
                 self._end(task, "ok", None)
 
     async def output(self, part: Any) -> None:
-        """Report what a node wrote to its stream."""
+        """Report output that a node wrote to the graph's stream."""
         context = self._context
         text = part if isinstance(part, str) else as_json(part)
         context.write(ToolOutput(run_id=context.root_id, call_id=self._call_id, text=plain(text), at=context.now()))

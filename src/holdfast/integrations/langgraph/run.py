@@ -6,8 +6,8 @@ and a call of that child, each node a call inside it. The output and calls of it
 Invariants
 - The intent of a stretch is durable before its first node starts, unless the graph is idempotent; its outcome is in the
   log before its end. So a later attempt finds either an open stretch that must not be repeated, or everything that it
-  needs to resume after one. A run may be unloaded while it waits for people, and at no other time.
-- After the end of the run, its saver rejects all writes, from any thread.
+  needs to resume after a finished one. A run can be unloaded only while it waits for people.
+- After the run has ended, its saver rejects all writes, from any thread.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _MESSAGES = "messages"
 
 
 class _Asked(NamedTuple):
-    """A value passed to `interrupt()`, and its questions. Without an id: a breakpoint of the graph."""
+    """A value passed to `interrupt()`, and its questions; or, with ``interrupt_id`` None, a breakpoint of the graph."""
 
     interrupt_id: str | None
     value: Any
@@ -195,7 +195,7 @@ class GraphRun:
 
     async def _last_kept(self, history: Sequence[Entry]) -> tuple[Kept | None, Sequence[Entry], bool]:
         """Return the state of the newest completed run of the graph, the entries after it, and whether the transcript
-        before that run has changed since, as by a summary."""
+        before that run has changed since, for example by a summary."""
         if self._context.parent is None:
             for at in range(len(history) - 1, -1, -1):
                 entry = history[at]

@@ -101,7 +101,7 @@ class RunSaver(InMemorySaver):
         """Return the rows that a later run needs.
 
         Parameters:
-            inside: whether the run is in progress: include the subgraphs in progress.
+            inside: whether to include the subgraphs in progress, because the run itself is in progress.
             deltas: channels whose value builds on an older state.
         """
         kept = Kept()

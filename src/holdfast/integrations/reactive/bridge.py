@@ -1,6 +1,6 @@
 """The reactive bridge: agents and functions as operators on reactivex streams (extra ``reactive``).
 
-Streams come from any thread or scheduler. The work on their items runs in a scope, is bounded, and ends with it.
+Items may arrive from any thread or scheduler. The work on them is bounded, runs in a scope, and ends with the scope.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = ["IntakeCounts", "Outcome", "Overflow", "ReactiveBridge", "Shaped"]
 _MARGIN_S = 5.0
 """Extra seconds that `cleanup` waits beyond the longest stop."""
 _MOST_S = 366 * 86400.0
-"""Longest time that a thread may be blocked, in seconds."""
+"""Maximum time that a thread may be blocked, in seconds."""
 
 
 class Shaped(TypedDict, total=False):
@@ -49,13 +49,13 @@ class Shaped(TypedDict, total=False):
     Parameters:
         concurrency: number of items worked on at a time.
         buffer: number of items that may wait.
-        overflow: policy for an item that finds the buffer full. ``block`` blocks its thread until there is room; on
-            the thread of an event loop, which must not block, it acts as ``fail``. ``fail`` ends the stream with
-            `QueueFull`. ``drop`` drops the item, and counts it.
+        overflow: policy for an item that arrives when the buffer is full. ``block`` blocks the producer's thread until
+            there is room; on the thread of an event loop, which must not block, it acts as ``fail``. ``fail`` ends the
+            stream with `QueueFull`. ``drop`` drops the item, and counts it.
         block_s: maximum time that a thread is blocked, in seconds; then the stream ends with `QueueFull`.
         ordered: emit results in the order of the items, instead of as they complete. Up to ``buffer`` results then wait
             for a slow one.
-        outcomes: emit an `Outcome` for each item instead of its result: an error does not end the stream.
+        outcomes: emit an `Outcome` for each item instead of its result, so that an error does not end the stream.
     """
 
     concurrency: int
@@ -160,10 +160,10 @@ class ReactiveBridge:
             self._swept()
 
     async def aclose(self, reason: str = "closed") -> StopReceipt:
-        """Interrupt all work, accept nothing more, and return once all of it is gone. Call it on the bridge's loop.
+        """Accept no more work, interrupt all active work, and return when it is gone. Call it on the bridge's loop.
 
         Work that arrives in the meantime is ended or refused: its observers get `ScopeClosed`. Observers of streams
-        that this cuts off get `RunInterrupted`. Idempotent.
+        that are cut off get `RunInterrupted`. Idempotent.
 
         Raises:
             Interrupted: called from inside the bridge, which must not wait for itself; the stop continues.
@@ -180,12 +180,12 @@ class ReactiveBridge:
     def cleanup(self, reason: str = "clean-up") -> StopReceipt | None:
         """Synchronous `aclose`. Thread-safe.
 
-        It waits, except on a thread that runs an event loop and inside the bridge's own work: there it only starts the
-        stop, and returns None unless the stop is complete.
+        It waits, except on a thread that runs an event loop and inside the bridge's own work: there, it only starts the
+        stop, and returns None unless the stop is already complete.
 
         Raises:
-            WaitExpired: timed out, since the bridge's loop does not run or is blocked. The stop continues.
-            ScopeClosed: the loop was closed during active work: observers and threads are notified, tasks stay as is.
+            WaitExpired: timed out, because the bridge's loop does not run or is blocked. The stop continues.
+            ScopeClosed: the loop was closed during active work: observers and threads are notified; tasks do not end.
         """
         cause = self._close(reason)
         scope = self.scope
@@ -262,7 +262,7 @@ class ReactiveBridge:
             )
 
     def ended(self, flow: Flow) -> None:
-        """Drop a settled flow. For this bridge's flows only."""
+        """Drop a settled flow. Called only by this bridge's flows."""
         self._past += flow.counts()
         self._flows.pop(flow, None)
         if not self._flows:
@@ -300,8 +300,8 @@ class ReactiveBridge:
         error.
 
         Parameters:
-            work: an async function of the item, a sync one (it gets a thread), or, for the bridge of a run, an agent:
-                it becomes a child of the run, and its answer is the result.
+            work: an async function of the item, a sync one (it runs in a thread), or, for the bridge of a run, an
+                agent: it runs as a child of the run, and its answer is the result.
             text: builds an agent's request from an item; default: the item itself.
             scheduler: where results are emitted; default: on the bridge's loop.
             shape: see `Shaped`.
@@ -326,18 +326,18 @@ class ReactiveBridge:
     ) -> Operator:
         """Return an operator that sends each item to a session as a message, and emits the answers.
 
-        Messages of one session are sent in the order of the items. A stream that is cut off revokes its messages:
+        Messages to one session are sent in the order of the items. A stream that is cut off revokes its messages:
         waiting ones are withdrawn, and the run of an active one is interrupted (except with the policies ``steer`` and
-        ``collect``, as the run has other messages too).
+        ``collect``, because such a run may have other messages too).
 
         Parameters:
             session_of: the session of an item, or one session for all.
             text: builds the message from an item.
             policy: as in ``session.send``.
-            idempotency_key: as in ``session.send``, from an item.
+            idempotency_key: builds the key from an item; as in ``session.send``.
             agent: as in ``session.send``.
-            full_s: how long to retry while the mailbox is full, in seconds; then `MailboxFull` ends the stream, or
-                is the item's outcome. 0: no retry. The item keeps its place in the meantime, which slows its source.
+            full_s: how long to retry while the mailbox is full, in seconds; after that, `MailboxFull` ends the stream,
+                or is the item's outcome. 0: no retry. The item occupies its slot meanwhile, which slows the source.
             scheduler, shape: as in `each`.
 
         Raises:

@@ -4,9 +4,9 @@ Invariants
 - An item is received once and is in exactly one place: it waits, is in flight, or was settled as done, failed,
   interrupted or dropped. All moves are made under one lock, so every snapshot adds up.
 - The lock is held for a few instructions, never while foreign code runs. A signal handler or a finalizer may interrupt
-  its holder's thread: the lock is reentrant, and `close` leaves at any line a state in which `finish` accounts for
-  everything.
-- At most ``limit`` items wait, plus one for each blocked producer; they leave in order.
+  the thread that holds it: the lock is reentrant, and wherever `close` is interrupted, `finish` still accounts for
+  every item.
+- At most ``limit`` items wait, plus one for each blocked producer; they leave in order of arrival.
 - A thread that runs an event loop is never blocked.
 """
 
@@ -28,7 +28,7 @@ from holdfast.runtime import current_interrupt
 __all__ = ["Intake", "IntakeCounts", "Overflow", "Settled"]
 
 Overflow = Literal["block", "fail", "drop"]
-"""Policy for an item that finds the buffer full; see `ReactiveBridge`."""
+"""Policy for an item that arrives when the buffer is full; `Shaped`, in the bridge's module, documents the values."""
 
 _State = Literal["open", "completed", "sealed", "closed"]
 """``completed`` by its source, ``sealed`` by us: waiting items are still taken; ``closed``: they are not."""
@@ -50,8 +50,8 @@ class IntakeCounts:
         done: items whose work returned.
         failed: items whose work raised.
         interrupted: items interrupted, in flight or while waiting.
-        dropped: items that found the buffer full and were dropped.
-        late: items that came after the end of their stream; not in ``received``.
+        dropped: items dropped because the buffer was full.
+        late: items that arrived after the end of their stream; not in ``received``.
     """
 
     received: int = 0
@@ -87,7 +87,7 @@ class Intake:
         overflow: policy when full.
         block_s: maximum time that a producer is blocked, in seconds.
         wake: called on every change, outside the lock and from any thread.
-        name: of the stream, for errors.
+        name: name of the stream, for errors.
     """
 
     __slots__ = (

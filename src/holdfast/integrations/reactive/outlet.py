@@ -3,8 +3,8 @@
 Invariants
 - Two notifications never overlap, and none follows the last one (an error, the completion, or `shut`).
 - Only one task delivers values, and only after the earlier ones were taken.
-- The lock is held for a few instructions, never while the observer runs. It is reentrant for a signal handler or a
-  finalizer on its holder's thread.
+- The lock is held for a few instructions, never while the observer runs. It is reentrant, because a signal handler or a
+  finalizer may run on the thread that holds it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Outlet:
         """The error of the observer or its scheduler; it then gets no more notifications."""
 
     async def give(self, values: Sequence[Any]) -> None:
-        """Deliver values, and wait until the observer has taken them, is shut, or has raised (see `fault`)."""
+        """Deliver values; wait until the observer has taken them or raised (see `fault`), or the outlet is shut."""
         if self._scheduler is None:
             for value in values:
                 if self._shut:

@@ -92,7 +92,7 @@ class SessionSender:
         return _Letter(session, item, ids.message_id() if self._key_of is None else self._key_of(item))
 
     async def _send(self, order: _Order, letter: _Letter) -> Receipt:
-        """Send a letter after those before it. Raises as ``session.send``."""
+        """Send a letter after the earlier ones to its session. Raises as ``session.send``."""
         async with order.turn(letter.session.key):
             pause_s = _FIRST_AGAIN_S
             give_up_at = clock.system_clock.monotonic() + self._full_s
@@ -118,7 +118,7 @@ class SessionSender:
         return letter.receipt
 
     async def _take_back(self, letter: _Letter, scope: Scope) -> None:
-        """Revoke a message whose answer is not awaited any more, within the grace period of the stop."""
+        """Revoke a message whose answer the stream no longer awaits, within the grace period of the stop."""
         if not letter.may_be_there:
             return
         session = letter.session
@@ -141,9 +141,9 @@ class _Letter:
     """An item on its way to a session.
 
     Parameters:
-        session, item, key: its target, its content, its idempotency key.
+        session, item, key: the target session, the item and the idempotency key.
         may_be_there: whether a send was started and not refused.
-        receipt: the receipt of that send.
+        receipt: the receipt of that send, if it has returned.
     """
 
     session: SessionAPI
@@ -154,7 +154,7 @@ class _Letter:
 
 
 class _Order:
-    """Sends the messages of one session one after the other, in order of arrival."""
+    """Orders the sends to each session: one after the other, in order of arrival."""
 
     __slots__ = ("_lines",)
 
@@ -163,7 +163,7 @@ class _Order:
 
     @asynccontextmanager
     async def turn(self, key: str) -> AsyncGenerator[None]:
-        """Wait for and hold the turn of a message of this session."""
+        """Wait until the earlier messages to this session are sent; later ones wait while the block runs."""
         lock, users = self._lines.setdefault(key, (asyncio.Lock(), []))
         users.append(None)
         try:
@@ -176,7 +176,7 @@ class _Order:
 
 
 class EventFlow(Flow):
-    """A subscription of a session's log.
+    """A subscription to a session's log.
 
     Parameters:
         home, name, outlet: as in `Flow`.

@@ -1,10 +1,10 @@
 """One subscription: the task that drives it, its scope, and how it ends.
 
 Invariants
-- The driving task is a member of the bridge's scope before it exists, whichever thread subscribes; all work on items is
-  in a scope inside it.
-- The observer gets the end (error or completion) once all work of the stream has ended.
-- A flow settles once: by its driving task, or by the bridge if that task never started.
+- Whichever thread subscribes, the driving task is registered with the bridge's scope before it is created; all work on
+  items is in a scope inside that one.
+- The observer is notified of the end (error or completion) only after all the stream's work has ended.
+- A flow is settled exactly once: by its driving task, or by the bridge if that task never started.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["Flow", "Home", "ItemFlow", "Outcome", "Shape", "Work"]
 
 Work = Callable[[Scope, int, Any], Awaitable[Any]]
-"""The work on an item, in the scope of its stream; the number counts the items by arrival, from 0."""
+"""The work on one item. Its arguments are the stream's scope, the item's number in order of arrival (from 0), and the
+item."""
 
 
 class Home(Protocol):
@@ -75,7 +76,7 @@ _SETTLED: Final = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Settings for the work on a stream's items; see `ReactiveBridge.each` for the parameters."""
+    """Settings for the work on a stream's items; `Shaped`, in the bridge's module, documents the fields."""
 
     concurrency: int
     buffer: int
@@ -86,11 +87,11 @@ class Shape:
 
 
 class Flow:
-    """One subscription of a bridge's observable.
+    """One subscription to a bridge's observable.
 
     Parameters:
         home: the bridge.
-        name: for people.
+        name: display name.
         outlet: delivers to the observer.
     """
 
@@ -105,7 +106,7 @@ class Flow:
         self._waiter: asyncio.Future[None] | None = None
 
     def start(self) -> None:
-        """Start. Thread-safe. Raises `ScopeClosed`."""
+        """Start the driving task. Thread-safe. Raises `ScopeClosed`."""
         self._home.scope.spawn(self._run, name=self._name)
 
     def dispose(self) -> None:
@@ -140,7 +141,7 @@ class Flow:
         raise NotImplementedError
 
     def _close_accounts(self) -> None:
-        """Finalize the counts, once everything of the stream has ended."""
+        """Finalize the counts, after all work of the stream has ended."""
 
     async def _run(self) -> None:
         error: Exception | None = None
@@ -172,7 +173,7 @@ class Flow:
             self.settle(error)
 
     def settle(self, error: Exception | None) -> None:
-        """Finalize the counts and notify the observer, once. On the loop, when all work of the stream has ended."""
+        """Finalize the counts and notify the observer, once. On the loop, after all the stream's work has ended."""
         if self._settled:
             return
         self.stop_source()
@@ -202,20 +203,20 @@ class Flow:
             waiter.set_result(None)
 
     async def _rest(self) -> None:
-        """Wait for `_wake`, unless it came since ``_woken`` was cleared."""
+        """Wait for `_wake`, unless it was called since ``_woken`` was cleared."""
         if not self._woken:
             self._waiter = self._home.loop.create_future()
             await self._waiter
 
 
 class ItemFlow(Flow):
-    """A subscription of an operator: items come in from any thread, and their results go out.
+    """A subscription to an operator's results: it receives items from any thread, and emits their results.
 
     Parameters:
         home, name, outlet: as in `Flow`.
-        source: holds the subscription of the source.
+        source: holds the subscription to the source.
         work: the work on an item.
-        shape: its settings.
+        shape: the settings of the work.
     """
 
     def __init__(
@@ -253,7 +254,7 @@ class ItemFlow(Flow):
             raise
 
     def stop_source(self) -> None:
-        """Accept no more items, and dispose the subscription of the source. Thread-safe; idempotent."""
+        """Accept no more items, and dispose the subscription to the source. Thread-safe; idempotent."""
         self._intake.close()
         self._dispose_source()
 

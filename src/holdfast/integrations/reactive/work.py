@@ -24,7 +24,7 @@ ItemText = Callable[[Any], str]
 
 
 def text_of(item: Any) -> str:
-    """Return an item that is text unchanged. Raises `TypeError` for any other."""
+    """Return a text item unchanged. Raises `TypeError` for any other item."""
     if not isinstance(item, str):
         raise TypeError(f"an item is a {type(item).__name__}, but agents need text; pass a function as text=")
     return item
@@ -39,7 +39,7 @@ def work_on(target: Agent | Callable[[Any], Any], run: Run | None, text: ItemTex
     """Return the work on each item.
 
     Parameters:
-        target: an agent, an async function, or a sync one, which gets a thread.
+        target: an agent, an async function, or a sync one, which runs in a thread.
         run: the run whose children or branches the items become.
         text: builds an agent's request from an item.
 
