@@ -107,7 +107,7 @@ class Completed:
     Parameters:
         returncode: exit code; negative for the signal that ended it.
         stdout, stderr: complete output.
-        tree: processes of the tree that were left and had to be killed.
+        tree: outcome of killing the processes that the program left behind.
     """
 
     returncode: int
@@ -117,7 +117,7 @@ class Completed:
 
 
 class ProcessHost:
-    """Starter of programs under reapers; one per process is enough, see `process_host`.
+    """Starts programs under reapers. One per process is enough; see `process_host`.
 
     All methods are callable from any thread. After a fork, the child's copy is empty: it starts its own zygote when
     needed, and does not keep the parent's trees alive.
@@ -259,7 +259,7 @@ class ProcessHost:
         self.call_in_reading_thread(lambda: None)
 
     def call_in_reading_thread(self, call: Callable[[], object]) -> None:
-        """Call ``call`` there once, soon."""
+        """Call ``call`` once in the reading thread, soon."""
         wakeup = os.eventfd(1)
 
         def wake() -> None:
@@ -459,7 +459,7 @@ class ProcessHost:
         return process
 
     def _ending(self, tree: Held) -> asyncio.Task[TreeResult]:
-        """Kill a tree whatever becomes of the caller. Outside any scope, because an ended scope cancels new tasks."""
+        """Kill a tree even if the caller is cancelled, in a task outside any scope: an ended scope cancels new tasks."""
         ending = asyncio.get_running_loop().create_task(
             end_tree(tree, 0.0, KILL_BOUND_S), name=f"kill {tree.name}", context=contextvars.Context()
         )

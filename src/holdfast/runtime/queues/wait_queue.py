@@ -23,7 +23,7 @@ Waiter = asyncio.Future[None]
 
 
 def release(waiter: Waiter, _: Cause | None = None) -> None:
-    """Release the task that waits for it. Does nothing if already released."""
+    """Release the task that waits on this future. Does nothing if it was already released."""
     if not waiter.done():
         waiter.set_result(None)
 

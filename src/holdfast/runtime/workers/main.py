@@ -82,7 +82,7 @@ class IsolatedCall:
     """Handle of the running call for an isolated function; can be pickled.
 
     Parameters:
-        call_id: identical in every attempt: the idempotency key to give to outside services.
+        call_id: the same in every attempt, so that it can serve as the idempotency key for external services.
     """
 
     __slots__ = ("call_id",)
@@ -120,7 +120,7 @@ class _Snapshot:
         }
 
     def leftovers(self) -> list[str]:
-        """Return what exists now but did not in this snapshot, as text for people."""
+        """Return readable names of what was added or changed since this snapshot."""
         deadline = time.monotonic() + _ENDING_S
         while True:
             now = _Snapshot()
@@ -161,7 +161,7 @@ def _memory_bytes() -> int:
 
 
 class _WorkerMain:
-    """This process as a server of isolated calls.
+    """The loop of a worker process, which serves isolated calls.
 
     Parameters:
         idle_s: idle timeout after which the process exits, in seconds.
@@ -184,7 +184,7 @@ class _WorkerMain:
         self._saying = threading.Lock()
 
     def run(self) -> NoReturn:
-        """Serve calls until no more come."""
+        """Serve calls until the process exits."""
         for stream in (sys.stdout, sys.stderr):
             assert isinstance(stream, io.TextIOWrapper)  # a separate process has its own streams
             stream.reconfigure(line_buffering=True, errors="backslashreplace")
