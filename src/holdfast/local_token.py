@@ -1,6 +1,6 @@
 """The local token, which clients must present, even on loopback, to a server with agents that run what a model writes.
 
-It is in a file beside the store, which only the file's owner can read. So programs that may read the store can find it;
+It is in a file beside the store, readable by its owner only. So programs that may read the store can find the token;
 other users of the machine, browser pages and containers that share the network cannot. Every start creates a new one.
 """
 

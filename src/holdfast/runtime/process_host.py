@@ -459,7 +459,7 @@ class ProcessHost:
         return process
 
     def _ending(self, tree: Held) -> asyncio.Task[TreeResult]:
-        """Kill a tree even if the caller is cancelled, in a task outside any scope: an ended scope cancels new tasks."""
+        """Kill a tree in a task outside any scope, because an ended scope cancels new tasks."""
         ending = asyncio.get_running_loop().create_task(
             end_tree(tree, 0.0, KILL_BOUND_S), name=f"kill {tree.name}", context=contextvars.Context()
         )

@@ -51,7 +51,7 @@ class _Asked:
 
 
 class KillPasses:
-    """Accepts kills from any thread; answers from the reading thread of the process host.
+    """Accepts kill requests from any thread, and answers them in the reading thread of the process host.
 
     Parameters:
         processes: host whose zygote does the kills.
@@ -76,8 +76,9 @@ class KillPasses:
         self._looking = False
 
     def ask(self, tags: _Roots, bound_s: float) -> Oneshot[TreeResult]:
-        """Kill processes with one of these tags, and the programs given with it. The result is set when their outcome
-        is known, or when no zygote can be asked.
+        """Kill all processes with one of these tags, and the programs listed under it.
+
+        The result is set when the outcome of all is known, or when no zygote is available.
         """
         asked = _Asked(tags, bound_s)
         with self._lock:

@@ -110,7 +110,7 @@ class ForeignCall(Handle[None]):
         return self.thread is not None
 
     def running(self) -> ForeignCall | None:
-        """Return it while a thread runs it."""
+        """Return this call while a thread runs it, else None."""
         return self if self.is_alive() else None
 
     def abandon(self) -> Abandoned:

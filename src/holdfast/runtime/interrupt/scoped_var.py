@@ -144,7 +144,7 @@ class ScopedVar(Generic[T]):
         return value.value() if isinstance(value, GeneratorValue) else value
 
     def enter(self, value: T | None) -> ScopedToken[T]:
-        """Make `value` visible until the token is left. Call this in a context manager's ``__enter__``/``__aenter__``."""
+        """Make `value` visible until the token is left; for ``__enter__`` or ``__aenter__`` of a context manager."""
         frame = _iterated_frame()
         if frame is None:
             return ScopedToken(self.variable, self.variable.set(value), None)

@@ -67,7 +67,7 @@ class Process:
         return self.tree.exited.wait_blocking(timeout_s)
 
     async def wait_gone(self) -> TreeResult:
-        """Wait until the whole tree is gone; return the result. Stray descendants may delay it for long."""
+        """Wait until the whole tree is gone; return the result. Stray descendants may delay this indefinitely."""
         return await self.tree.gone.wait()
 
     def signal(self, signum: int) -> None:
@@ -90,7 +90,7 @@ class Process:
         return end_tree_blocking(self.tree, term_first_s, bound_s)
 
     async def connect(self, descriptors: Descriptors) -> None:
-        """Open streams on the pipes of its start; for its starter."""
+        """Open streams on the pipes of its start; called by `ProcessHost.spawn`."""
         loop = asyncio.get_running_loop()
         if (fd := descriptors.take("stdin")) is not None:
             sink = asyncio.StreamReaderProtocol(asyncio.StreamReader(loop=loop), loop=loop)
