@@ -116,7 +116,7 @@ def lives(pid: int, started: int) -> bool:
 
 
 def living(pids: Iterable[int]) -> list[int]:
-    """Return the pids of these that still run; zombies do not count."""
+    """Return the pids of running processes among these; zombies do not count."""
     return [pid for pid in pids if (stat := read_stat(pid)) is not None and not stat.dead]
 
 

@@ -138,7 +138,7 @@ class ReaperTree:
         self.control: socket.socket | None = control
         self.reaper = 0
         self.sent = False
-        """Whether the zygote was asked for the reaper; if not, nothing can be alive."""
+        """Whether the reaper was requested from the zygote; if not, no process of the tree can exist."""
         self._spec = spec
         self._theirs = theirs
         self._fds = fds

@@ -31,7 +31,7 @@ __all__ = ["BodyClaim", "CancelClaim", "Interruptible", "current_claim", "detach
 
 _RESUME = opcode.opmap["RESUME"]
 _RESUMED_S = 0.05
-"""Interval of checks whether a generator is being iterated again, in seconds."""
+"""Interval at which to check whether a generator is running again, in seconds."""
 
 
 class Interruptible(Protocol):
@@ -67,7 +67,7 @@ class CancelClaim:
 
     @property
     def due(self) -> bool:
-        """Whether the claim is due."""
+        """Whether this claim requires that the task be cancelled."""
         return self.live and self.owner.interrupt.triggered
 
     def deliver(self) -> None:
@@ -222,7 +222,7 @@ def task_stack(task: asyncio.Task[Any] | None) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def detached() -> Iterator[None]:
-    """Start what is started in the body outside any scope and interrupt: for shared resources."""
+    """``with detached():`` starts work outside any scope and interrupt, for resources that scopes share."""
     place = current_claim.enter(None)
     try:
         with use(None):

@@ -177,7 +177,7 @@ class Scope:
 
     @property
     def receipt(self) -> StopReceipt | None:
-        """Receipt of its stop, once it has ended by one."""
+        """Receipt of the stop that ended it; None if it has not ended, or ended without a stop."""
         return self.core.receipt
 
     @property
@@ -228,7 +228,7 @@ class Scope:
         return tuple(scope for scope in self.core.members.copy().values() if isinstance(scope, Scope))
 
     def open(self) -> Scope:
-        """Bind the scope to the running loop and to its parent; return itself.
+        """Bind the scope to the running loop and to its parent; return the scope.
 
         Raises:
             Interrupted: the scope or one of its parents was already interrupted.
