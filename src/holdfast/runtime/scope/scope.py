@@ -177,7 +177,7 @@ class Scope:
 
     @property
     def receipt(self) -> StopReceipt | None:
-        """Receipt of the stop that ended it; None if it has not ended, or ended without a stop."""
+        """Receipt of its stop; None until a stop has ended."""
         return self.core.receipt
 
     @property

@@ -59,8 +59,8 @@ _OWNERS_TICKS = 2
 _CHUNK = 1_000
 _LAST_S = 0.05
 _LAST_TICKS = 10
-"""Loop iterations that tasks get to end after what they waited for was abandoned, per level of nested scopes. Counted in
-iterations, because a blocked loop may spend all of the time in one."""
+"""Loop iterations, per level of nested scopes, that tasks get to end after something they waited for was abandoned.
+Counted in iterations, because a blocked loop may spend all of the time in one."""
 
 _UNOWNED_S = 0.05
 _UNOWNED_LOOK_S = 0.005
