@@ -215,7 +215,7 @@ class Store:
         return await self._read(lambda reads: reads.attachment(principal, digest))
 
     async def attachment_part(self, principal: str, digest: str, *, start: int, size: int) -> bytes | None:
-        """Return at most `size` bytes of an attachment from `start` on, none past its end; None if it does not exist."""
+        """Return at most `size` bytes of an attachment, from `start` on; None if the attachment does not exist."""
         return await self._read(lambda reads: reads.attachment_part(principal, digest, start=start, size=size))
 
     def put_schedule(self, request: PutSchedule) -> asyncio.Future[ScheduleView]:

@@ -52,9 +52,9 @@ __all__ = [
 ]
 
 ALL_ENTRIES: Final = 2**62
-"""As a limit: unlimited."""
+"""A limit that is never reached."""
 ALL_BYTES: Final = 2**62
-"""As a limit: unlimited."""
+"""A limit that is never reached."""
 
 
 class Lease(msgspec.Struct, frozen=True, gc=False):

@@ -16,9 +16,9 @@ __all__ = ["copy_before_migration", "move_kept"]
 
 
 def copy_before_migration(connection: sqlite3.Connection, path: str, version: int) -> str:
-    """Copy the database to ``<path>.version-<version>``, for the Holdfast that wrote it, and return that path.
+    """Copy the database to ``<path>.version-<version>``, for the Holdfast version that wrote it; return that path.
 
-    The copy gets its name only once it is complete and on disk. It replaces one of an earlier attempt.
+    The copy gets its name only when it is complete and on disk. It replaces the copy of an earlier attempt.
 
     Parameters:
         connection: connection outside any transaction.
