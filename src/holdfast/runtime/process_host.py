@@ -415,7 +415,7 @@ class ProcessHost:
         name: str | None = None,
         on_cut: Callable[[asyncio.Task[TreeResult]], object] | None = None,
     ) -> Process:
-        """Start a program under a reaper of its own and in a session of its own.
+        """Start a program under its own reaper and in its own session.
 
         If the awaiting task is cancelled meanwhile, the tree is killed before the cancellation continues. If it is
         cancelled again, the task does not wait for that, but the tree is still killed.

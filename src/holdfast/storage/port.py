@@ -2,7 +2,7 @@
 
 Rules for every store, checked by the conformance suite (`holdfast.testing.suites.store`):
 
-- Each writing method is one transaction: when it is answered, all of it is durable, or nothing is.
+- Each writing method is one transaction: when it is answered, all of it is durable, or none of it.
 - ``append``, ``commit_run`` and every write of a run check its `Lease` (fence **and** run id) inside the write and
   raise `StaleFence` if it does not hold.
 - One counter per session numbers all its events, without gaps.

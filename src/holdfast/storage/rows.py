@@ -1,14 +1,15 @@
 """The rows that every backend keeps.
 
-The transactions (`holdfast.storage.transactions`) work on these rows and on nothing else, so that backends differ only
-in where the rows are: in dictionaries, or in SQL.
+The transactions (`holdfast.storage.transactions`) work only on these rows, so that backends differ only in where the
+rows are: in dictionaries, or in SQL.
 
-- While a run is active, its state is in its session's row; it gets a row of its own once, when it ends.
+- While a run is active, its state is in its session's row; when it ends, it gets its own row.
 - A run without a holder (holder 0) is parked; once it waits for nothing, it is ready to be claimed again.
 - The transcript is a chain of history rows from the session's ``history_id`` backwards: of runs that wrote entries, and
   of edits. A ``whole`` row replaces all rows before it, so reading ends there; they stay in the chain for undo. Entries
   are numbered by a counter that only grows: a number is never used for two entries.
-- A message has no state of its own: a queued one has neither a run nor a withdrawal, and the others follow their run.
+- The state of a message is derived: a queued one has neither a run nor a withdrawal; one that was taken by a run has
+  the run's state.
 """
 
 from __future__ import annotations
@@ -157,11 +158,11 @@ class ScheduleRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
         schedule: id of the row, never reused; 0 until it is written.
         principal, schedule_id: owner, and id among the owner's schedules.
         revision: increases by one with every write.
-        spec: what it does, and when.
-        progress: its progress so far.
+        spec: what the schedule does, and when.
+        progress: progress so far.
         paused: whether its ticks are paused.
         last: outcome of the newest tick.
-        problem: why that tick did not fire, for people.
+        problem: why that tick did not fire, for display.
         broken: why its body is unreadable; if set, only its ids, revision and session are known. Never written.
     """
 

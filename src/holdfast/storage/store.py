@@ -116,7 +116,7 @@ class Store:
         return self._write("interrupt", lambda tables: transactions.interrupt(tables, request))
 
     def stop_session(self, request: InterruptRequest) -> asyncio.Future[Stopped]:
-        """Stop the session: record the interrupt of the active run and withdraw queued messages. As `interrupt`."""
+        """Stop the session: record the interrupt of the active run, withdraw queued messages. Raises as `interrupt`."""
         return self._write("stop_session", lambda tables: transactions.stop_session(tables, request))
 
     def withdraw(
@@ -129,9 +129,10 @@ class Store:
         return self._write("withdraw", lambda tables: transactions.withdraw(tables, principal, key, message_id, at))
 
     def delete_session(self, principal: str, key: str, *, at: float, cause: Cause) -> asyncio.Future[Stopped]:
-        """Leave a tombstone: as `stop_session`, then ``session.deleted`` is the last event. As `interrupt`.
+        """Delete the session, leaving a tombstone: as `stop_session`, with ``session.deleted`` as the last event.
 
-        An active run may still end by `commit_run`, which then writes no event after ``session.deleted``.
+        An active run may still end by `commit_run`, which then writes no event after ``session.deleted``. Raises as
+        `interrupt`.
         """
         return self._write(
             "delete_session", lambda tables: transactions.delete_session(tables, principal, key, at, cause)
@@ -338,7 +339,7 @@ class Store:
         return await self._read(lambda reads: reads.transcript_within(session, limit_bytes=limit_bytes))
 
     async def kept(self, session: int, n: int) -> str:
-        """Return the state that an agent kept with this entry (`AgentState.n`), even if undone; empty if none."""
+        """Return the state that an agent kept with this entry (`AgentState.n`), even an undone one; empty if none."""
         return await self._read(lambda reads: reads.kept(session, n))
 
     async def find_session(self, principal: str, key: str) -> tuple[int, SessionView] | None:

@@ -145,8 +145,8 @@ class SendResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     Parameters:
         session, number: row and public number of the session.
-        message_id, seq: of this message; of the first one if ``disposition`` is ``duplicate``.
-        disposition: decision for the message.
+        message_id, seq: those of this message; those of the first one if ``disposition`` is ``duplicate``.
+        disposition: decision about the message.
         run_id: run that took the message or that it targets.
         claim: run to start, for ``started``.
         interrupt: run to stop, for ``interrupting`` and ``rolling_back``; if its ``run.stopping`` is new, it is among

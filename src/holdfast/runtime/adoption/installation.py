@@ -24,7 +24,7 @@ class ProgramAdoption:
 
     Parameters:
         current, processes, home, lingers: as in `holdfast.runtime.adoption.processes.install`.
-        seal: how tags are carried.
+        seal: sets the tags of processes.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Batched kills of foreign trees: one pass over all processes serves every scope that has asked for a kill.
+"""Batched kills of foreign trees: one pass over all processes serves every scope that has requested a kill.
 
 Like group commit: a request that arrives during a pass is served by the next one, which begins as soon as the running
 pass has done its first scan. So N scopes that stop at once cost a few passes, not N. A scope whose processes do not die
@@ -55,7 +55,7 @@ class KillPasses:
 
     Parameters:
         processes: host whose zygote does the kills.
-        seal: how tags are carried.
+        seal: sets the tags of processes.
         prepare: called before each pass, from any thread.
         conclude: called in the reading thread with the finished tags, before the requests are answered.
     """

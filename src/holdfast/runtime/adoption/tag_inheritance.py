@@ -18,7 +18,7 @@ class TagInheritance:
     """Tags of this process, and which of them the next start inherits. Usable from any thread.
 
     Parameters:
-        seal: how tags are carried.
+        seal: sets the tags of processes.
     """
 
     def __init__(self, seal: Seal) -> None:

@@ -236,7 +236,7 @@ class Interrupt:
         """Call `fn(cause)` once when it is triggered; soon, if it already was.
 
         `fn` runs in a copy of the caller's context: on `loop`, else on the running loop, else on the dispatcher thread;
-        never inside `trigger`. An `Exception` that it raises goes to the loop's exception handler or to the log. A
+        never inside `trigger`. An `Exception` that it raises is passed to the loop's exception handler or logged. A
         callback whose loop is closed does not run.
 
         Close the registration when you no longer need the callback.

@@ -8,7 +8,7 @@ Invariants
 - A value entered in a generator is visible in that generator, in what it calls and awaits, and in tasks and threads
   that it starts; never in the code that iterates over it. (`@contextmanager` and `@asynccontextmanager` functions pass
   the value on to the body of their ``with``.)
-- Once left, a value is visible nowhere in the task that entered it, whatever context it was left in.
+- Once left, a value is invisible in the whole task that entered it, whichever context it was left in.
 - No value is visible in a forked child, because the parent's loop owns it and its locks may stay held forever.
 """
 

@@ -61,7 +61,7 @@ _NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16
 
 
 class Seal:
-    """Right of a process to set tags.
+    """Sets the tags of processes, even if these are sealed.
 
     Attributes:
         carrier: limit that holds the tags; None if none is free.

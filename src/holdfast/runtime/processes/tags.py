@@ -50,7 +50,7 @@ UNCLAIMED = 0
 """Scope number of processes whose start was not observed: C code started them on some thread."""
 
 OUTSIDE = SCOPES - 1
-"""Scope number of what was started outside any scope."""
+"""Scope number of programs started outside any scope."""
 
 HELPERS = SCOPES - 2
 """Scope number of zygotes and everything below them: reapers, which hold their trees themselves, and those trees."""

@@ -56,7 +56,7 @@ class Broadcast(Generic[T]):
     """Delivers each published item to every reader. Belongs to one event loop; uses little memory without readers.
 
     Parameters:
-        next_seq: number of the first item to come.
+        next_seq: number of the first item to be published.
         limit: minimum number of items kept for a reader that is behind; up to twice as many may be kept.
         weigh: returns the weight of an item; default: items have no weight.
         weight_limit: if the kept items weigh more than this, all of them are dropped.

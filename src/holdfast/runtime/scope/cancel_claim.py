@@ -143,9 +143,9 @@ class BodyClaim(CancelClaim):
     def settle(self, error: BaseException | None) -> bool:
         """Take back the delivered cancellations, at the very end; return True if one from elsewhere remains.
 
-        A task that is cancelled twice at once sees one ``CancelledError``. If ours was among them, or one leaves the
-        body as its ``error``, the task's count tells whether there was another. Otherwise the count is ignored: up to
-        Python 3.12, a failed ``TaskGroup`` leaves one in it.
+        A task that is cancelled twice at once sees one ``CancelledError``. If one of the cancellations was ours, or a
+        ``CancelledError`` left the body as ``error``, the task's count shows whether there was another. Otherwise the
+        count is ignored: up to Python 3.12, a failed ``TaskGroup`` leaves it too high by one.
         """
         task = self.task
         delivered = bool(self.cancels)

@@ -1,4 +1,4 @@
-"""Run one function in a Python process of its own, which can be killed whatever the function does.
+"""Run one function in a separate Python process, which can be killed whatever the function does.
 
 Invariants
 - The function and its values are pickled before a process is used, so an unpicklable value fails in the caller.

@@ -49,7 +49,7 @@ CURRENT: Final = _Current()
 class Scope:
     """Owns everything started in it, and stops all of it.
 
-    At its end, ``async with Scope("name") as scope`` waits for what was spawned, as a task group does. The first
+    At its end, ``async with Scope("name") as scope`` waits for all spawned work, as a task group does. The first
     error of a member interrupts the scope and is raised (several errors as an exception group). When the scope is
     interrupted, its body is cancelled natively, once, its members are stopped, and `Interrupted` is raised.
 

@@ -4,7 +4,7 @@ Timers of the loop and ending members drive it, not a task: no code can cancel i
 whatever the members do.
 
 Phases
-- ``grace``: each member is asked once and never again, so that honest cleanup finishes. Tasks that foreign code started
+- ``grace``: each member is asked once, and not again, so that its cleanup can finish. Tasks that foreign code started
   are first left to their owner: a task group, for example, cancels its children itself once its body has cleaned up.
   Such a task is asked when the code that started it has ended, or at the latest after half of the grace period.
 - ``force``: closers ran, process trees are being killed; tasks are asked again with back-off from 1 to 100 ms.

@@ -1,6 +1,6 @@
 """The process in which isolated functions run: it serves one call after another and reports what each left behind.
 
-`holdfast.runtime.workers.pool` starts it, under a reaper of its own. Invariants
+`holdfast.runtime.workers.pool` starts it, under its own reaper. Invariants
 - It serves one call at a time, in the main thread and in a fresh context. It exits after an idle timeout, when its
   connection ends, and after a call that was interrupted.
 - Changes that a call makes to modules persist for the next call. Anything else it leaves (threads, processes,

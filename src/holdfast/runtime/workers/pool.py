@@ -77,7 +77,7 @@ class Starter(Protocol):
 
 
 class Worker:
-    """One process for isolated calls, seen from the host.
+    """The host's side of one worker process.
 
     Attributes:
         process: its process, under a reaper.

@@ -48,7 +48,7 @@ _KEPT = b'"kept":"'  # in a text, the second quote would be escaped
 
 
 def move_kept(database: Database) -> None:
-    """Migrate to version 4: move kept agent state, whose text was part of its entry, to a table of its own."""
+    """Migrate to version 4: move kept agent state, whose text was part of its entry, to a separate table."""
     for kind in ("run", "edit"):
         for session, piece in database.query(f"{kind}_pieces"):
             ((*_, body),) = database.query(f"{kind}_piece", session, piece)

@@ -1,4 +1,4 @@
-"""Reader threads of a SQLite store, each with a connection of its own."""
+"""Reader threads of a SQLite store, each with its own connection."""
 
 from __future__ import annotations
 
