@@ -100,7 +100,7 @@ class Tables(Protocol):
         ...
 
     def orphans(self) -> Sequence[SessionRow]:
-        """Return sessions whose run another epoch holds, the longest running first; not those of parked runs."""
+        """Return sessions whose run is held by another epoch (not parked), the longest running first."""
         ...
 
     def add_session(self, row: SessionRow) -> None:

@@ -8,8 +8,8 @@ rows are: in dictionaries, or in SQL.
 - The transcript is a chain of history rows from the session's ``history_id`` backwards: of runs that wrote entries, and
   of edits. A ``whole`` row replaces all rows before it, so reading ends there; they stay in the chain for undo. Entries
   are numbered by a counter that only grows: a number is never used for two entries.
-- The state of a message is derived: a queued one has neither a run nor a withdrawal; one that was taken by a run has
-  the run's state.
+- The state of a message is derived: a queued one has neither a run nor a withdrawal; that of a taken one follows from
+  its run.
 """
 
 from __future__ import annotations

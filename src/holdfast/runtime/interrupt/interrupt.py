@@ -286,7 +286,7 @@ class Interrupt:
         return Shield(self, Interrupt(name=f"shield of {self.name}"), current, timeout_s)
 
     def make_current(self) -> Token[Interrupt | GeneratorValue[Interrupt] | None]:
-        """Make it the current interrupt of a context that was created for it. Elsewhere, use `use`."""
+        """Make it the current interrupt of a context that was created for it. Elsewhere, prefer `use`."""
         return current.variable.set(self)
 
     def _enter(self, loop: Loop) -> tuple[FutureGroup, asyncio.Future[None]]:

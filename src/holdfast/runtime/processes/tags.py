@@ -63,7 +63,7 @@ _CLEAN = 2
 _HUNT_S = 0.003
 _HUNT_PIDS = 32
 _CATCH_UP_S = 0.1
-"""Time limit for catching up with processes started during a scan, which many CPUs can start faster than one scans."""
+"""Time limit for catching up with processes started during a scan: many CPUs start them faster than one can scan."""
 
 
 def make_tag(host: int, started: int, scope: int) -> int:

@@ -296,7 +296,7 @@ class Handle(CancelClaim, Generic[T]):
         raise NotImplementedError
 
     def force(self) -> None:
-        """End the member by force when the grace period is over, if its kind can be; otherwise do nothing."""
+        """End the member by force, because the grace period is over. Does nothing for a kind that cannot be forced."""
 
     def running(self) -> asyncio.Task[T] | LivenessCheck | None:
         """Return the task or thread that runs it now."""

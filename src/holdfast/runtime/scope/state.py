@@ -499,7 +499,7 @@ class ScopeState:
         return not (self.members or self.adopted or (self.body is not None and self.body.live))
 
     def shut(self, *, by_force: bool = False) -> bool:
-        """Refuse new members permanently, if none is left or by force; return whether this was done."""
+        """Admit no more members, if nothing is left inside or by force; return whether the scope is closed."""
         with self.gate:
             body = self.body
             left = self.members or self.adopted or (body is not None and body.live)

@@ -2,9 +2,9 @@
 
 SQLite copies the log into the database within the commit that finds it too long (``wal_autocheckpoint``), and that
 commit takes as long as the copy. This thread copies earlier, a small part at a time, over its own connection, which
-blocks no writer and no reader. SQLite's own limit stays in place: it rarely applies, and if this thread is late or
-fails, the log grows no longer than without it. (https://sqlite.org/wal.html, "Checkpointing"; a passive checkpoint
-takes no lock that a commit needs.)
+blocks no writer and no reader. SQLite's own limit stays in place: that commit then has little left to copy, and if this
+thread is late or fails, the log grows no longer than without it. (https://sqlite.org/wal.html, "Checkpointing"; a
+passive checkpoint takes no lock that a commit needs.)
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ __all__ = ["append", "claim", "commit_run", "rescue", "restart"]
 _ASKED: Final = frozenset(("user", "stop"))
 """Kinds of interrupt that take effect even if the store failed to record them."""
 _SET_BACK_S: Final = 1.0
-"""If a message was accepted later than this after the current time, the clock has been set back since."""
+"""If a message was accepted more than this many seconds in the future, the clock has been set back since."""
 
 
 def _choose(row: SessionRow, now: float) -> tuple[tuple[Mail, ...], tuple[Mail, ...]]:
