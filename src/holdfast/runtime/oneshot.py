@@ -69,7 +69,7 @@ class Oneshot(Generic[T]):
         return self._get()
 
     def wait_blocking(self, timeout_s: float | None = None) -> T:
-        """As `wait`, for a thread.
+        """Block this thread until the value is set, and return it.
 
         Raises:
             TimeoutError: the value was not set in time.

@@ -222,7 +222,7 @@ class Tables(Protocol):
         attachments_before: float,
         after: int,
     ) -> tuple[int, int | None]:
-        """Prune some sessions numbered above ``after``, as `Store.prune`.
+        """Prune some sessions with numbers above ``after``; see `Store.prune`.
 
         Return the number of rows dropped or changed, and the next ``after``; None if no session is left.
         """
@@ -295,11 +295,11 @@ class Backend(Protocol):
         ...
 
     async def open(self, *, node_id: str, at: float) -> None:
-        """As `Store.open`."""
+        """Open the backend; see `Store.open`."""
         ...
 
     async def close(self) -> None:
-        """As `Store.close`."""
+        """Close the backend; see `Store.close`."""
         ...
 
     def write(self, verb: str, action: Callable[[Tables], _T]) -> asyncio.Future[_T]:

@@ -116,7 +116,10 @@ class Store:
         return self._write("interrupt", lambda tables: transactions.interrupt(tables, request))
 
     def stop_session(self, request: InterruptRequest) -> asyncio.Future[Stopped]:
-        """Stop the session: record the interrupt of the active run, withdraw queued messages. Raises as `interrupt`."""
+        """Stop the session: record the interrupt of the active run and withdraw queued messages.
+
+        Raises `UnknownSession`, `SessionDeleted`.
+        """
         return self._write("stop_session", lambda tables: transactions.stop_session(tables, request))
 
     def withdraw(
@@ -131,8 +134,8 @@ class Store:
     def delete_session(self, principal: str, key: str, *, at: float, cause: Cause) -> asyncio.Future[Stopped]:
         """Delete the session, leaving a tombstone: as `stop_session`, with ``session.deleted`` as the last event.
 
-        An active run may still end by `commit_run`, which then writes no event after ``session.deleted``. Raises as
-        `interrupt`.
+        An active run may still end by `commit_run`, which then writes no event after ``session.deleted``. Raises
+        `UnknownSession`, `SessionDeleted`.
         """
         return self._write(
             "delete_session", lambda tables: transactions.delete_session(tables, principal, key, at, cause)

@@ -59,7 +59,7 @@ class Process:
         return await self.tree.exited.wait()
 
     def wait_blocking(self, timeout_s: float | None = None) -> int:
-        """As `wait`, for a thread.
+        """Like `wait`, but block this thread.
 
         Raises:
             TimeoutError: it did not end within ``timeout_s`` seconds.
@@ -86,7 +86,7 @@ class Process:
         return await end_tree(self.tree, term_first_s, bound_s)
 
     def kill_tree_blocking(self, *, term_first_s: float = 0.0, bound_s: float = KILL_BOUND_S) -> TreeResult:
-        """As `kill_tree`, for a thread."""
+        """Like `kill_tree`, but block this thread."""
         return end_tree_blocking(self.tree, term_first_s, bound_s)
 
     async def connect(self, descriptors: Descriptors) -> None:

@@ -108,7 +108,7 @@ async def end_tree(held: Held, term_first_s: float, bound_s: float) -> TreeResul
 
 
 def end_tree_blocking(held: Held, term_first_s: float, bound_s: float) -> TreeResult:
-    """As `end_tree`, for a thread."""
+    """Like `end_tree`, but block this thread."""
     answer = held.ask_kill(term_first_s, bound_s)
     for wait_s, signum in _escalation(term_first_s, bound_s):
         with contextlib.suppress(TimeoutError):

@@ -1,7 +1,7 @@
 """Members of a scope: their snapshots, their handles, and the interface that handles need from their owner.
 
-A handle knows its scope only as a `ScopeOwner`, and a stop knows members only as `Handle`. Each kind of member defines
-how it is asked, forced and abandoned.
+A handle uses its scope only through `ScopeOwner`, and a stop uses members only through `Handle`. Each kind of member
+defines how it is asked to stop, forced and abandoned.
 """
 
 from __future__ import annotations

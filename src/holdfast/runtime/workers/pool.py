@@ -111,7 +111,7 @@ class Worker:
                     self.control.shutdown(socket.SHUT_RD)
 
     def send_cause(self, cause: Cause | None) -> None:
-        """Send the cause of the stop; the signal that follows asks the process to end."""
+        """Send the cause of the stop; the SIGTERM that follows interrupts the call."""
         with self._lock, contextlib.suppress(OSError):
             if self._open and cause is not None:
                 self.control.send(frame(CAUSE, pickle.dumps(cause)))

@@ -210,7 +210,7 @@ def _fire_by_hand(tables: Tables, row: ScheduleRow, request: Fire) -> Fired:
 
 
 def _send(tables: Tables, row: ScheduleRow, request: Fire, idempotency_key: str) -> SendResult:
-    """Accept the message. Raises as `messages.send`, and `UnknownAgent`; a refusal changes nothing."""
+    """Accept the message. Raises the errors of `messages.send`, and `UnknownAgent`; a refusal changes nothing."""
     send: Send = _replace(request.send, idempotency_key=idempotency_key, body_hash=_BODY_HASH)
     session = tables.find(send.principal, send.key)
     agent = send.agent
