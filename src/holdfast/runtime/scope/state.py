@@ -1,7 +1,7 @@
 """The state of a scope: its members, and when it closes.
 
-`Scope` adds opening, entering and spawning. It also passes in the class of its stop, which this module uses only through
-`RunningStop`. Handles use the state only through `ScopeOwner`.
+`Scope` adds opening, entering and spawning. It also passes in the class of its stop, which this module uses only
+through `RunningStop`. Handles use the state only through `ScopeOwner`.
 
 Invariants
 - A member is entered under the gate before its task, thread or process exists, while the scope is open. A stop and the
