@@ -14,8 +14,8 @@ _LARGE_BYTES = 262_144
 def return_large_blocks() -> bool:
     """Make blocks of 256 kB and more return to the kernel as soon as they are freed. Return whether that is supported.
 
-    By default, once a large block was freed, glibc keeps blocks of up to 32 MB in a heap per thread. Memory that
-    requests and responses used only briefly would stay allocated forever.
+    By default, once a large block was freed, glibc allocates blocks of up to 32 MB in per-thread heaps and keeps them
+    when they are freed. Memory that requests and responses used only briefly would then stay allocated forever.
     """
     if sys.platform != "linux":
         return False

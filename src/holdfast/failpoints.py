@@ -23,7 +23,7 @@ _names: set[str] = set()
 
 
 class _Armed:
-    """A point that is armed: counts down to its ``nth`` hit from now."""
+    """An armed point, which counts down to its ``nth`` hit."""
 
     __slots__ = ("error", "left", "name")
 
@@ -88,7 +88,7 @@ def armed() -> str | None:
 
 
 def hit(name: str) -> None:
-    """Mark a point: does nothing unless it is armed. Safe in any thread."""
+    """Pass a point; does nothing unless it is armed or all points are attended. Callable from any thread."""
     if _armed is not None:
         _armed.passed(name)
 
@@ -112,9 +112,9 @@ def arm(name: str, *, error: BaseException | None, nth: int = 1) -> Iterator[Non
 
 @contextmanager
 def attend(passed: Callable[[str], None]) -> Iterator[None]:
-    """Within the block, call `passed` with the name of each point, in the thread that hits it; it may wait or raise.
+    """Within the block, call `passed` with the name of each point that is hit, in the thread that hits it.
 
-    Meanwhile, no single point is armed.
+    `passed` may block or raise. A point that was armed before is disarmed meanwhile.
     """
     global _armed
     before, _armed = _armed, _Attended(passed)

@@ -1,4 +1,4 @@
-"""The only source of identifiers: short, unguessable, sorted by time."""
+"""The only source of secrets and of identifiers, which are short, unguessable and sorted by time."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def _base32(value: int, digits: int) -> str:
 _BYTES = 8
 _DRAW = 512
 _drawn: list[str] = []
-"""Stock of random bytes: one system call per id would be most of the id's cost."""
+"""Random digits drawn in advance: a system call for each id would be most of its cost."""
 os.register_at_fork(after_in_child=_drawn.clear)
 
 
 def _random() -> str:
-    """Return 16 random hexadecimal digits, never the same twice. Callable from any thread: `list.pop` is atomic."""
+    """Return 16 fresh random hexadecimal digits. Callable from any thread, because `list.pop` is atomic."""
     while True:
         try:
             return _drawn.pop()

@@ -1,7 +1,7 @@
-"""The local token, which every client must present to a server whose agents act for a model, even on loopback.
+"""The local token, which clients must present, even on loopback, to a server with agents that run what a model writes.
 
-It is in a file beside the store that only its owner can read. Programs that may read the store can find it; other users
-of the machine, browser pages and containers that share the network cannot. Every start creates a new one.
+It is in a file beside the store, readable by its owner only. So programs that may read the store can find the token;
+other users of the machine, browser pages and containers that share the network cannot. Every start creates a new one.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def read_token(store: str) -> str | None:
 def keep_token(store: str) -> tuple[str, Path]:
     """Create a token for a store; return it and its file. For a store without a file, use a temporary file.
 
-    The caller removes the file at the end. A file of an earlier start is replaced.
+    The caller must remove the file in the end. The file of an earlier start is replaced.
 
     Raises:
         ConfigurationError: the file is not writable.

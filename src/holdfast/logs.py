@@ -90,11 +90,11 @@ _HIDDEN = re.compile(
 def redact(text: str) -> str:
     """Return `text` with secrets replaced by ``***``.
 
-    Redacts Holdfast's own keys, API keys in the formats of common providers, signed tokens and private keys. Also
-    values of authorization and cookie headers, passwords in URLs, and values after names such as ``password`` or
-    ``api_key`` in assignments, JSON and flags. Also values of environment variables of this process whose names end in
-    ``KEY``, ``TOKEN``, ``SECRET``, ``PASSWORD`` or similar. Callable from any thread. Best effort: a secret of unknown
-    format and name is not redacted.
+    Redacts Holdfast's own keys, API keys in the formats of common providers, signed tokens and private keys; values of
+    authorization and cookie headers; passwords in URLs; values after names such as ``password`` or ``api_key`` in
+    assignments, JSON and flags; and values of this process's environment variables whose names end in ``KEY``,
+    ``TOKEN``, ``SECRET``, ``PASSWORD`` or similar. Callable from any thread. Best effort: a secret of unknown format
+    and name is not redacted.
     """
     for name, value in list(os.environ.items()):
         if len(value) >= _SHORTEST and _SECRET_VARIABLE.search(name):
@@ -146,10 +146,10 @@ def log_failure(
     Interrupts are not failures and are not logged, nor is a `RunError` whose cause has already been logged.
 
     Parameters:
-        logger: logger of the part that met the error.
-        what: what failed, for people.
+        logger: logger of the component that caught the error.
+        what: description of what failed.
         error: error to log; it is marked as logged.
-        principal, session, run_id: whom the error belongs to, if known.
+        principal, session, run_id: context of the error, if known.
     """
     if isinstance(error, Interrupted) or is_logged(error):
         return
@@ -231,7 +231,10 @@ def _continued(text: str) -> str:
 
 
 class RedactingFormatter(logging.Formatter):
-    """Format of time in UTC, severity, logger and text; tracebacks are redacted too, and no text can forge a record."""
+    """Formats a record as UTC time, severity, logger and redacted text.
+
+    Tracebacks are redacted too, and no text can forge a record.
+    """
 
     converter = staticmethod(time.gmtime)
 
@@ -295,7 +298,7 @@ class BackgroundHandler(logging.Handler):
 
 
 def configure_logging(level: Literal["debug", "info", "warning", "error"]) -> None:
-    """Log to stderr from severity `level` up; for other packages, such as the HTTP server, from warnings up."""
+    """Log to stderr at `level` and above; for other packages, such as the HTTP server, never below ``warning``."""
     handler = BackgroundHandler(sys.stderr)
     handler.setFormatter(RedactingFormatter())
     root = logging.getLogger()
@@ -305,9 +308,9 @@ def configure_logging(level: Literal["debug", "info", "warning", "error"]) -> No
 
 
 def install_hooks() -> None:
-    """Log what Python would write to stderr itself: errors of threads and destructors, and warnings.
+    """Log what Python would otherwise write to stderr: uncaught errors, also of threads and destructors, and warnings.
 
-    For a process of Holdfast's own; call once. `faulthandler` dumps bypass the log: they contain file, line and
+    For Holdfast's own processes; call it once. `faulthandler` dumps bypass the log: they contain file, line and
     function names, but no values.
     """
     logger = logging.getLogger("holdfast")

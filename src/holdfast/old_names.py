@@ -1,6 +1,6 @@
-"""Names of earlier versions. No alias is kept: using an old name is refused with the new one.
+"""Names of earlier versions. They are not aliases: an old name is refused with a hint that gives the new one.
 
-The changelog has the whole table, with the names of metrics and of fields in responses, which nobody can refuse.
+The changelog has the whole table, including metrics and response fields, whose use Holdfast cannot detect.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ RESPONSE_FIELDS: Mapping[str, str] = {
 
 
 def hint_of_route(path: str) -> str | None:
-    """Return a hint with the new pattern of an old path of the HTTP API; None for a path that was never one."""
+    """Return a hint with the new pattern for an old path of the HTTP API; None for any other path."""
     for old, new in ROUTES.items():
         if re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", old), path):
             return f"it was renamed; use {new}"

@@ -11,9 +11,10 @@ _PR_SET_DUMPABLE = 4
 
 
 def make_undumpable() -> bool:
-    """Deny ptrace, ``/proc/<pid>/mem`` and ``environ``, and core dumps to this user's programs that are not root.
+    """Deny this user's other programs ptrace, ``/proc/<pid>/mem`` and ``environ``, and disable core dumps.
 
-    Return whether the kernel did so; it does on Linux only. A fork inherits it, an exec undoes it.
+    Root keeps access. Return whether this took effect; it is supported on Linux only. A fork inherits the setting, an
+    exec resets it.
     """
     if not sys.platform.startswith("linux"):
         return False

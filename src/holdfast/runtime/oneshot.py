@@ -35,7 +35,7 @@ class Oneshot(Generic[T]):
         return True
 
     def add(self, callback: Callable[[], object]) -> bool:
-        """Call ``callback`` from the thread that sets the value; False if it is already set."""
+        """Have ``callback`` called by the thread that sets the value; return False if the value is already set."""
         with self._lock:
             if self._callbacks is None:
                 return False
@@ -69,7 +69,7 @@ class Oneshot(Generic[T]):
         return self._get()
 
     def wait_blocking(self, timeout_s: float | None = None) -> T:
-        """As `wait`, for a thread.
+        """Block this thread until the value is set, and return it.
 
         Raises:
             TimeoutError: the value was not set in time.

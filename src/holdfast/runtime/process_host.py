@@ -107,7 +107,7 @@ class Completed:
     Parameters:
         returncode: exit code; negative for the signal that ended it.
         stdout, stderr: complete output.
-        tree: processes of the tree that were left and had to be killed.
+        tree: outcome of killing the processes that the program left behind.
     """
 
     returncode: int
@@ -117,7 +117,7 @@ class Completed:
 
 
 class ProcessHost:
-    """Starter of programs under reapers; one per process is enough, see `process_host`.
+    """Starts programs under reapers. One per process is enough; see `process_host`.
 
     All methods are callable from any thread. After a fork, the child's copy is empty: it starts its own zygote when
     needed, and does not keep the parent's trees alive.
@@ -259,7 +259,7 @@ class ProcessHost:
         self.call_in_reading_thread(lambda: None)
 
     def call_in_reading_thread(self, call: Callable[[], object]) -> None:
-        """Call ``call`` there once, soon."""
+        """Call ``call`` once in the reading thread, soon."""
         wakeup = os.eventfd(1)
 
         def wake() -> None:
@@ -415,7 +415,7 @@ class ProcessHost:
         name: str | None = None,
         on_cut: Callable[[asyncio.Task[TreeResult]], object] | None = None,
     ) -> Process:
-        """Start a program under a reaper of its own and in a session of its own.
+        """Start a program under its own reaper and in its own session.
 
         If the awaiting task is cancelled meanwhile, the tree is killed before the cancellation continues. If it is
         cancelled again, the task does not wait for that, but the tree is still killed.
@@ -459,7 +459,7 @@ class ProcessHost:
         return process
 
     def _ending(self, tree: Held) -> asyncio.Task[TreeResult]:
-        """Kill a tree whatever becomes of the caller. Outside any scope, because an ended scope cancels new tasks."""
+        """Kill a tree in a task outside any scope, because an ended scope cancels new tasks."""
         ending = asyncio.get_running_loop().create_task(
             end_tree(tree, 0.0, KILL_BOUND_S), name=f"kill {tree.name}", context=contextvars.Context()
         )

@@ -112,13 +112,13 @@ class ThreadCall:
         return self.pool._abandon(self)
 
     def stack(self) -> tuple[str, ...]:
-        """Return where the thread is now, outermost frame first; empty if the call is not running."""
+        """Return the thread's current stack, outermost frame first; empty if the call is not running."""
         thread = self.thread
         return () if thread is None else thread_stack(thread)
 
 
 def thread_stack(thread: threading.Thread) -> tuple[str, ...]:
-    """Return where a thread is now, outermost frame first; empty if it has ended."""
+    """Return a thread's current stack, outermost frame first; empty if the thread has ended."""
     frame = sys._current_frames().get(thread.ident) if thread.ident is not None else None
     if frame is None:
         return ()
@@ -181,10 +181,10 @@ class ThreadPool:
         sharer: str = "",
         kwargs: dict[str, Any] | None = None,
     ) -> ThreadCall:
-        """Run ``fn(*values)`` on a thread, in ``context`` (default: a copy of the caller's).
+        """Run ``fn(*values, **kwargs)`` on a thread, in ``context`` (default: a copy of the caller's).
 
         ``on_done(result, error)`` is called on that thread, once, unless the call was withdrawn; it must not raise.
-        ``owner`` groups abandoned threads for limits. While calls wait for a thread, sharers take turns.
+        Abandoned threads are counted by ``owner``. While calls wait for a thread, sharers take turns.
 
         Raises:
             LimitExceeded: too many calls wait, or too many threads are abandoned.
@@ -366,7 +366,7 @@ class ThreadPool:
 
 
 start_plainly = threading.Thread.start
-"""Start a thread as the interpreter does, also when `holdfast.runtime.adoption.threads` watches what starts threads."""
+"""The interpreter's own ``Thread.start``, saved because `holdfast.runtime.adoption.threads` replaces it."""
 
 _begun: dict[int, ThreadCall] = {}
 """Running call of each thread of any pool, by native thread id."""

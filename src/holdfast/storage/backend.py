@@ -1,9 +1,9 @@
 # ruff: noqa: D102 - `Store` documents the reads
 """Interface of a backend: where the rows of a store are, and how they are written and read.
 
-`Store` runs its transactions and reads on a backend and knows nothing else of it. A new kind of store is a `Backend`
-with its `Tables` and `Reads`; one on an SQL database takes those of `holdfast.storage.sql` and writes only the
-statements' `holdfast.storage.sql.database.Database`.
+`Store` runs its transactions and reads on a backend and uses nothing else of it. A new kind of store is a `Backend`
+with its `Tables` and `Reads`; one on an SQL database reuses those of `holdfast.storage.sql` and implements only
+`holdfast.storage.sql.database.Database`, which runs the statements.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class Counters:
 
 
 class Tables(Protocol):
-    """Operations of a backend for transactions, inside one transaction.
+    """Operations that a backend provides inside one transaction.
 
-    The caller may change rows it was given; ``save`` (or ``add_session``) makes the change part of the transaction.
+    The caller may change rows that it got; ``save`` (or ``add_session``) makes the change part of the transaction.
     Reads see the writes of the same transaction.
     """
 
@@ -60,7 +60,7 @@ class Tables(Protocol):
         ...
 
     def find(self, principal: str, key: str) -> SessionRow | None:
-        """Return the session with that key; a deleted one until it is purged."""
+        """Return the session with that key; a deleted one is found until it is purged."""
         ...
 
     def get(self, session: int) -> SessionRow | None:
@@ -100,7 +100,7 @@ class Tables(Protocol):
         ...
 
     def orphans(self) -> Sequence[SessionRow]:
-        """Return sessions whose run another epoch holds (suspended ones excluded), the longest running first."""
+        """Return sessions whose run is held by another epoch (not parked), the longest running first."""
         ...
 
     def add_session(self, row: SessionRow) -> None:
@@ -124,7 +124,7 @@ class Tables(Protocol):
         ...
 
     def take(self, row: SessionRow, mails: Sequence[Mail], run_id: str) -> None:
-        """Record the run of messages that were queued."""
+        """Record that a run took these queued messages."""
         ...
 
     def withdraw(self, row: SessionRow, mails: Sequence[Mail], at: float) -> None:
@@ -134,7 +134,7 @@ class Tables(Protocol):
     def add_events(
         self, row: SessionRow, run_id: str | None, at: float, first_seq: int, last_seq: int, body: bytes
     ) -> None:
-        """Write events of these numbers, as `pack_events` packs them."""
+        """Write the events with these numbers, as packed by `pack_events`."""
         ...
 
     def add_run(self, row: SessionRow, run: EndedRun, history: HistoryRow | None) -> None:
@@ -142,7 +142,7 @@ class Tables(Protocol):
         ...
 
     def add_kept(self, row: SessionRow, n: int, body: str) -> None:
-        """Write the state that an agent keeps with the entry of that number."""
+        """Write the state that an agent keeps with the entry that has this number."""
         ...
 
     def add_edit(self, row: SessionRow, history: HistoryRow) -> None:
@@ -174,7 +174,7 @@ class Tables(Protocol):
         ...
 
     def use_attachments(self, row: SessionRow, digests: Iterable[str]) -> None:
-        """Record that the session refers to these; existing references stay unchanged."""
+        """Record that the session refers to these attachments; existing references stay unchanged."""
         ...
 
     def purge_contents(self, row: SessionRow, *, keep_run_id: str | None = None) -> None:
@@ -190,7 +190,7 @@ class Tables(Protocol):
         ...
 
     def schedule(self, schedule: int) -> ScheduleRow | None:
-        """Return the schedule of that row."""
+        """Return the schedule with that row id."""
         ...
 
     def schedules_of(self, principal: str) -> int:
@@ -206,11 +206,11 @@ class Tables(Protocol):
         ...
 
     def put_off_schedule(self, row: ScheduleRow, *, at: float, until: float) -> None:
-        """Postpone the next check of an unreadable schedule to ``until`` or later; what is stored stays."""
+        """Postpone the next check of an unreadable schedule to ``until`` or later; its stored body stays unchanged."""
         ...
 
     def drop_schedule(self, row: ScheduleRow) -> None:
-        """Forget a schedule."""
+        """Delete a schedule."""
         ...
 
     def prune(
@@ -222,7 +222,7 @@ class Tables(Protocol):
         attachments_before: float,
         after: int,
     ) -> tuple[int, int | None]:
-        """Prune some sessions numbered above ``after``, as `Store.prune`.
+        """Prune some sessions with numbers above ``after``; see `Store.prune`.
 
         Return the number of rows dropped or changed, and the next ``after``; None if no session is left.
         """
@@ -276,7 +276,7 @@ class Backend(Protocol):
 
     @property
     def engine(self) -> str:
-        """Its kind, for people."""
+        """Kind of the backend, for display."""
         ...
 
     @property
@@ -295,11 +295,11 @@ class Backend(Protocol):
         ...
 
     async def open(self, *, node_id: str, at: float) -> None:
-        """As `Store.open`."""
+        """Open the backend; see `Store.open`."""
         ...
 
     async def close(self) -> None:
-        """As `Store.close`."""
+        """Close the backend; see `Store.close`."""
         ...
 
     def write(self, verb: str, action: Callable[[Tables], _T]) -> asyncio.Future[_T]:
@@ -307,8 +307,8 @@ class Backend(Protocol):
 
         Actions run one after the other, in the order of the calls, and the futures are resolved in that order. The
         action runs even if the caller is cancelled. An action that raises a `HoldfastError` has written nothing, and
-        its transaction may hold others; after any other error a backend that can undo writes does so, and it may run
-        the action again. Every error arrives through the future.
+        its transaction may contain other actions; after any other error a backend that can undo writes does so, and may
+        run the action again. Every error is raised by the future.
 
         Parameters:
             verb: name of the store's method, for failpoints and traces.
@@ -317,9 +317,9 @@ class Backend(Protocol):
         ...
 
     def read(self, query: Callable[[Reads], _T]) -> Awaitable[_T]:
-        """Run the query on committed data: at least everything that was answered before the call.
+        """Run the query on committed data, which includes everything that was answered before the call.
 
         Parameters:
-            query: as the action of `write`.
+            query: neither awaits nor blocks, like the action of `write`. It may run in another thread.
         """
         ...

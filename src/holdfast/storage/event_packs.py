@@ -46,7 +46,7 @@ def pack_entries(entries: Iterable[Entry]) -> bytes:
 
 
 class _Numbered(msgspec.Struct):
-    """Number of an entry, without the rest of it."""
+    """The number of an entry, decoded without its other fields."""
 
     n: int = 0
 
@@ -55,7 +55,7 @@ _number_decoder = msgspec.json.Decoder(_Numbered)
 
 
 def entries_after(body: bytes, after: int) -> Iterator[tuple[Entry, int]]:
-    """Yield the entries of a pack with n > after, each with its JSON length; decoded on request."""
+    """Yield the entries of a pack with n > after, each with its JSON length; they are decoded lazily."""
     start = 0
     while start < len(body):
         end = body.find(b"\n", start)

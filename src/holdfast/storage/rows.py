@@ -1,14 +1,15 @@
 """The rows that every backend keeps.
 
-The transactions (`holdfast.storage.transactions`) work on these rows and on nothing else, so that backends differ only
-in where the rows are: in dictionaries, or in SQL.
+The transactions (`holdfast.storage.transactions`) work only on these rows, so that backends differ only in where the
+rows are: in dictionaries, or in SQL.
 
-- While a run is active, its state is in its session's row; it gets a row of its own once, when it ends.
+- While a run is active, its state is in its session's row; when it ends, it gets its own row.
 - A run without a holder (holder 0) is parked; once it waits for nothing, it is ready to be claimed again.
 - The transcript is a chain of history rows from the session's ``history_id`` backwards: of runs that wrote entries, and
-  of edits. A ``whole`` row stands for all of it, so reading ends there; the row it replaced is still its predecessor,
-  for undo. Entries are numbered by a counter that only grows: a number is never used for two entries.
-- A message has no state of its own: a queued one has neither a run nor a withdrawal, and the others follow their run.
+  of edits. A ``whole`` row replaces all rows before it, so reading ends there; they stay in the chain for undo. Entries
+  are numbered by a counter that only grows: a number is never used for two entries.
+- The state of a message is derived: a queued one has neither a run nor a withdrawal; that of a taken one follows from
+  its run.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ NOBODY: Final = 0
 class Mail(NamedTuple):
     """A message with the data to choose the next run: its batch, when it is due, the run it targets.
 
-    If the store alone has its content, ``shelved`` is its length and ``content`` is empty (see `Tables.unshelve`).
+    If its content is only in the store, ``shelved`` is its length and ``content`` is empty (see `Tables.unshelve`).
     """
 
     message: Message
@@ -64,7 +65,7 @@ class SessionRow:
     Parameters:
         session: id of the row, which is also the public number; never reused.
         next_seq, next_n: numbers of the next event and of the next transcript entry.
-        fence, holder: number that grows with every claim and rescue; epoch of the node that holds the run.
+        fence, holder: number that grows with every claim, rescue and park; epoch of the node that holds the run.
         run_id … cause: the active run; ``started_seq`` is the seq of its ``run.started``.
         append_nth, append_seq: last numbered append under this lease, and its first seq.
         sweep: the next run takes every queued message up to this seq.
@@ -73,7 +74,7 @@ class SessionRow:
         waiting: the mailbox, in order.
         taken: messages of the active run; the last ``steered`` of them arrived while it ran.
         rolled_back: whether the active run is to be rolled back.
-        resumed_as: run id of the claim that resumed the run, for a repeated claim.
+        resumed_as: run id with which a claim resumed the run, to recognize a repeated claim.
         questions: open questions of the active run, oldest first.
         answered: ids of its answered questions, with the seq of ``run.resumed``.
     """
@@ -157,12 +158,12 @@ class ScheduleRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
         schedule: id of the row, never reused; 0 until it is written.
         principal, schedule_id: owner, and id among the owner's schedules.
         revision: increases by one with every write.
-        spec: what it does, and when.
-        progress: its progress so far.
-        paused: whether it currently has no ticks.
+        spec: what the schedule does, and when.
+        progress: progress so far.
+        paused: whether its ticks are paused.
         last: outcome of the newest tick.
-        problem: why that tick did not fire, for people.
-        broken: why its body is unreadable; then only its ids, revision and session are known. Never written.
+        problem: why that tick did not fire, for display.
+        broken: why its body is unreadable; if set, only its ids, revision and session are known. Never written.
     """
 
     schedule: int = 0
@@ -198,14 +199,14 @@ def due_at(row: SessionRow) -> float:
 
 
 def ready_since(row: SessionRow) -> float | None:
-    """Return since when the session waits to be claimed; None if it does not."""
+    """Return the time since which the session has waited to be claimed; None if it does not wait."""
     if row.run_id is not None:
         return row.started_at if row.holder == NOBODY and not row.questions else None
     return row.waiting[0].message.accepted_at if row.waiting else None
 
 
 def question_due(row: SessionRow) -> float | None:
-    """Return when the first open question is due; None if none ever is."""
+    """Return when the first open question is due; None if none has a due time."""
     if not row.questions:
         return None
     return min((question.due_at for question in row.questions if question.due_at), default=None)

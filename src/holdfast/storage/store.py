@@ -116,7 +116,10 @@ class Store:
         return self._write("interrupt", lambda tables: transactions.interrupt(tables, request))
 
     def stop_session(self, request: InterruptRequest) -> asyncio.Future[Stopped]:
-        """Stop the session: record the interrupt of the active run and withdraw queued messages. As `interrupt`."""
+        """Stop the session: record the interrupt of the active run and withdraw queued messages.
+
+        Raises `UnknownSession`, `SessionDeleted`.
+        """
         return self._write("stop_session", lambda tables: transactions.stop_session(tables, request))
 
     def withdraw(
@@ -129,9 +132,10 @@ class Store:
         return self._write("withdraw", lambda tables: transactions.withdraw(tables, principal, key, message_id, at))
 
     def delete_session(self, principal: str, key: str, *, at: float, cause: Cause) -> asyncio.Future[Stopped]:
-        """Leave a tombstone: as `stop_session`, then ``session.deleted`` is the last event. As `interrupt`.
+        """Delete the session, leaving a tombstone: as `stop_session`, with ``session.deleted`` as the last event.
 
-        An active run may still end by `commit_run`, which then writes no event after ``session.deleted``.
+        An active run may still end by `commit_run`, which then writes no event after ``session.deleted``. Raises
+        `UnknownSession`, `SessionDeleted`.
         """
         return self._write(
             "delete_session", lambda tables: transactions.delete_session(tables, principal, key, at, cause)
@@ -145,16 +149,16 @@ class Store:
         return self._write("steer", lambda tables: transactions.steer(tables, lease, step, at))
 
     def suspend(self, lease: Lease, question: Question) -> asyncio.Future[Appended]:
-        """Ask a person: the run is ``suspended`` until every open question is answered. A known id has no effect.
+        """Record a question to a person: the run is ``suspended`` until every open question is answered.
 
-        Raises `StaleFence`, `IllegalTransition` (the run is stopping).
+        A question with a known id has no effect. Raises `StaleFence`, `IllegalTransition` (the run is stopping).
         """
         return self._write("suspend", lambda tables: transactions.suspend(tables, lease, question))
 
     def answer(self, principal: str, key: str, answer: Answer) -> asyncio.Future[Answered]:
         """Answer an open question of the active run; the last answer makes it ``running``, or resumable if parked.
 
-        The same decision and text again has no effect and returns the same answer. Raises `UnknownSession`,
+        Repeating the decision and text has no effect and returns the same answer. Raises `UnknownSession`,
         `SessionDeleted`, `UnknownQuestion`, `AlreadyAnswered` (differently, or by its deadline), `InvalidRequest` (the
         wrong kind).
         """
@@ -194,7 +198,7 @@ class Store:
         limit_bytes: int,
         stored_limit: int = ALL_BYTES,
     ) -> asyncio.Future[Attachment]:
-        """Store the bytes under their digest, once per principal; a repetition has no effect and the first answer.
+        """Store the bytes under their digest, once per principal; a repeated call returns the stored attachment.
 
         Raises `LimitExceeded` if the principal's attachments would take more than `limit_bytes` in total, and
         `QuotaExceeded` if its stored data would exceed `stored_limit`.
@@ -215,7 +219,7 @@ class Store:
         return await self._read(lambda reads: reads.attachment(principal, digest))
 
     async def attachment_part(self, principal: str, digest: str, *, start: int, size: int) -> bytes | None:
-        """Return at most `size` of its bytes from `start` on, none past its end; None if it does not exist."""
+        """Return at most `size` bytes of an attachment, from `start` on; None if the attachment does not exist."""
         return await self._read(lambda reads: reads.attachment_part(principal, digest, start=start, size=size))
 
     def put_schedule(self, request: PutSchedule) -> asyncio.Future[ScheduleView]:
@@ -229,7 +233,7 @@ class Store:
     def pause_schedule(
         self, principal: str, schedule_id: str, *, paused: bool, at: float
     ) -> asyncio.Future[ScheduleView]:
-        """Pause or resume a schedule; idempotent. Ticks while it is paused do not count.
+        """Pause or resume a schedule; idempotent. Ticks during the pause do not count.
 
         Raises `UnknownSchedule`.
         """
@@ -246,21 +250,21 @@ class Store:
     def fire_schedule(self, request: Fire) -> asyncio.Future[Fired]:
         """Accept the message of a schedule's tick as `send` does, and advance the schedule, in one transaction.
 
-        A refusal of the message is counted and noted instead, and the schedule continues. If the schedule was fired or
-        changed since it was read, nothing is done, so a repetition has no second effect. By hand, it raises what `send`
-        raises, and `ScheduleFinished`, `ScheduleChanged` and `UnknownAgent`.
+        If the message is refused, that is counted and noted instead, and the schedule continues. If the schedule was
+        fired or changed since it was read, nothing is done, so a repetition has no second effect. When fired by hand,
+        it raises the errors of `send`, and `ScheduleFinished`, `ScheduleChanged` and `UnknownAgent`.
         """
         return self._write("fire_schedule", lambda tables: transactions.fire_schedule(tables, request))
 
     async def due_schedules(self, *, now: float, limit: int) -> Sequence[DueSchedule]:
         """Return schedules to check: those that are due, and those whose clock was set back.
 
-        Principals take turns: first the longest due of each, then the second of each, and so on.
+        Principals take turns: first the longest due schedule of each principal, then the second of each, and so on.
         """
         return await self._read(lambda reads: reads.due_schedules(now=now, limit=limit))
 
     async def next_schedule(self) -> float | None:
-        """Return when the first of all schedules is due; None if none ever is."""
+        """Return when the first of all schedules is due; None if none has a due time."""
         return await self._read(lambda reads: reads.next_schedule())
 
     async def schedule(self, principal: str, schedule_id: str) -> tuple[DueSchedule, ScheduleView] | None:
@@ -288,16 +292,16 @@ class Store:
         return self._write("restart", lambda tables: transactions.restart(tables, lease, at, discard_from))
 
     async def ready(self, *, limit: int) -> Sequence[Ready]:
-        """Return sessions with queued messages and no run, or with a parked run that waits for nothing (any more).
+        """Return sessions with queued messages and no run, or with a parked run that no longer waits for an answer.
 
-        The longest waiting come first; a run counts since it began.
+        Those that have waited longest come first; a parked run counts from its start.
         """
         return await self._read(lambda reads: reads.ready(limit=limit))
 
     async def stored_bytes(self, principal: str) -> int:
         """Return the bytes that a principal's rows take: messages, events, transcripts, attachments and schedules.
 
-        They are counted as they are written and dropped.
+        A counter is updated whenever rows are written or dropped.
         """
         return await self._read(lambda reads: reads.stored_bytes(principal))
 
@@ -308,7 +312,7 @@ class Store:
     async def read_events(
         self, session: int, *, after: int, limit: int, limit_bytes: int = ALL_BYTES
     ) -> Sequence[Stored]:
-        """Return events with seq > after, in order, at most about `limit` (a store may round up to its row).
+        """Return events with seq > after, in order, about `limit` at most (a store may round up to whole rows).
 
         No row is added once their bodies have `limit_bytes` or more, so a page is never empty because of that limit.
         """
@@ -325,7 +329,7 @@ class Store:
     async def transcript(
         self, session: int, *, after: int = 0, limit: int = ALL_ENTRIES, limit_bytes: int = ALL_BYTES
     ) -> Sequence[Entry]:
-        """Return entries with n > after, from one moment; without the bodies of agent state kept with them.
+        """Return entries with n > after, from a single moment, without the bodies of agent state kept with them.
 
         No entry is added once they have `limit_bytes` or more as JSON, so a page is never empty because of that limit.
         """
@@ -338,7 +342,7 @@ class Store:
         return await self._read(lambda reads: reads.transcript_within(session, limit_bytes=limit_bytes))
 
     async def kept(self, session: int, n: int) -> str:
-        """Return the state that an agent kept with this entry (`AgentState.n`), even if undone; empty if none."""
+        """Return the state that an agent kept with this entry (`AgentState.n`), even an undone one; empty if none."""
         return await self._read(lambda reads: reads.kept(session, n))
 
     async def find_session(self, principal: str, key: str) -> tuple[int, SessionView] | None:
@@ -349,7 +353,7 @@ class Store:
     async def sessions(
         self, *, principal: str | None, limit: int, before: float | None = None
     ) -> Sequence[SessionView]:
-        """Return sessions, the most recently changed first; None lists all principals'."""
+        """Return sessions of a principal (None: of all), the most recently changed first."""
         return await self._read(lambda reads: reads.sessions(principal=principal, limit=limit, before=before))
 
     async def mailbox(self, session: int) -> Sequence[MailboxItem]:
@@ -411,7 +415,7 @@ class Store:
         return await self._write("revoke_key", lambda tables: tables.revoke_key(key_id, at))
 
     async def info(self) -> StoreInfo:
-        """Return figures for people."""
+        """Return figures about the store, for display."""
         sessions = await self._read(lambda reads: reads.live_sessions())
         backend = self.backend
         counters = backend.counters

@@ -52,9 +52,9 @@ __all__ = [
 ]
 
 ALL_ENTRIES: Final = 2**62
-"""As a limit: unlimited."""
+"""A limit that is never reached."""
 ALL_BYTES: Final = 2**62
-"""As a limit: unlimited."""
+"""A limit that is never reached."""
 
 
 class Lease(msgspec.Struct, frozen=True, gc=False):
@@ -100,19 +100,21 @@ class Send(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     Parameters:
         principal, key: session; created if missing.
-        agent: agent of a new session. For an existing one, None keeps its agent and a name changes it for runs that
-            start later.
+        agent: agent of a new session. For an existing session, None keeps its agent, and a name replaces it for runs
+            that start later.
         message_id, content, policy, at: the message.
+        default_agent: agent of a new session if `agent` names none.
         idempotency_key: accept the same key once per session; None disables the check.
-        body_hash: hash of what the caller sent; another hash with the same key is an `IdempotencyMismatch`.
+        body_hash: hash of what the caller sent; a different hash with the same idempotency key raises
+            `IdempotencyMismatch`.
         run_id: id for the run if it starts at once; None if the host is at its limit.
         quiet_s, max_wait_s: for ``collect``.
         mailbox_limit: maximum number of queued messages.
         mailbox_size: maximum total characters of queued messages; a single message may have more.
         session_limit: maximum number of sessions of the principal.
         attachments: attachments whose bytes are already stored.
-        retry_of: the last ended run, whose entries leave the transcript in the same transaction.
-        agents: agents that may answer; the send is refused for others. None: all.
+        retry_of: the last ended run, whose entries are removed from the transcript in the same transaction.
+        agents: agents that may receive the message; it is refused for others. None: all.
         stored_limit: maximum bytes that the principal may store.
     """
 
@@ -143,8 +145,8 @@ class SendResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     Parameters:
         session, number: row and public number of the session.
-        message_id, seq: of this message; of the first one if ``disposition`` is ``duplicate``.
-        disposition: decision for the message.
+        message_id, seq: those of this message; those of the first one if ``disposition`` is ``duplicate``.
+        disposition: decision about the message.
         run_id: run that took the message or that it targets.
         claim: run to start, for ``started``.
         interrupt: run to stop, for ``interrupting`` and ``rolling_back``; if its ``run.stopping`` is new, it is among
@@ -198,7 +200,7 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     Parameters:
         session, number: row and public number of the session.
         run_id: the suspended run.
-        answer: answer in the log; the first one if the same decision was given before.
+        answer: answer in the log; the earlier one if the same decision was given before.
         waiting: number of questions still open.
         parked: no node holds the run: with ``waiting`` 0, a `claim` of the session resumes it.
         events: events that were written (``run.resumed``).
@@ -225,7 +227,7 @@ class EditHistory(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A change of a transcript while no run is active.
 
     Parameters:
-        principal, key: session. ``import`` and ``branch`` create it, and refuse one with a history.
+        principal, key: session. ``import`` and ``branch`` create it, and refuse a session that already has a history.
         edit: ``undo`` removes the entries of the newest history row (a run's, or an edit's); the others replace the
             whole transcript with `entries`.
         at: seconds since the epoch.
@@ -276,13 +278,13 @@ class PutSchedule(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class DueSchedule(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A schedule to check, as it was when read.
+    """A schedule to check, as it was when it was read.
 
     Parameters:
-        schedule: its row.
+        schedule: id of its row.
         revision: revision of the row; every change increments it.
         principal, schedule_id, spec: owner, id and specification.
-        due_at: since when it has been due.
+        due_at: when to check it; None if it is paused or finished.
     """
 
     schedule: int
@@ -294,13 +296,13 @@ class DueSchedule(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Fire(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A check of a schedule: whatever is due is fired or counted.
+    """A check of a schedule, which fires or counts its due ticks.
 
     Parameters:
         schedule, revision: as they were read. If the revision has changed, nothing is done.
         send: message made from the spec; its ``at`` is the time of the check. The store sets its idempotency key.
         agents: names of the agents of this host.
-        by_hand: fire now, whatever is due; a refusal is raised, and no tick is skipped.
+        by_hand: fire now, even if no tick is due; a refusal is raised, and no tick is skipped.
     """
 
     schedule: int
@@ -315,9 +317,9 @@ class Fired(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     Parameters:
         outcome: ``fired``; ``missed`` (ticks were counted, none fires now); ``duplicate`` (it fired before a clock was
-            set back); the code of a refusal; ``set_back`` if the clock was and the schedule now has another tick;
-            ``changed`` if it is not what was read; ``waits`` if nothing is due; ``broken`` if the stored schedule is
-            unreadable: it is checked again much later.
+            set back); the code of a refusal; ``set_back`` if the clock was set back and the schedule now has a
+            different tick; ``changed`` if the schedule has changed since it was read; ``waits`` if nothing is due;
+            ``broken`` if the stored schedule is unreadable: it is checked again much later.
         missed: number of ticks counted as missed.
         sent: result of the send, for ``fired`` and ``duplicate``.
         schedule: current state; None if it is gone.
@@ -336,7 +338,7 @@ class RunCommit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     Parameters:
         lease: the right to write.
-        status: how it ended. Its messages are settled accordingly.
+        status: how the run ended; its messages are settled accordingly.
         at: seconds since the epoch.
         text: answer, whole or partial.
         cause, error, receipt, usage: as in ``run.finished``.
@@ -424,10 +426,10 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class KeyRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A stored key: hashed.
+    """A stored key, of which only the hash is stored.
 
     Parameters:
-        role: of an API key: ``user``, ``admin`` or ``trusted`` (may forward users). ``approver`` is not an API key and
+        role: ``user``, ``admin`` or ``trusted`` (may forward users) for an API key. ``approver`` is not an API key and
             grants no access: a person types it to approve calls of the principal's sessions.
         agents: agents that the key may use; None: the server's public agents.
     """

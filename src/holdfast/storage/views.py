@@ -1,4 +1,4 @@
-"""Values for people and hosts, built from rows."""
+"""Public views and values for hosts, built from rows."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def due_of(rows: Iterable[SessionRow], *, before: float, limit: int) -> tuple[Du
 
 
 def live_run(row: SessionRow) -> RunView | None:
-    """Return the active run."""
+    """Return the public view of the active run, if any."""
     if row.run_id is None:
         return None
     return RunView(
@@ -54,7 +54,7 @@ def live_run(row: SessionRow) -> RunView | None:
 
 
 def session_view(row: SessionRow, *, waiting: int) -> SessionView:
-    """Return the session for people. ``waiting`` is given, because a reader may not have loaded the mailbox."""
+    """Return the public view of a session. ``waiting`` is a parameter, because the mailbox may not be loaded."""
     state: Literal["idle", "running", "suspended", "stopping", "deleted"] = "idle"
     if row.deleted_at is not None:
         state = "deleted"
@@ -79,7 +79,7 @@ def session_view(row: SessionRow, *, waiting: int) -> SessionView:
 
 
 def settlement_of(known: KnownMessage, ended: EndedRun | None) -> Settlement:
-    """Return the outcome of a message, from its row and the row of its run, if that has ended."""
+    """Return the outcome of a message from its row and, if its run has ended, the row of the run."""
     if known.withdrawn:
         return Settlement(message_id=known.message_id, state="withdrawn")
     if known.run_id is None:
@@ -107,21 +107,21 @@ def ended_state(run: RunView) -> Literal["completed", "failed", "interrupted"]:
 
 
 def mailbox_items(waiting: Iterable[Mail]) -> tuple[MailboxItem, ...]:
-    """Return queued messages for people."""
+    """Return the public views of queued messages."""
     return tuple(
         MailboxItem(message=mail.message, due_at=mail.due_at, target_run_id=mail.target_run_id) for mail in waiting
     )
 
 
 def ready_of(row: SessionRow) -> Ready:
-    """Return a session that has messages and no run, or a parked run that waits for nothing."""
+    """Return the `Ready` of a session that has messages and no run, or a parked run that waits for nothing."""
     if row.run_id is not None:
         return Ready(session=row.session, principal=row.principal, key=row.key, agent=row.run_agent, not_before=0.0)
     return Ready(session=row.session, principal=row.principal, key=row.key, agent=row.agent, not_before=due_at(row))
 
 
 def schedule_due(row: ScheduleRow) -> DueSchedule:
-    """Return a schedule for firing."""
+    """Return the value with which a host checks and fires a schedule."""
     return DueSchedule(
         schedule=row.schedule,
         revision=row.revision,
@@ -139,7 +139,7 @@ def _state(row: ScheduleRow) -> Literal["active", "paused", "finished", "broken"
 
 
 def schedule_view(row: ScheduleRow) -> ScheduleView:
-    """Return a schedule for people."""
+    """Return the public view of a schedule."""
     progress = row.progress
     return ScheduleView(
         **msgspec.structs.asdict(row.spec),

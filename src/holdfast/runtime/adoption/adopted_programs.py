@@ -1,4 +1,4 @@
-"""Programs that scopes have adopted: entering them, finding their strays, and reporting their ends.
+"""Register programs that scopes adopt, find the strays that they leave, and report their ends.
 
 Invariants
 - Each program is identified by a pidfd that was opened while its pid could not be reused.
@@ -31,7 +31,7 @@ _MANY = 100
 _UNKNOWN_ZOMBIE_S = 5.0
 _ROUNDS = 8
 _STRUCK_S = 1.0
-"""Time for a killed program without an owner to die of its signal."""
+"""Time limit for the death of a program that was killed because its owner refused it."""
 
 
 class Family:
@@ -169,8 +169,11 @@ class AdoptedPrograms:
         return taken
 
     def enter_strays(self, *families: Family) -> bool:
-        """Adopt the orphans of these families, one call at a time, so that at its end all of them are adopted or dead.
-        Return False if there may be more: they appear faster than they can be found."""
+        """Adopt the orphans of these families, so that on return all of them are adopted or dead.
+
+        Only one call runs at a time. Return False if there may be more, because they appear faster than they can be
+        found.
+        """
         tags = {family.tag: family for family in families}
         with self._entering_strays:
             ended: set[int] = set()
@@ -203,9 +206,11 @@ class AdoptedPrograms:
         return living, over
 
     def enter_unnamed(self, owner: Owner, name: str, tag: int) -> None:
-        """Add a program that was just started for ``owner`` and whose pid is not known yet. It counts as an orphan
-        until then, in case its start is cut short and no other code waits for it. But its starter gets time to wait for
-        it: if other code reaps a program, its event loop never releases the resources for it."""
+        """Add a program that was just started for ``owner`` and whose pid its starter does not know yet.
+
+        Until then it counts as an orphan, in case the start is cancelled and no other code waits for the program. But
+        the starter gets time to reap it: if other code does, the event loop never releases the program's resources.
+        """
         with self._lock:  # it may already be known as a stray of a program that just ended: then it is one of these
             for known in self._known.values():
                 known.is_unnamed = known.is_unnamed or (known.is_orphan and known.tag == tag)
@@ -216,7 +221,7 @@ class AdoptedPrograms:
                 self.enter_strays(self.family_of(owner, tag))
 
     def _is_adopted(self, pid: int) -> bool:
-        """Whether a scope of an earlier installation left this older child; otherwise its starter waits for it."""
+        """Whether a scope of an earlier installation left this child behind; otherwise its starter waits for it."""
         tag = self._tags.read(pid)
         if tag is None or process_tags.scope_of_tag(tag) in (process_tags.OUTSIDE, process_tags.HELPERS):
             return False
@@ -239,7 +244,7 @@ class AdoptedPrograms:
             self._processes.call_in_reading_thread(self._sweep)
 
     def _sweep(self) -> None:
-        """Adopt the strays of all that ended, then report the ends. In the reading thread.
+        """Adopt the strays of all programs that have ended, then report the ends. In the reading thread.
 
         If strays appear faster than they can be found, their scope must wait: its stop kills them.
         """
@@ -267,7 +272,7 @@ class AdoptedPrograms:
             process.mark_ended()
 
     def _forget_idle(self, family: Family) -> None:
-        """Forget a family that is empty and whose owner starts nothing any more. The caller holds the lock."""
+        """Forget a family that is empty and whose owner can start nothing more. The caller holds the lock."""
         owner = family.owner
         if not family.live and getattr(owner, "closed", True) and self._families.get(id(owner)) is family:
             del self._families[id(owner)]
@@ -302,8 +307,10 @@ class AdoptedPrograms:
         return [pid for pid in orphans if pid not in self._known]
 
     def tick(self) -> float:
-        """Forget children that were reaped; reap orphans that ended. Runs about once a second while there are any.
-        Return the seconds until the next call, which are few while hundreds of orphans end."""
+        """Forget children that were reaped, reap orphans that have ended, and return the seconds until the next call.
+
+        The interval is about a second, and shorter while hundreds of orphans end.
+        """
         self._just_buried = 0
         self._tick()
         return _TICK_S if self._just_buried < _MANY else _HASTY_TICK_S

@@ -1,7 +1,7 @@
-"""The private names by which threads of executors are known, each behind a public one.
+"""Private names of the standard library that identify executors and their threads, each behind a public function.
 
-A thread of a `concurrent.futures.ThreadPoolExecutor` has no owner: only its calls count. Nothing public tells such a
-thread from another, nor which executor a loop uses by default.
+A thread of a `concurrent.futures.ThreadPoolExecutor` has no owner: only its calls count. No public API identifies such
+a thread, or the default executor of a loop.
 
 `PRIVATE_NAMES` lists what is used. Checked on CPython 3.11;
 ``tests/testing/test_stdlib_internals.py`` fails on a Python in which one of them is missing.
@@ -23,7 +23,7 @@ PRIVATE_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "concurrent.futures.thread": ("_worker",),
     "threading.Thread": ("_target",),
 }
-"""The names by their owners."""
+"""Private names by the module or class that has them."""
 
 _WORKER: Final[Any] = getattr(concurrent.futures.thread, "_worker", None)
 _WORKER_CODE: Final[CodeType | None] = getattr(_WORKER, "__code__", None)
@@ -35,10 +35,10 @@ def default_executor(loop: asyncio.AbstractEventLoop) -> Any:
 
 
 def is_executor_thread(thread: threading.Thread) -> bool:
-    """Whether an executor made the thread; known before it runs."""
+    """Whether an executor created the thread; valid even before the thread runs."""
     return _WORKER is not None and getattr(thread, "_target", None) is _WORKER
 
 
 def waits_for_a_call(innermost: CodeType) -> bool:
-    """Whether a thread whose innermost code this is belongs to an executor and is idle."""
+    """Whether a thread whose innermost frame runs this code is an idle thread of an executor."""
     return innermost is _WORKER_CODE

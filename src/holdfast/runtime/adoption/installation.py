@@ -24,7 +24,7 @@ class ProgramAdoption:
 
     Parameters:
         current, processes, home, lingers: as in `holdfast.runtime.adoption.processes.install`.
-        seal: how tags are carried.
+        seal: sets the tags of processes.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class ProgramAdoption:
         self._lingers = lingers
 
     def _claim_late(self) -> None:
-        """Assign what abandoned threads of ended scopes have started meanwhile."""
+        """Assign programs that abandoned threads of ended scopes have started meanwhile."""
         if self._lingers():
             self.strangers.claim()
 
@@ -58,8 +58,9 @@ class ProgramAdoption:
         return os.getpid() != self.tags.pid
 
     def off(self) -> bool:
-        """Whether starts here are not adopted: in a forked child, and after the installation ended. Even then, starts
-        on threads that an ended scope abandoned are refused.
+        """Whether starts here are not adopted: in a forked child, and after the installation has ended.
+
+        After its end, starts on threads that an ended scope abandoned are still refused.
 
         Raises:
             ScopeClosed: the scope has ended.

@@ -1,4 +1,4 @@
-"""Batched kills of foreign trees: one pass over all processes serves every scope that has asked for a kill.
+"""Batched kills of foreign trees: one pass over all processes serves every scope that has requested a kill.
 
 Like group commit: a request that arrives during a pass is served by the next one, which begins as soon as the running
 pass has done its first scan. So N scopes that stop at once cost a few passes, not N. A scope whose processes do not die
@@ -51,11 +51,11 @@ class _Asked:
 
 
 class KillPasses:
-    """Accepts kills from any thread; answers from the reading thread of the process host.
+    """Accepts kill requests from any thread, and answers them in the reading thread of the process host.
 
     Parameters:
         processes: host whose zygote does the kills.
-        seal: how tags are carried.
+        seal: sets the tags of processes.
         prepare: called before each pass, from any thread.
         conclude: called in the reading thread with the finished tags, before the requests are answered.
     """
@@ -76,8 +76,9 @@ class KillPasses:
         self._looking = False
 
     def ask(self, tags: _Roots, bound_s: float) -> Oneshot[TreeResult]:
-        """Kill processes with one of these tags, and the programs given with it. The result is set when their outcome
-        is known, or when no zygote can be asked.
+        """Kill all processes with one of these tags, and the programs listed under it.
+
+        The result is set when the outcome of all is known, or when no zygote is available.
         """
         asked = _Asked(tags, bound_s)
         with self._lock:

@@ -1,7 +1,7 @@
-"""The private names of `multiprocessing` that the runtime and the leak detector need, each behind a public one.
+"""Private names of `multiprocessing` that the runtime and the leak detector need, each behind a public function.
 
-``multiprocessing`` starts two processes of its own that stay: the resource tracker and the fork server. Nothing public
-tells their ids, nor the start method of one process.
+``multiprocessing`` starts two long-lived helper processes: the resource tracker and the fork server. No public API
+returns their pids, or the start method of a process.
 
 `PRIVATE_NAMES` lists what is used. Checked on CPython 3.11;
 ``tests/testing/test_stdlib_internals.py`` fails on a Python in which one of them is missing.
@@ -23,7 +23,7 @@ PRIVATE_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "multiprocessing.resource_tracker": ("_resource_tracker",),
     "multiprocessing.resource_tracker.ResourceTracker": ("_fd", "_pid"),
 }
-"""The names by their owners."""
+"""Private names by the module or class that has them."""
 
 
 def start_method_of(process: Any) -> str | None:
@@ -42,12 +42,12 @@ def fork_server_pid() -> int:
 
 
 def kept_pids() -> set[int]:
-    """Return the pids of the resource tracker and the fork server, where they run."""
+    """Return the pids of the resource tracker and the fork server, if they run."""
     return _numbers(getattr(_tracker(), "_pid", None), getattr(_fork_server(), "_forkserver_pid", None))
 
 
 def kept_descriptors() -> set[int]:
-    """Return the descriptors that lead to the resource tracker and the fork server, where they run."""
+    """Return this process's descriptors of the resource tracker and the fork server, if they run."""
     return _numbers(getattr(_tracker(), "_fd", None), getattr(_fork_server(), "_forkserver_alive_fd", None))
 
 

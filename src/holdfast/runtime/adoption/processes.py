@@ -5,12 +5,12 @@ While installed, programs that Python starts with ``subprocess``, ``asyncio.crea
 
 - The program's exit status stays with its starter: this module never reaps a pid that foreign code owns. It reaps only
   orphans that were reparented to this process, which is a child subreaper while adoption is installed.
-- Each scope has a number, which is in the tag (`holdfast.runtime.processes.tags`) that everything started in it
-  inherits. If the tag is sealed (`holdfast.runtime.processes.seal`), no process can lose it. The number is also in the
-  environment, if one can be given. Attribution does not depend on parents, sessions or groups.
-- A process that C code starts on some thread is unclaimed: it carries the number of this process. It belongs to a scope
-  if it is a child of a thread that works for that scope now and has not worked for another since. Otherwise it is
-  reported to the operator, and no scope that was open then may report that nothing is left.
+- Each scope has a tag (`holdfast.runtime.processes.tags`), which contains the scope's number and which everything
+  started in the scope inherits. If the tag is sealed (`holdfast.runtime.processes.seal`), no process can lose it. The
+  tag is also in the environment, if one can be given. Attribution does not depend on parents, sessions or groups.
+- A process that C code starts on some thread is unclaimed: it carries the tag of this process. It belongs to a scope if
+  it is a child of a thread that works for that scope now and has not worked for another since. Otherwise it is reported
+  to the operator, and no scope that was open then may report that nothing is left.
 - A scope's members are complete: when an adopted program ends and leaves strays, these are adopted before its end is
   reported.
 - Each adopted program is identified by a pidfd that was opened while its pid could not be reused.
@@ -19,8 +19,8 @@ While installed, programs that Python starts with ``subprocess``, ``asyncio.crea
 
 Known gap: a process that an extension's C code starts on another thread during a start gets the tag of that start.
 
-Start resources that scopes share outside of them: a process pool that was filled in a scope ends with that scope. The
-resource tracker and the fork server of ``multiprocessing`` are known to be shared and left alone.
+Start resources that scopes share outside any scope: a process pool whose workers were started in a scope ends with that
+scope. The resource tracker and the fork server of ``multiprocessing`` are known to be shared and left alone.
 """
 
 from __future__ import annotations
@@ -165,9 +165,9 @@ def strangers(since: float) -> int:
 def look_soon(loop: asyncio.AbstractEventLoop, since: float, tell: Callable[[int], object]) -> None:
     """Call ``tell`` with the number of `strangers`; one search answers all pending requests.
 
-    The answer comes in one of the next turns of the loop. Each turn answers some requests, so that the ends of many
-    scopes do not stall the loop. A search soon after another one is delayed: it reads a file for each thread, and stops
-    that end one after another can share it.
+    ``tell`` is called in one of the loop's next iterations. Each iteration answers only some requests, so that the ends
+    of many scopes do not stall the loop. A search that closely follows another one is delayed: it reads a file for each
+    thread, and stops that end shortly after each other can share its result.
     """
     adoption = _adoption
     if adoption is None:
@@ -216,13 +216,14 @@ def install(
 
     Parameters:
         current: returns the scope of the running code; it may raise to refuse a start.
-        processes: its zygote does the killing; None for that of this process. The zygote is started now, so that it can
-            kill the remaining programs if this process is killed.
-        sealed: whether to make tags permanently indelible; see `holdfast.runtime.processes.seal` for the cost.
+        processes: host whose zygote does the killing; default: the one of this process. The zygote is started now, so
+            that it can kill the remaining programs if this process is killed.
+        sealed: whether to make tags indelible, permanently for this process; see `holdfast.runtime.processes.seal` for
+            the cost.
         home: returns the scope that a thread (by native id) works for. A thread that stops working for a scope must
             call `leave_thread`.
-        lingers: whether threads of ended scopes still run. If so at the end, ``current`` keeps refusing their starts,
-            although nothing is adopted any more, and the next installation takes over without a gap.
+        lingers: returns whether threads of ended scopes still run. If they do when the installation ends, ``current``
+            keeps refusing their starts, although nothing more is adopted, until the next installation takes over.
 
     Raises:
         RuntimeError: already installed.

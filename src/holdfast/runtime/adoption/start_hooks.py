@@ -26,8 +26,7 @@ _SHARED = frozenset({"multiprocessing.resource_tracker", "multiprocessing.forkse
 
 
 class StartHooks:
-    """Changes to this process while programs are adopted, and afterwards as long as starts of abandoned threads must be
-    refused.
+    """Patches of this process that stay while programs are adopted or starts on abandoned threads must be refused.
 
     Parameters:
         adoption: installation that decides about starts.
@@ -81,7 +80,7 @@ def _wrap(hooks: StartHooks) -> None:
 
 
 def _wrap_uvloop(hooks: StartHooks) -> None:
-    """Do the same for uvloop, which starts programs in C, once it was imported."""
+    """Wrap uvloop too, which starts programs in C, if it has been imported."""
     uvloop = sys.modules.get("uvloop")
     if uvloop is not None:
         hooks.put(uvloop.Loop, "subprocess_exec", functools.partial(_around_loop_start, hooks))

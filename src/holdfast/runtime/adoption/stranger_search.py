@@ -1,6 +1,6 @@
 """The search for processes that C code started: assign them to a scope if that is certain, else report them.
 
-Such a process carries the number of this process. It belongs to a scope if it is a child of a thread that works for
+Such a process carries the tag of this process. It belongs to a scope if it is a child of a thread that works for
 that scope now and has not worked for another since.
 """
 
@@ -113,7 +113,7 @@ class StrangerSearch:
         return len(mine)
 
     def look_soon(self, loop: asyncio.AbstractEventLoop, since: float, tell: Callable[[int], object]) -> None:
-        """Call ``tell`` with the number of `strangers_since`, in one of the next turns of the loop."""
+        """Call ``tell`` with the result of `strangers_since`, in one of the loop's next iterations."""
         waiting = self._waiting.setdefault(loop, [])
         waiting.append((since, tell))
         if len(waiting) > 1:
@@ -144,7 +144,7 @@ class StrangerSearch:
 
 
 def _report(stranger: str) -> None:
-    """Report a process that certainly belongs to no scope to the operator only."""
+    """Report a process that cannot be attributed to a scope, to the operator only."""
     _log.warning(
         "C code started a process that cannot be attributed to a session: %s; sessions that were open then cannot be "
         "proven stopped while it lives; start programs with run.process or subprocess",

@@ -18,7 +18,7 @@ class TagInheritance:
     """Tags of this process, and which of them the next start inherits. Usable from any thread.
 
     Parameters:
-        seal: how tags are carried.
+        seal: sets the tags of processes.
     """
 
     def __init__(self, seal: Seal) -> None:
@@ -53,8 +53,11 @@ class TagInheritance:
 
     @contextlib.contextmanager
     def bequeath(self, tag: int | None) -> Iterator[None]:
-        """Give this tag to programs started in the block; they inherit our limits, so they have it from the beginning.
-        None: the tag of starts outside scopes. Only one start runs here at a time, so none gets the tag of another."""
+        """Give this tag to programs started in the block; None: the tag of starts outside scopes.
+
+        Programs inherit the limits of this process, so they have the tag from the beginning. Only one start runs here
+        at a time, so that none gets the tag of another.
+        """
         with _inheritance:
             limits = self.seal.limits()
             self.seal.put(0, self.outside if tag is None else tag)
@@ -81,7 +84,7 @@ class TagInheritance:
 
 
 _inheritance = threading.RLock()
-"""Held around each start, by every installation: all share the limit that is inherited."""
+"""Lock held around each start, by every installation, because all share the limit that is inherited."""
 
 
 def _renew_lock() -> None:

@@ -1,6 +1,6 @@
 """Adoption of tasks and executor calls that foreign code starts in a scope with plain asyncio.
 
-`install` also switches on `holdfast.runtime.adoption.threads` and `holdfast.runtime.adoption.processes`.
+`install` also enables `holdfast.runtime.adoption.threads` and `holdfast.runtime.adoption.processes`.
 
 Invariants
 - It is installed per loop; anything started outside any scope is started exactly as before.
@@ -183,7 +183,7 @@ class PoolExecutor(ThreadPoolExecutor):
 
 
 class _AdoptedCall(ThreadHandle[None]):
-    """A call of foreign code; if it is withdrawn before it began, its future is cancelled."""
+    """A call of foreign code, whose future is cancelled if the call is withdrawn before it begins."""
 
     __slots__ = ("_future",)
 

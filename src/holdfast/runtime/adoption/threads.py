@@ -94,7 +94,7 @@ class ForeignCall(Handle[None]):
         self.cancel_unbegun = None
 
     def listen_to(self, interrupt: Interrupt) -> None:
-        """Do nothing: foreign code does not know the interrupt."""
+        """Do nothing, because foreign code does not use the interrupt."""
 
     def ask(self) -> None:
         """Withdraw the call if no thread has started it."""
@@ -102,7 +102,7 @@ class ForeignCall(Handle[None]):
             self.cancel_unbegun()
 
     def ask_again(self) -> None:
-        """As `ask`."""
+        """Do the same as `ask`."""
         self.ask()
 
     def is_alive(self) -> bool:
@@ -110,7 +110,7 @@ class ForeignCall(Handle[None]):
         return self.thread is not None
 
     def running(self) -> ForeignCall | None:
-        """Return it while a thread runs it."""
+        """Return this call while a thread runs it, else None."""
         return self if self.is_alive() else None
 
     def abandon(self) -> Abandoned:

@@ -113,14 +113,14 @@ class Registration:
 
 
 def _wake(futures: Iterable[asyncio.Future[None]]) -> None:
-    """Release the tasks that wait on these futures. On their loop; idempotent."""
+    """Release the tasks that wait on these futures, on their loop. Idempotent."""
     for future in futures:
         if not future.done():
             future.set_result(None)
 
 
 def _serve(chunk: Iterable[asyncio.Future[None] | Registration]) -> None:
-    """Wake and run all of these. On their loop; idempotent."""
+    """Wake these waiters and run these callbacks, on their loop. Idempotent."""
     for entry in chunk:
         if isinstance(entry, Registration):
             entry.run()
@@ -129,10 +129,10 @@ def _serve(chunk: Iterable[asyncio.Future[None] | Registration]) -> None:
 
 
 def _in_step(loop: Loop) -> bool:
-    """Whether this runs in a step of a task of `loop`, where a few of its waiters can be woken in place.
+    """Whether a task of `loop` is calling, so that a few of the loop's waiters can be woken in place.
 
-    The loop then surely checks its ready queue again before it sleeps. Anywhere else on its thread, this may be a
-    signal handler that runs just before the loop's `select`, which only `call_soon_threadsafe` cuts short.
+    The loop is then certain to check its ready queue again before it sleeps. Otherwise, the caller may be a signal
+    handler that runs just before the loop's `select`, which only `call_soon_threadsafe` interrupts.
     """
     return current_task(loop) is not None and _get_running_loop() is loop
 
@@ -181,7 +181,7 @@ class _LoopWakeup:
 
 
 class WakeBatch:
-    """Wakeups of one trigger that need a visit to another loop or thread."""
+    """Wakeups of one trigger that must run on other loops or threads."""
 
     __slots__ = ("_here", "_posts", "_room", "_visits")
 
@@ -227,7 +227,7 @@ class WakeBatch:
 
 
 class FdLatch:
-    """A file descriptor that becomes readable when the gate is released.
+    """A file descriptor that becomes readable when the latch is released.
 
     The thread that removes an end of the pipe from its list closes it: no descriptor is closed or written twice.
     """
@@ -257,14 +257,14 @@ class FdLatch:
 
 
 class Timer(weakref.ref[Source]):
-    """A deadline for an interrupt, held by a weak reference; cancelled when the interrupt is released."""
+    """A deadline for an interrupt, which it references weakly; cancelled when the interrupt is freed."""
 
     __slots__ = ("delay_s",)
 
     delay_s: float
 
     def __new__(cls, interrupt: Source, delay_s: float, *_: object) -> Self:
-        """Create the reference that cancels itself when the interrupt is released."""
+        """Create the weak reference, which cancels the timer when the interrupt is freed."""
         return super().__new__(cls, interrupt, cls.cancel)
 
     def __init__(self, _: Source, delay_s: float) -> None:
@@ -343,7 +343,7 @@ def start_timer(delay_s: float, interrupt: Source) -> Timer:
 class CallbackDispatcher:
     """The single thread that runs callbacks and deadlines without a loop; started on first use.
 
-    Only the thread uses `timers`.
+    Only that thread uses `timers`.
     """
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ Invariants
 - `trigger` takes no lock; each container changes by single atomic operations. It is therefore safe in a signal handler,
   in `__del__` and on top of any other method of the same interrupt.
 - A parent holds its children weakly, a child holds its parents strongly: finished children vanish by reference count
-  alone, and no link of a chain is lost while its end is in use.
+  alone, and every ancestor stays alive while a descendant is in use.
 """
 
 from __future__ import annotations
@@ -77,10 +77,10 @@ class Interrupt:
     All methods are callable from any thread; the coroutines on any event loop.
 
     Parameters:
-        name: `origin` of a cause that is first triggered here.
+        name: `origin` of the causes that this interrupt creates.
         parent: when the parent is triggered, so is this one, with a cause of kind ``parent``.
         deadline_s: trigger with kind ``deadline`` after this many seconds, by the clock of the running loop, or by the
-            monotonic clock if no loop runs. The deadline ends with the interrupt.
+            monotonic clock if no loop runs. The deadline is cancelled when the interrupt is freed.
     """
 
     __slots__ = ("__weakref__", "_children", "_gates", "_latch", "_parents", "_tasks", "_timer", "callbacks", "name")
@@ -212,8 +212,8 @@ class Interrupt:
     def fileno(self) -> int:
         """Return a file descriptor that is readable once it is triggered, for `select` and `poll`. Always the same one.
 
-        It is opened on first use, and closed by `close_fd` or with the interrupt. Only watch it: reading from it takes
-        the byte that others wait for.
+        It is opened on first use, and closed by `close_fd` or when the interrupt is freed. Only watch it: reading from
+        it would consume the byte that makes it readable.
         """
         gate = self._gates.get(_FILE)
         if gate is None:
@@ -236,10 +236,10 @@ class Interrupt:
         """Call `fn(cause)` once when it is triggered; soon, if it already was.
 
         `fn` runs in a copy of the caller's context: on `loop`, else on the running loop, else on the dispatcher thread;
-        never inside `trigger`. An `Exception` that it raises goes to the loop's exception handler or to the log. A
+        never inside `trigger`. An `Exception` that it raises is passed to the loop's exception handler or logged. A
         callback whose loop is closed does not run.
 
-        Close the registration if the interrupt outlives the interest in it.
+        Close the registration when you no longer need the callback.
         """
         registration = Registration(self, fn, loop or asyncio._get_running_loop())
         self.callbacks[registration] = None
@@ -252,7 +252,7 @@ class Interrupt:
     def child(self, *, name: str = "", deadline_s: float | None = None) -> Interrupt:
         """Create an interrupt that is triggered with this one, but not vice versa.
 
-        It lives as long as it is in use; afterwards, this one keeps no trace of it.
+        This interrupt references the child only weakly: the child is freed when you drop it.
 
         Parameters:
             name: as in `Interrupt`.
@@ -286,7 +286,7 @@ class Interrupt:
         return Shield(self, Interrupt(name=f"shield of {self.name}"), current, timeout_s)
 
     def make_current(self) -> Token[Interrupt | GeneratorValue[Interrupt] | None]:
-        """Make it the current interrupt of this context, which was created for it. Elsewhere prefer `use`."""
+        """Make it the current interrupt of a context that was created for it. Elsewhere, prefer `use`."""
         return current.variable.set(self)
 
     def _enter(self, loop: Loop) -> tuple[FutureGroup, asyncio.Future[None]]:
@@ -310,7 +310,7 @@ class Interrupt:
             self.trigger(cause=_inherited(cause, parent))
 
     def _spread(self, cause: Cause) -> None:
-        """Latch everything below, then wake all waiters. Idempotent."""
+        """Latch all descendants, then wake all waiters. Idempotent."""
         if self._children or self.callbacks or self._gates or self._timer is not None:
             self._spread_far(cause)
             return
@@ -383,7 +383,7 @@ def _release(future: asyncio.Future[None]) -> None:
 
 
 class _InGenerator(GeneratorValue[Interrupt]):
-    """Lets `check_interrupt` read the latch without first asking what the context holds."""
+    """Lets `check_interrupt` read the latch without checking the type of the context's value."""
 
     __slots__ = ()
 

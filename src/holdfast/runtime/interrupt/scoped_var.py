@@ -1,15 +1,15 @@
 """Context variables that follow the flow of a program: into tasks and threads, but not out of a generator.
 
 A plain context variable that is set inside a generator stays set for the code that iterates over it, between two items,
-and forever if the generator is dropped halfway. `ScopedVar` notes in which generator a value was entered, and shows it
-only while that generator runs.
+and forever if the generator is dropped halfway. `ScopedVar` records in which generator a value was entered, and makes
+it visible only while that generator runs.
 
 Invariants
 - A value entered in a generator is visible in that generator, in what it calls and awaits, and in tasks and threads
   that it starts; never in the code that iterates over it. (`@contextmanager` and `@asynccontextmanager` functions pass
   the value on to the body of their ``with``.)
-- Once left, a value is visible nowhere in the task that entered it, whatever context it was left in.
-- No value is visible in a forked child: it belongs to a loop of the parent, and a lock may be held forever.
+- Once left, a value is invisible in the whole task that entered it, whichever context it was left in.
+- No value is visible in a forked child, because the parent's loop owns it and its locks may stay held forever.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _HERE = (__file__, contextlib.__file__)
 
 
 def _owner() -> object:
-    """Return what runs here: the task, or the thread outside any task."""
+    """Return the running task; outside any task, the id of the thread."""
     if asyncio._get_running_loop() is not None:
         task = asyncio.current_task()
         if task is not None:
@@ -144,7 +144,7 @@ class ScopedVar(Generic[T]):
         return value.value() if isinstance(value, GeneratorValue) else value
 
     def enter(self, value: T | None) -> ScopedToken[T]:
-        """Make `value` visible until it is left; call it in ``__enter__`` or ``__aenter__`` of a context manager."""
+        """Make `value` visible until the token is left; for ``__enter__`` or ``__aenter__`` of a context manager."""
         frame = _iterated_frame()
         if frame is None:
             return ScopedToken(self.variable, self.variable.set(value), None)

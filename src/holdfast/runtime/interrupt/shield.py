@@ -1,10 +1,10 @@
-"""Protection of a short stretch of cleanup or commit work from a scope's cancellation, for a bounded time.
+"""Protect a short piece of cleanup or commit work from a scope's cancellation, for a bounded time.
 
 Before a scope cancels a task natively, it calls `shielded_by`; if there is a shield, the shield holds the delivery.
-When the grace period is over, it ends the shield with `expire` and delivers.
+When the grace period is over, the scope ends the shield with `expire` and delivers.
 
 Invariants
-- A shield protects for one stretch of time: from its entry until its block ends, its time is over, or it is expired.
+- A shield protects once: from its entry until its block ends, its timeout passes, or `expire` is called.
   Inner shields end no later than outer ones.
 - Each delivery that it holds is made exactly once, when protection ends.
 - It holds back only deliveries of scopes. A foreign ``task.cancel()`` passes through it.
@@ -51,7 +51,7 @@ class Shield(Generic[S]):
     Parameters:
         interrupt: interrupt whose delivery is held back.
         inner: the shield's own interrupt.
-        current: shows which interrupt is current.
+        current: variable that holds the current interrupt.
         timeout_s: maximum duration from the entry, in seconds; None: until the stop's grace period ends.
     """
 
@@ -130,7 +130,7 @@ class Shield(Generic[S]):
             deliver()
 
     def _arm(self, _: Cause | None = None) -> None:
-        """Start the timer: the interrupt was triggered."""
+        """Start the timer, because a delivery is held or the interrupt was triggered."""
         if not self.open or self._timer is not None or self._until == float("inf"):
             return
         self._timer = self._loop.call_at(self._until, self.expire, context=contextvars.Context())
@@ -145,7 +145,7 @@ def shielded_by(task: asyncio.Task[Any], context: contextvars.Context | None = N
 
     Parameters:
         task: task to be cancelled.
-        context: context it was started in, if known: shows whether it was started inside a shield.
+        context: context in which the task was started, if known; used to find a shield that it was started inside.
     """
     shield = _by_task.get(task)
     if shield is None and context is not None:

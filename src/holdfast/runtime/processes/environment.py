@@ -1,7 +1,7 @@
 """The environment of the runtime's own processes.
 
-``/proc/<pid>/environ`` shows it for as long as the process lives, even if the process deletes it later. So zygote and
-workers get only the variables that an interpreter and its libraries need to start; provider keys stay in the host.
+``/proc/<pid>/environ`` shows it for as long as the process lives, even if the process deletes it later. So the zygote
+and workers get only the variables that an interpreter and its libraries need to start; provider keys stay in the host.
 """
 
 from __future__ import annotations

@@ -25,12 +25,12 @@ class ForeignProcess:
     """A program that foreign code started in a scope, or a stray of one that has ended.
 
     Attributes:
-        pid: its pid; only its starter waits for it. A stray is waited for here.
+        pid: its pid. Only its starter reaps it; a stray is reaped here.
         name: display name.
         started: start time in clock ticks since boot.
         tag: the tag of its scope.
-        is_orphan: whether it came to this process, which waits for it.
-        is_unnamed: whether its starter may wait for it, but has not learnt its pid yet.
+        is_orphan: whether it was reparented to this process, which reaps it.
+        is_unnamed: whether its starter may reap it, but does not know its pid yet.
     """
 
     __slots__ = ("_ended", "_lock", "_pidfd", "is_orphan", "is_unnamed", "name", "pid", "started", "tag")
@@ -63,7 +63,7 @@ class ForeignProcess:
         await self._ended.wait()
 
     def on_end(self, callback: Callable[[], object]) -> None:
-        """Call ``callback`` once from the reading thread when it ends; at once if it has."""
+        """Call ``callback`` once, in the reading thread when the program ends; at once if it already has."""
         if not self._ended.add(callback):
             callback()
 

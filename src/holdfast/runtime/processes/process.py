@@ -59,7 +59,7 @@ class Process:
         return await self.tree.exited.wait()
 
     def wait_blocking(self, timeout_s: float | None = None) -> int:
-        """As `wait`, for a thread.
+        """Like `wait`, but block this thread.
 
         Raises:
             TimeoutError: it did not end within ``timeout_s`` seconds.
@@ -67,7 +67,7 @@ class Process:
         return self.tree.exited.wait_blocking(timeout_s)
 
     async def wait_gone(self) -> TreeResult:
-        """Wait until the whole tree is gone; return the result. Stray descendants may delay it for long."""
+        """Wait until the whole tree is gone; return the result. Stray descendants may delay this indefinitely."""
         return await self.tree.gone.wait()
 
     def signal(self, signum: int) -> None:
@@ -86,11 +86,11 @@ class Process:
         return await end_tree(self.tree, term_first_s, bound_s)
 
     def kill_tree_blocking(self, *, term_first_s: float = 0.0, bound_s: float = KILL_BOUND_S) -> TreeResult:
-        """As `kill_tree`, for a thread."""
+        """Like `kill_tree`, but block this thread."""
         return end_tree_blocking(self.tree, term_first_s, bound_s)
 
     async def connect(self, descriptors: Descriptors) -> None:
-        """Open streams on the pipes of its start; for its starter."""
+        """Open streams on the pipes of its start; called by `ProcessHost.spawn`."""
         loop = asyncio.get_running_loop()
         if (fd := descriptors.take("stdin")) is not None:
             sink = asyncio.StreamReaderProtocol(asyncio.StreamReader(loop=loop), loop=loop)

@@ -46,7 +46,7 @@ HOST_MARKER = b"HOLDFAST_HOST"
 """Environment name whose value is ``<pid>.<start time>`` of the host that a process belongs to."""
 
 SCOPE_MARKER = b"HOLDFAST_SCOPE"
-"""Environment name whose value is the token of the scope that a process was started in."""
+"""Environment name whose value is the tag of the scope that a process was started in, in decimal."""
 
 _READINGS = 5
 _PIDFD_OPEN = 434
@@ -116,7 +116,7 @@ def lives(pid: int, started: int) -> bool:
 
 
 def living(pids: Iterable[int]) -> list[int]:
-    """Return the running ones, without zombies."""
+    """Return the pids of running processes among these; zombies do not count."""
     return [pid for pid in pids if (stat := read_stat(pid)) is not None and not stat.dead]
 
 
@@ -167,9 +167,9 @@ def children_of_threads(pid: int) -> list[tuple[int, int]]:
 def children(pid: int) -> list[int]:
     """Return the pids of the children of ``pid``, including zombies; empty if it is gone.
 
-    Complete for processes that were its children during the whole call: one reading may skip a child because a
-    neighbour ended, but then the next reading differs. Two equal readings skip none. If they keep differing, the result
-    is the union of all.
+    The result has all processes that were its children during the whole call. A reading may skip a child because a
+    neighbour ended, but then the next reading differs; if two successive readings are equal, no child was skipped. If
+    readings keep differing, the result is the union of all.
     """
     before = children_once(pid)
     seen = dict.fromkeys(before)
@@ -200,8 +200,7 @@ def descendants(pid: int, *, without: frozenset[int] = frozenset()) -> list[int]
 
 
 def branch_below(stat: ProcessStat, ancestor: int) -> int | None:
-    """Return the child of ``ancestor`` that this process is or is below; None if it is not below it, or is just being
-    reparented."""
+    """Return the child of ``ancestor`` whose subtree has this process; None if none has, or during a reparenting."""
     pid, parent = stat.pid, stat.parent
     while parent != ancestor:
         above = read_stat(parent) if parent > 1 else None
@@ -250,7 +249,7 @@ def command(pid: int) -> str:
 
 
 def command_name(pid: int) -> bytes:
-    """Return the name that ``pid`` has chosen; empty if it is gone."""
+    """Return the name of ``pid`` in process lists; empty if it is gone."""
     return read_text(f"/proc/{pid}/comm") or b""
 
 
@@ -272,7 +271,7 @@ def _raw_syscall(*arguments: int) -> int:
 
 
 def pidfd_open(pid: int) -> int:
-    """Return a file descriptor that always refers to this process, even if the pid is reused; readable at its end.
+    """Return a descriptor that always refers to this process, even if the pid is reused; readable once it has ended.
 
     Raises:
         ProcessLookupError: no such process.
@@ -333,5 +332,5 @@ def strike(pid: int, signum: int, wanted: Callable[[ProcessStat], bool]) -> str:
 
 
 def names(pids: Iterable[int]) -> tuple[str, ...]:
-    """Return ``<pid> <command>`` for each, for receipts."""
+    """Return ``<pid> <command>`` for each pid, for display."""
     return tuple(f"{pid} {command(pid)}" for pid in pids)

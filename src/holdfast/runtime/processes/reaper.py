@@ -58,7 +58,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _RESTRIKE_S = 0.02
 _RESTRIKE_LIMIT_S = 1.0
 _LONGEST_POLL_S = 3600.0
-"""``poll`` refuses more than 24 days, which a stop may give a program."""
+"""Limit of one ``poll``, which rejects timeouts over 24 days; the grace period of a stop may be longer."""
 
 _MESSAGE_BYTES = 65536
 
@@ -259,7 +259,7 @@ class Reaper:
         return procfs.strike(pid, signum, lambda stat: procfs.branch_below(stat, me) is not None) == "hit"
 
     def _kill(self) -> None:
-        """Make one pass towards the fixed point: kill what was not signalled yet, and all again with back-off."""
+        """Make one pass: kill every descendant not signalled yet, and signal the others again with back-off."""
         now = time.monotonic()
         if now < self._kill_at:
             return

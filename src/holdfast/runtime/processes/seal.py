@@ -1,15 +1,15 @@
-"""The tag of a process, in a resource limit without effect, and a kernel filter that makes it indelible.
+"""The tag of a process, stored in a resource limit without effect, and a kernel filter that makes the tag indelible.
 
 The zygote imports this module, so it has cheap imports only. Invariants:
 
-- A tag is the soft value of a limit that Linux does not enforce (a *carrier*). It is inherited over fork and exec.
-- Once a process is *sealed*, no code in it or below it can change that limit: ``setrlimit`` and ``prlimit`` of it
-  return success and do nothing, over every system call entry of the kernel on this architecture. A call passes only
-  with a random number in the upper half of the word for the limit, which the kernel ignores. A program never knows that
-  number, because an exec replaces the memory that holds it.
-- A host below a sealed host takes the next carrier. If none is left, or the filter is refused, nothing is sealed and no
-  code may claim so.
-- An ordinary user may only install a filter after giving up privilege gains: setuid programs then run without their
+- A tag is the soft value of a limit that Linux does not enforce (a *carrier*). It is inherited across fork and exec.
+- Once a process is *sealed*, no code in it or its descendants can change that limit: calls of ``setrlimit`` and
+  ``prlimit`` for it return success and do nothing, through every system call entry of this architecture. A call takes
+  effect only with a random number in the upper half of the argument that selects the limit, a half that the kernel
+  ignores. A program never knows that number, because an exec replaces the memory that holds it.
+- A host below a sealed host takes the next carrier. If none is left, or the kernel refuses the filter, nothing is
+  sealed, and no code may claim otherwise.
+- An unprivileged user may install a filter only after setting ``no_new_privs``: setuid programs then run without their
   privileges.
 """
 
@@ -61,7 +61,7 @@ _NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16
 
 
 class Seal:
-    """Right of a process to set tags.
+    """Sets the tags of processes, even if these are sealed.
 
     Attributes:
         carrier: limit that holds the tags; None if none is free.

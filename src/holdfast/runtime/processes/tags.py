@@ -2,13 +2,13 @@
 
 The zygote imports this module, so it has cheap imports only. A process that is not under a reaper can shed its session,
 parents and environment, but not a sealed tag (`holdfast.runtime.processes.seal`). The tag contains the host and the
-number of the scope. Without a seal, the environment marker and descent help to find processes that lost their tag; then
+number of the scope. Without a seal, the environment marker and descent help to find processes that lost their tag, but
 an empty search proves nothing.
 
 Two consecutive scans of all processes that find no process with a tag prove that none has it. Pids are assigned in
 rising order, and a scan reads them in that order, including those assigned meanwhile. So a process that one scan misses
 was started during it, by a process that the other scan sees, unless all pids of the machine were assigned meanwhile.
-A scan that cannot catch up with new pids kills whatever it finds and proves nothing.
+A scan that cannot catch up with new pids kills the processes that it finds and proves nothing.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ UNCLAIMED = 0
 """Scope number of processes whose start was not observed: C code started them on some thread."""
 
 OUTSIDE = SCOPES - 1
-"""Scope number of what was started outside any scope."""
+"""Scope number of programs started outside any scope."""
 
 HELPERS = SCOPES - 2
 """Scope number of zygotes and everything below them: reapers, which hold their trees themselves, and those trees."""
@@ -63,7 +63,7 @@ _CLEAN = 2
 _HUNT_S = 0.003
 _HUNT_PIDS = 32
 _CATCH_UP_S = 0.1
-"""Time limit for catching up with processes started during a scan: many processors start faster than one can scan."""
+"""Time limit for catching up with processes started during a scan: many CPUs start them faster than one can scan."""
 
 
 def make_tag(host: int, started: int, scope: int) -> int:
@@ -85,7 +85,7 @@ def host_of_tag(tag: int) -> tuple[int, int] | None:
 
 
 def is_start(lower: int, started: int) -> bool:
-    """Whether these are the lower bits of this start time."""
+    """Whether the start time ``started`` has the lower bits ``lower``."""
     return started & _START_MASK == lower
 
 
@@ -115,14 +115,14 @@ def _look_at_all(carrier: int, wanted: Callable[[int], bool]) -> Iterator[tuple[
 
 
 class _BehindError(Exception):
-    """New pids were assigned faster than scanned: the scan is incomplete."""
+    """The scan is incomplete, because new pids were assigned faster than it could read them."""
 
 
 def _every_pid() -> Iterator[int]:
     """Yield all pids in rising order, then new ones until none is left: every process alive at the end was yielded.
 
     Raises:
-        _BehindError: new pids keep coming past the time limit.
+        _BehindError: new pids are still being assigned at the time limit.
     """
     newest = _newest_pid()
     yield from sorted(procfs.all_pids())
@@ -138,7 +138,7 @@ def _every_pid() -> Iterator[int]:
 
 
 def _look_at_newest(carrier: int, wanted: Callable[[int], bool]) -> Iterator[tuple[int, int]]:
-    """Do the same among the most recently assigned pids."""
+    """Yield processes with a wanted tag among the most recently assigned pids."""
     newest = _newest_pid()
     for pid in range(newest, max(1, newest - _HUNT_PIDS), -1):
         tag = tag_of(pid, carrier)
@@ -197,12 +197,13 @@ def _has_ended(pidfd: int) -> bool:
 
 
 class _Chase:
-    """One kill of the processes of some scopes, repeated until none is left.
+    """Kills the processes of some scopes, repeatedly until none is left.
 
     Parameters:
-        carried: whether the process with this pid still belongs to the scope of the tag.
-        tell: called after each scan but the first with the scopes that are done by then: by tag, the killed pids and
-            those still there at the time limit.
+        carried: returns whether the process with this pid still belongs to the scope of the tag.
+        bound_s: time limit.
+        tell: called with the results of finished scopes: the killed pids, and those still there at the time limit, by
+            tag; after the second scan, also with an empty dict.
     """
 
     def __init__(
@@ -238,8 +239,10 @@ class _Chase:
         return [pid for pid in self._killed.get(tag, ()) if pid not in left]
 
     def run(self, tags: Iterable[int], look: Callable[[], _Look], hunt: Callable[[], _Look]) -> None:
-        """Scan and kill until each scope was found empty twice in a row, or the time is over. A scope that was not
-        found empty is not reported if the last scan found none of its processes."""
+        """Scan and kill until each scope was found empty twice in a row, or the time is over.
+
+        If the last scan is incomplete, scopes of which it found no process are not reported.
+        """
         clean = dict.fromkeys(tags, 0)
         looks = 0
         while clean:
@@ -291,9 +294,9 @@ def kill(
         tags: tags of the scopes, each with pid and start time of programs that were started there and may have lost
             their tag.
         bound_s: time limit.
-        tell: called with the killed pids, and the survivors of the time limit, by tag: once per tag, as soon as the
-            result is known, and with an empty dict if none is known after a first moment. For a tag that is never
-            reported, nothing is proven.
+        tell: called with the killed pids, and the pids still there at the time limit, by tag: once per tag, as soon as
+            the result is known, and with an empty dict if no result is known after the second scan. For a tag that is
+            never reported, nothing is proven.
         sealed: whether no process could lose its tag.
     """
     known = {root: tag for tag, roots in tags.items() for root in roots}
@@ -323,8 +326,7 @@ def _others(host: int, look: _Look) -> _Look:
 
 
 def end_host(host: int, started: int, bound_s: float) -> None:
-    """Kill everything that scopes of an ended host, or C code in the host, started, wherever it is now, until nothing
-    is left."""
+    """Kill everything that scopes of an ended host, or C code in that host, started, until nothing is left."""
     gone = (host, started & _START_MASK)
 
     def ours(tag: int) -> bool:

@@ -108,7 +108,7 @@ async def end_tree(held: Held, term_first_s: float, bound_s: float) -> TreeResul
 
 
 def end_tree_blocking(held: Held, term_first_s: float, bound_s: float) -> TreeResult:
-    """As `end_tree`, for a thread."""
+    """Like `end_tree`, but block this thread."""
     answer = held.ask_kill(term_first_s, bound_s)
     for wait_s, signum in _escalation(term_first_s, bound_s):
         with contextlib.suppress(TimeoutError):
@@ -138,7 +138,7 @@ class ReaperTree:
         self.control: socket.socket | None = control
         self.reaper = 0
         self.sent = False
-        """Whether the zygote was asked for the reaper; if not, nothing can be alive."""
+        """Whether the reaper was requested from the zygote; if not, no process of the tree can exist."""
         self._spec = spec
         self._theirs = theirs
         self._fds = fds

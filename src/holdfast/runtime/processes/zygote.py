@@ -3,16 +3,17 @@
 It is started once per host process, in an interpreter that loads almost nothing. So a fork costs a fraction of a
 millisecond and little memory, and never inherits a lock of the host's threads. Invariants:
 
-- It is single-threaded and a child subreaper: if a reaper is killed, its orphans come here and are killed.
+- It is single-threaded and a child subreaper: if a reaper is killed, its orphans are reparented to the zygote, which
+  kills them.
 - It holds no descriptor of any program and no control socket of any reaper.
 - If a reaper is stopped by a signal, it is continued at once.
-- When the host ends or closes the socket, it takes no more requests, waits until its last child is gone, and exits.
-  If the host ended, it also kills what foreign code started in the host's scopes.
+- When the host ends or closes the socket, the zygote accepts no more requests, waits until its last child is gone, and
+  exits. If the host has ended, the zygote also kills what foreign code started in the host's scopes.
 
 A request is one packet with descriptors: ``("spawn", spec)`` with control socket, stdin, stdout and stderr, or
 ``("kill", spec)`` with a control socket. For a kill, a fork runs `holdfast.runtime.processes.tags.kill` and answers
-``("done", {tag: (killed, survivors)})`` there, in as many parts as needed. ``spec`` is None if it was too long; it then
-follows as one more descriptor. ``("end", None)`` means that the host continues without this zygote.
+``("done", {tag: (killed, survivors)})`` there, in as many parts as needed. ``spec`` is None if it was too long; it is
+then in a file, whose descriptor comes last. ``("end", None)`` means that the host continues without this zygote.
 
 Answers are ``("ready", pid)`` once, and ``("lost", reaper pid, killed, survivors)`` for a reaper that was killed, after
 its orphans are dead.
@@ -122,8 +123,11 @@ class Zygote:
                 return
 
     def _clear_up(self) -> None:
-        """After the host's end, kill what foreign code started in it. A fork does it, so that strays need not wait; if
-        a fork bomb makes a fork impossible, it is done here, and they wait."""
+        """After the host's end, kill what foreign code started in it.
+
+        A fork does this, so that the zygote can kill strays meanwhile. If a fork bomb makes a fork impossible, the
+        zygote does it itself, and strays must wait.
+        """
         try:
             pid = os.fork()
         except OSError:

@@ -124,8 +124,10 @@ class ZygoteLink:
 
 
 def lost_helpers() -> list[int]:
-    """Return children that a killed zygote left to this process, and the processes that kept them alive. Only this
-    process can reap them."""
+    """Return children of this process that a killed zygote left behind: reapers, and programs of killed reapers.
+
+    Only this process can reap them.
+    """
     carrier = seal.current().carrier
     if carrier is None:
         return []

@@ -3,8 +3,8 @@
 Invariants:
 
 - Waiters are served in order of arrival. Items leave in order of arrival.
-- While tasks wait to take, every item is promised to one of them; while tasks wait to put, so is every free place. So a
-  caller that finds an unpromised one may take it at once.
+- While tasks wait for an item, every item is promised to a task; while tasks wait for room, so is every free place. So
+  a caller that finds an unpromised item or place may take it at once.
 - A put that raises has put nothing in; a get that raises has taken nothing out.
 """
 
@@ -88,7 +88,7 @@ class BoundedQueue(Generic[T]):
         return self._closed
 
     async def put(self, item: T) -> None:
-        """Put an item in; wait for room.
+        """Put an item in, waiting for room if necessary.
 
         Raises:
             QueueClosed: the queue is closed, or was closed while waiting.
@@ -127,7 +127,7 @@ class BoundedQueue(Generic[T]):
             QueueFull: no room within ``timeout_s``; the item is not in the queue.
             QueueClosed: the queue or its loop is closed, or was closed while waiting.
             Interrupted: the current interrupt was triggered first; the item is not in the queue.
-            RuntimeError: called on the thread of a running loop, or the queue does not know its loop yet.
+            RuntimeError: called on the thread of a running loop, or the queue is not bound to a loop yet.
         """
         if asyncio._get_running_loop() is not None:
             raise RuntimeError(f"put_threadsafe() of {self.name} would block an event loop; await put() instead")
@@ -159,7 +159,7 @@ class BoundedQueue(Generic[T]):
                 raise Interrupted(cause) from None
 
     async def get(self) -> T:
-        """Take the first item out; wait for one.
+        """Take the first item out, waiting for one if necessary.
 
         Raises:
             QueueClosed: the queue is closed and empty, or became so while waiting.
@@ -286,7 +286,7 @@ class BoundedQueue(Generic[T]):
             self._offer_room()
 
     def _thread_went_away(self, waiter: Waiter, accepted: Future[None]) -> None:
-        """Leave the queue of waiters when the thread gave up. Runs on whichever thread ended the wait."""
+        """Leave the queue of waiters if the thread has stopped waiting. Runs on the thread that ended the wait."""
         if accepted.cancelled():
             loop = waiter.get_loop()
             if not loop.is_closed():
@@ -294,7 +294,7 @@ class BoundedQueue(Generic[T]):
 
     @staticmethod
     def _answer(accepted: Future[None], error: Exception | None) -> bool:
-        """Answer the thread; return False if it has gone away."""
+        """Resolve the thread's future; return True if its put is accepted and the thread still waits."""
         if not accepted.set_running_or_notify_cancel():
             return False
         if error is not None:

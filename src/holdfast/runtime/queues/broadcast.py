@@ -3,7 +3,7 @@
 Invariants:
 
 - Publishing never waits for readers. It touches only readers that are waiting at that moment.
-- Open readers count, not waiting ones: while one has not seen an item, the item is kept, up to the limit.
+- An item is kept, up to the limit, until every open reader has seen it, whether or not that reader is waiting.
 - A cursor moves only when its reader takes items, without an await in between: a cancelled read loses nothing.
 - Once every reader has seen everything, or no reader is left, nothing is kept.
 """
@@ -56,7 +56,7 @@ class Broadcast(Generic[T]):
     """Delivers each published item to every reader. Belongs to one event loop; uses little memory without readers.
 
     Parameters:
-        next_seq: number of the first item to come.
+        next_seq: number of the first item to be published.
         limit: minimum number of items kept for a reader that is behind; up to twice as many may be kept.
         weigh: returns the weight of an item; default: items have no weight.
         weight_limit: if the kept items weigh more than this, all of them are dropped.
@@ -147,7 +147,7 @@ class Broadcast(Generic[T]):
         return Reader(self, self._next_seq - 1 if after is None else after)
 
     def close(self) -> None:
-        """Stop publishing. Readers get what is kept, then the end. Idempotent."""
+        """Stop publishing. Readers can still read the kept items; then `Reader.read` returns None. Idempotent."""
         self._closed = True
         self._wake()
 
@@ -255,7 +255,7 @@ class Reader(Generic[T]):
             await self._wait()
 
     def close(self) -> None:
-        """Stop reading; a waiting task gets the end. Idempotent."""
+        """Stop reading; a pending `read` returns None. Idempotent."""
         if self._closed:
             return
         self._closed = True

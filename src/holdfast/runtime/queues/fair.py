@@ -5,10 +5,11 @@ Invariants:
 - Keys take turns: between two items of one key, every other key with items supplies one.
 - Items of one key leave in order of arrival.
 - Consumers take turns: items are handed out in rounds, and a round serves each task at most once. No task is served
-  twice more before a waiting one is served.
+  twice while another one waits.
 - A round waits at most `PATIENCE` ticks of the loop for a served task to come back. So a quick consumer does not get
   ahead of those that only yield, and a slow one does not delay the others.
-- An item promised to a consumer stays in the queue until it resumes: cancelled or interrupted, it loses nothing.
+- An item promised to a consumer stays in the queue until the consumer resumes, so a cancelled or interrupted consumer
+  loses nothing.
 """
 
 from __future__ import annotations
@@ -137,10 +138,9 @@ class FairQueue(Generic[K, T]):
         raise QueueEmpty(f"{self.name} has no item that is not already promised")
 
     async def take(self) -> tuple[K, T]:
-        """Take the first item of the next key, taking turns with the other consumers. Yields to others even if one is
-        ready.
+        """Take the first item of the next key, taking turns with the other consumers.
 
-        The current task is the consumer.
+        The current task is the consumer. It yields to other tasks even if an item is ready.
 
         Raises:
             QueueClosed: the queue is closed and empty, or became so while waiting.

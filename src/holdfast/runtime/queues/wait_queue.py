@@ -3,8 +3,8 @@
 Invariants:
 
 - Nothing is handed to a waiting task directly. It is *promised* an item, woken, and takes it itself. Meanwhile the item
-  stays in place, so nothing is lost and no order changes if the task goes away before it resumes.
-- A task that goes away with a promise gives it back, and its queue promises the item to the next waiter.
+  stays in place, so nothing is lost and the order does not change if the task is cancelled before it resumes.
+- A task that is cancelled or interrupted gives its promise back, and its queue promises the item to the next waiter.
 - All of this happens on one event loop; the only await is the wait itself.
 """
 
@@ -23,7 +23,7 @@ Waiter = asyncio.Future[None]
 
 
 def release(waiter: Waiter, _: Cause | None = None) -> None:
-    """Release the task that waits for it. Does nothing if already released."""
+    """Release the task that waits on this future. Does nothing if it was already released."""
     if not waiter.done():
         waiter.set_result(None)
 
@@ -74,7 +74,7 @@ class WaitQueue:
         return False
 
     def take_back(self) -> None:
-        """Revoke all promises, because nothing is left. Their holders check again."""
+        """Revoke all promises, because the items are gone. Their holders check again."""
         self.promised.clear()
 
     def release_all(self) -> None:
@@ -88,7 +88,7 @@ class WaitQueue:
 
         Parameters:
             waiter: new future of the running loop.
-            pass_on: called if the task goes away with a promise.
+            pass_on: called if the task is cancelled or interrupted while it has a promise.
 
         Raises:
             Interrupted: the current interrupt was triggered; a promise was passed on.

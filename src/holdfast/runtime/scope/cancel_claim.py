@@ -31,7 +31,7 @@ __all__ = ["BodyClaim", "CancelClaim", "Interruptible", "current_claim", "detach
 
 _RESUME = opcode.opmap["RESUME"]
 _RESUMED_S = 0.05
-"""Interval of checks whether a generator is being iterated again, in seconds."""
+"""Interval at which to check whether a generator is running again, in seconds."""
 
 
 class Interruptible(Protocol):
@@ -67,7 +67,7 @@ class CancelClaim:
 
     @property
     def due(self) -> bool:
-        """Whether the claim is due."""
+        """Whether this claim requires that the task be cancelled."""
         return self.live and self.owner.interrupt.triggered
 
     def deliver(self) -> None:
@@ -143,9 +143,9 @@ class BodyClaim(CancelClaim):
     def settle(self, error: BaseException | None) -> bool:
         """Take back the delivered cancellations, at the very end; return True if one from elsewhere remains.
 
-        A task that is cancelled twice at once sees one ``CancelledError``. If ours was among them, or one leaves the
-        body as its ``error``, the task's count tells whether there was another. Otherwise the count is ignored: up to
-        Python 3.12, a failed ``TaskGroup`` leaves one in it.
+        A task that is cancelled twice at once sees one ``CancelledError``. If one of the cancellations was ours, or a
+        ``CancelledError`` left the body as ``error``, the task's count shows whether there was another. Otherwise the
+        count is ignored: up to Python 3.12, a failed ``TaskGroup`` leaves it too high by one.
         """
         task = self.task
         delivered = bool(self.cancels)
@@ -222,7 +222,7 @@ def task_stack(task: asyncio.Task[Any] | None) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def detached() -> Iterator[None]:
-    """Start what is started in the body outside any scope and interrupt: for shared resources."""
+    """``with detached():`` starts work outside any scope and interrupt, for resources that scopes share."""
     place = current_claim.enter(None)
     try:
         with use(None):

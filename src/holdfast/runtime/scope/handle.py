@@ -1,7 +1,7 @@
 """Members of a scope: their snapshots, their handles, and the interface that handles need from their owner.
 
-A handle knows its scope only as a `ScopeOwner`, and a stop knows members only as `Handle`. Each kind of member defines
-how it is asked, forced and abandoned.
+A handle uses its scope only through `ScopeOwner`, and a stop uses members only through `Handle`. Each kind of member
+defines how it is asked to stop, forced and abandoned.
 """
 
 from __future__ import annotations
@@ -66,8 +66,10 @@ class LivenessCheck(Protocol):
 
 
 class ScopeOwner(Protocol):
-    """Interface that a handle needs from the scope that owns it. Methods are for the scope's loop unless they say
-    otherwise."""
+    """Interface that a handle needs from the scope that owns it.
+
+    Call its methods on the scope's loop, unless they are documented as callable from any thread.
+    """
 
     name: str
     interrupt: Interrupt
@@ -83,7 +85,7 @@ class ScopeOwner(Protocol):
         ...
 
     def open_loop(self) -> asyncio.AbstractEventLoop:
-        """Return the loop that it was opened on. Raises `ScopeClosed` if it was not."""
+        """Return the loop that it was opened on. Raises `ScopeClosed` if it was not opened."""
         ...
 
     def on_loop(self, fn: Callable[..., object], *values: Any) -> None:
@@ -282,7 +284,7 @@ class Handle(CancelClaim, Generic[T]):
         return Interrupted(cause or Cause(kind="stop", reason=reason, origin=self.name, at=system_clock.now()))
 
     def starter(self) -> CancelClaim | None:
-        """Return where foreign code started it, if known and that still exists."""
+        """Return the claim inside which foreign code started it, if known and still in existence."""
         return None
 
     def ask(self) -> None:
@@ -290,11 +292,11 @@ class Handle(CancelClaim, Generic[T]):
         raise NotImplementedError
 
     def ask_again(self) -> None:
-        """Ask the member again: the grace period is over and it is still there."""
+        """Ask the member to stop again: the grace period is over and the member is still there."""
         raise NotImplementedError
 
     def force(self) -> None:
-        """Take the forcible action of the end of the grace period."""
+        """End the member by force, because the grace period is over. Does nothing for a kind that cannot be forced."""
 
     def running(self) -> asyncio.Task[T] | LivenessCheck | None:
         """Return the task or thread that runs it now."""

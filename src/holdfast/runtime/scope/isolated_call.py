@@ -1,4 +1,4 @@
-"""Run one function in a Python process of its own, which can be killed whatever the function does.
+"""Run one function in a separate Python process, which can be killed whatever the function does.
 
 Invariants
 - The function and its values are pickled before a process is used, so an unpicklable value fails in the caller.
@@ -134,7 +134,7 @@ class _Lent(ProcessHandle):
         self.worker: Worker | None = None
 
     def ask(self) -> None:
-        """Send the cause to the process, then as every program."""
+        """Send the cause to the process, then stop it like any other program."""
         if self.worker is not None:
             self.worker.send_cause(self.owner.interrupt.cause)
         super().ask()
@@ -318,7 +318,7 @@ _homes: dict[contextvars.ContextVar[Any], tuple[str, str] | None] = {}
 
 
 def _plain_variables() -> list[tuple[str, str, Any]]:
-    """Return module, name and value of this context's variables that another process can have."""
+    """Return module, name and value of this context's variables that can be sent to another process."""
     found = []
     for variable, value in contextvars.copy_context().items():
         if variable not in _homes:

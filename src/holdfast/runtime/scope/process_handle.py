@@ -4,7 +4,7 @@ A `ProcessHandle` is a program that the scope started, a `ForeignHandle` one tha
 
 Invariants
 - Membership is reserved before the program is started, and lasts until its whole tree is gone. This also holds for a
-  cancelled start: the caller may be cancelled again and leave, but the member stays until the kill has reported.
+  cancelled start: even if the caller is cancelled again and leaves, the member stays until the kill has reported.
 - A scope waits for the program to end by itself, but not for stray descendants: those end with the scope.
 - Processes that could not be proven dead are reported to the running stop, and its receipt names them.
 - If a tree outlives the time limit of its kill, the kill continues; only a tree that outlives the stop is named.
@@ -55,7 +55,7 @@ STRANGER = "a process started by C code (its owner is unknown)"
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _TOLD_S = 0.5
-"""Time that a long stop reserves to hear which processes its kill names at the end."""
+"""Time that a long stop reserves at its end for the report of its kill."""
 
 
 class ProcessHandle(Handle[int]):
@@ -204,7 +204,7 @@ class ProcessHandle(Handle[int]):
 
 
 class ForeignHandle(Handle[None]):
-    """A member that is a program, or a stray of one, that foreign code started by itself; its starter waits for it."""
+    """A member that is a program started by foreign code, which reaps it, or a stray of such a program."""
 
     __slots__ = ("process",)
 
@@ -222,7 +222,7 @@ class ForeignHandle(Handle[None]):
             self.owner.on_loop(self._catch_up)
 
     def _catch_up(self) -> None:
-        """Ask a stray that is found during the grace period too; what cleanup starts is left to work."""
+        """Also ask a stray found during the grace period to stop, but not a program that cleanup code has started."""
         if self.process.started <= self.owner.asked_at_ticks:
             self.ask()
 
@@ -242,7 +242,7 @@ class ForeignHandle(Handle[None]):
         """Do nothing: it is being killed with the scope's other programs."""
 
     def end_if_over(self) -> bool:
-        """End if the program no longer runs, though no notification has arrived: check directly. On the loop only."""
+        """End if the program no longer runs, even if no notification has arrived yet. On the loop only."""
         if procfs.lives(self.process.pid, self.process.started):
             return False
         self.end()

@@ -1,4 +1,4 @@
-"""The port to what adopts programs of foreign code. `holdfast.runtime.adoption` sets it; handles and stops use it."""
+"""The port to the adopter of foreign code's programs. `holdfast.runtime.adoption` sets it; handles and stops use it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _adopter: ProgramAdopter | None = None
 
 
 def program_adopter() -> ProgramAdopter | None:
-    """Return what adopts programs; None if nothing was ever adopted in this process."""
+    """Return the adopter of this process; None if none was set, and so no program was ever adopted."""
     return _adopter
 
 

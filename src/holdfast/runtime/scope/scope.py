@@ -49,7 +49,7 @@ CURRENT: Final = _Current()
 class Scope:
     """Owns everything started in it, and stops all of it.
 
-    At its end, ``async with Scope("name") as scope`` waits for what was spawned, as a task group does. The first
+    At its end, ``async with Scope("name") as scope`` waits for all spawned work, as a task group does. The first
     error of a member interrupts the scope and is raised (several errors as an exception group). When the scope is
     interrupted, its body is cancelled natively, once, its members are stopped, and `Interrupted` is raised.
 
@@ -177,7 +177,7 @@ class Scope:
 
     @property
     def receipt(self) -> StopReceipt | None:
-        """Receipt of its stop, once it has ended by one."""
+        """Receipt of its stop; None until a stop has ended."""
         return self.core.receipt
 
     @property
@@ -228,7 +228,7 @@ class Scope:
         return tuple(scope for scope in self.core.members.copy().values() if isinstance(scope, Scope))
 
     def open(self) -> Scope:
-        """Bind the scope to the running loop and to its parent; return itself.
+        """Bind the scope to the running loop and to its parent; return the scope.
 
         Raises:
             Interrupted: the scope or one of its parents was already interrupted.

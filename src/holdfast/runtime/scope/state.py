@@ -1,7 +1,7 @@
 """The state of a scope: its members, and when it closes.
 
-`Scope` adds opening, entering and spawning. It also provides the class of its stop, which this module knows only as a
-`RunningStop`. Handles see the state as their `ScopeOwner`.
+`Scope` adds opening, entering and spawning. It also passes in the class of its stop, which this module uses only
+through `RunningStop`. Handles use the state only through `ScopeOwner`.
 
 Invariants
 - A member is entered under the gate before its task, thread or process exists, while the scope is open. A stop and the
@@ -49,7 +49,7 @@ Phase = Literal["open", "stopping", "closed"]
 
 
 class StartOwned(Protocol):
-    """Attribute ``start_owned`` of a loop's task factory that adopts tasks: it creates one that a scope has already."""
+    """Attribute ``start_owned`` of a task factory that adopts tasks: creates a task that a scope already owns."""
 
     def __call__(
         self,
@@ -82,7 +82,7 @@ class ScopeState:
     Parameters:
         name, grace_s, abandon_after_s, threads, owner, sharer: as in `Scope`.
         parent: state of the scope that owns this one.
-        interrupt: asks the members to end.
+        interrupt: interrupt of the scope.
         new_stop: creates the stop of this scope.
     """
 
@@ -152,7 +152,7 @@ class ScopeState:
         self.opened_at = 0.0
         self.opened_ticks = 0.0
         self.members: dict[Handle[Any] | ScopeState, object] = {}
-        """Members that the scope waits for; for a child, together with the child's state."""
+        """Members that the scope waits for. The value for a child's state is the child's `Scope`."""
         self.adopted: dict[Handle[Any], None] = {}
         """Members that end with the scope without being waited for."""
         self.survived: list[StopReceipt] = []
@@ -190,7 +190,7 @@ class ScopeState:
 
     @property
     def has_members(self) -> bool:
-        """Whether `snapshots` has any."""
+        """Whether `snapshots` returns any members."""
         return bool(self.members or self.adopted or (self._unowned is not None and self.unowned_threads()))
 
     def living_leftovers(self) -> tuple[AbandonedMember, ...]:
@@ -345,7 +345,7 @@ class ScopeState:
         return self.make_task(coroutine, name, contextvars.Context())
 
     def ask_late(self, member: Handle[Any]) -> None:
-        """Ask a member that started while the scope was being interrupted."""
+        """Ask a member that started while the scope was being interrupted to stop."""
         if self.stopping is not None:
             member.ask()
 
@@ -386,7 +386,7 @@ class ScopeState:
             self.adopted.pop(member, None)
 
     def handles(self) -> list[Handle[Any]]:
-        """Return all members but child scopes."""
+        """Return all members except child scopes."""
         own = [member for member in self.members.copy() if isinstance(member, Handle)]
         return own + list(self.adopted.copy())
 
@@ -426,20 +426,20 @@ class ScopeState:
         self.begin_stop()
 
     def listen(self) -> None:
-        """Bind to the running loop a scope that is stopped before it was opened."""
+        """Bind the scope to the running loop if it is stopped before it was opened."""
         if self.loop is None:
             self.loop = asyncio.get_running_loop()
             self._registration = self.interrupt.on_trigger(self._on_interrupt, loop=self.loop)
 
     def request_times(self, grace_s: float | None, abandon_after_s: float | None) -> Times | None:
-        """Return the times of a stop; None if none are given. Before the trigger, from any thread."""
+        """Return the times of a stop; None if none are given. Call it before the trigger, from any thread."""
         times = self.times.complete(grace_s, abandon_after_s)
         if times is not None and not self.interrupt.triggered:
             self.times.give(times)
         return times
 
     def stop_in(self, times: Times | None) -> None:
-        """Stop in the times of `request_times`, after the trigger. Callable from any thread."""
+        """Stop within the times that `request_times` returned. Call it after the trigger, from any thread."""
         if times is None:
             self.on_loop(self.begin_stop)
         else:
@@ -476,7 +476,7 @@ class ScopeState:
         stopping.finish_if_empty()
 
     def give_up(self, tasks_too: bool = False) -> None:
-        """Give up, because the parent's time is over."""
+        """Abandon the remaining members, because the time of the parent's stop is over."""
         self.stop_here(0.0, 0.0)
         if self.stopping is not None:
             self.stopping.give_up()
@@ -499,7 +499,7 @@ class ScopeState:
         return not (self.members or self.adopted or (self.body is not None and self.body.live))
 
     def shut(self, *, by_force: bool = False) -> bool:
-        """Close the gate permanently if nothing is left inside, or by force."""
+        """Admit no more members, if nothing is left inside or by force; return whether the scope is closed."""
         with self.gate:
             body = self.body
             left = self.members or self.adopted or (body is not None and body.live)
@@ -552,7 +552,7 @@ class ScopeState:
     # -- loop, tasks and threads
 
     def open_loop(self) -> asyncio.AbstractEventLoop:
-        """Return the loop that it was opened on. Raises `ScopeClosed` if it was not."""
+        """Return the loop that it was opened on. Raises `ScopeClosed` if it was not opened."""
         if self.loop is None:
             raise ScopeClosed(f"scope {self.name!r} is not open", hint="use 'async with' or open() first")
         return self.loop

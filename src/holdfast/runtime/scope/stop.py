@@ -4,9 +4,9 @@ Timers of the loop and ending members drive it, not a task: no code can cancel i
 whatever the members do.
 
 Phases
-- ``grace``: each member is asked once and never again, so that honest cleanup finishes. Tasks that foreign code started
-  are first left to their owner: a task group, for example, cancels its children itself once its body has cleaned up. It
-  is asked when the code that started it has ended, at the latest at half of the grace period.
+- ``grace``: each member is asked once, and not again, so that its cleanup can finish. Tasks that foreign code started
+  are first left to their owner: a task group, for example, cancels its children itself once its body has cleaned up.
+  Such a task is asked when the code that started it has ended, or at the latest after half of the grace period.
 - ``force``: closers ran, process trees are being killed; tasks are asked again with back-off from 1 to 100 ms.
 - ``last``: threads, processes and child scopes that did not end are abandoned. Tasks that only waited for one of these
   get a moment to end by themselves, so that the receipt names the member that hangs and not its waiters. Before a
@@ -14,9 +14,9 @@ Phases
 - ``ended``: every member is gone or abandoned, and the receipt is final. The stop also waits for the result of killing
   foreign processes: their roots may be dead before it has found all the rest.
 
-Before it reports that nothing is left, a stop kills every process with the tag of a scope that started a program in
-foreign code, even if all known ones have ended. It also looks for processes that may be the scope's but cannot be
-attributed. The stop of an enclosing scope does this for the scopes inside.
+If foreign code started a program in the scope, the stop kills every process with the scope's tag before it reports that
+nothing is left, even if all known processes have ended. It also looks for processes that may belong to the scope but
+cannot be attributed; for a scope inside another one that is being stopped, the outer stop does this search.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ _OWNERS_TICKS = 2
 _CHUNK = 1_000
 _LAST_S = 0.05
 _LAST_TICKS = 10
-"""Turns of the loop for a task that waited for something abandoned, and for each scope around the one inside. Counted
-in turns, because a blocked loop may spend all of the time in one turn."""
+"""Loop iterations, per level of nested scopes, that tasks get to end after something they waited for was abandoned.
+Counted in iterations, because a blocked loop may spend all of the time in one."""
 
 _UNOWNED_S = 0.05
 _UNOWNED_LOOK_S = 0.005
@@ -98,7 +98,7 @@ class Stopping:
         """Start of the stop, in clock ticks since boot, the unit of process start times."""
 
     def shorten(self, grace_s: float, abandon_after_s: float) -> None:
-        """Shorten the grace and the stop to end no later than this, counted from now."""
+        """Shorten the grace period and the stop to these times from now, if they would end later."""
         if self.phase in ("last", "ended"):
             return
         now = self._loop.time()
@@ -111,14 +111,14 @@ class Stopping:
         self._arm()
 
     def begin(self, grace_s: float, abandon_after_s: float) -> None:
-        """Set the deadlines and ask every member."""
+        """Set the deadlines and ask every member to stop."""
         now = self._loop.time()
         self._force_at = now + max(0.0, grace_s)
         self._end_at = self._force_at + max(0.0, abandon_after_s)
         self.ask()
 
     def ask(self) -> None:
-        """Ask every member; a task that foreign code started is asked only after its starter has ended."""
+        """Ask every member to stop; a task that foreign code started is asked only after its starter has ended."""
         body = self.scope.body
         if body is not None:
             body.deliver()
@@ -142,7 +142,7 @@ class Stopping:
             self._loop.call_soon(self._ask_all, members, context=contextvars.Context())
 
     def _follow(self, starter: CancelClaim | None) -> None:
-        """Ask these, whose starter has ended, but leave their owner, such as a task group, time to do so first."""
+        """Ask tasks whose starter has ended, after their owner, such as a task group, had time to cancel them."""
         followers = self._followers.pop(starter, None)
         if followers is not None:
             self._ask_later(_OWNERS_TICKS, followers)
@@ -156,7 +156,7 @@ class Stopping:
                 member.ask()
 
     def _ask_rest(self) -> None:
-        """Ask the rest: their starters had their time to end them."""
+        """Ask the remaining tasks: their starters had enough time to end them."""
         followers, self._followers = self._followers, {}
         for members in followers.values():
             self._ask_later(0, members)
@@ -216,8 +216,10 @@ class Stopping:
             self._end()
 
     def _prove(self) -> bool:
-        """Whether it is known what is left of unobserved processes; if not, start a search and check again after it.
-        Always True while a member is left."""
+        """Whether the search for unobserved processes is complete; if not, start it and check again when it ends.
+
+        Always True while a member is left.
+        """
         if not self.scope.is_empty():
             return True
         if not self._proven and may_have_started(self.scope):

@@ -28,11 +28,11 @@ class RunningStop(Protocol):
         ...
 
     def begin(self, grace_s: float, abandon_after_s: float) -> None:
-        """Set the deadlines and ask every member."""
+        """Set the deadlines and ask every member to stop."""
         ...
 
     def shorten(self, grace_s: float, abandon_after_s: float) -> None:
-        """Shorten the grace and the stop to end no later than this, counted from now."""
+        """Shorten the grace period and the stop to these times from now, if they would end later."""
         ...
 
     def member_ended(self, kind: MemberKind, name: str, member: CancelClaim) -> None:

@@ -1,4 +1,4 @@
-"""The grace period of a scope and the time after it: the scope's own, those of a stop, and those of its parent."""
+"""The grace period of a stop and the time after it, from the arguments of the stop, the scope and its parent."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class StopTimes:
 
     def __init__(self, grace_s: float | None, abandon_after_s: float | None, parent: StopTimes | None) -> None:
         self.own: Times = _DEFAULT if parent is None else parent.own
-        """Times of a stop that is given none."""
+        """Default times of a stop."""
         self._limits: Times = _UNLIMITED
         self._given: Times | None = None
         if grace_s is not None or abandon_after_s is not None:
@@ -35,7 +35,7 @@ class StopTimes:
             self._limits = _completed(grace_s, abandon_after_s, _UNLIMITED)
 
     def complete(self, grace_s: float | None, abandon_after_s: float | None) -> Times | None:
-        """Return the times of a stop, completed by the scope's own; None if none are given."""
+        """Return the given times of a stop, with the scope's own for a missing one; None if both are missing."""
         if grace_s is None and abandon_after_s is None:
             return None
         return _completed(grace_s, abandon_after_s, self.own)

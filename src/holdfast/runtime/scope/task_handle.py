@@ -55,7 +55,7 @@ class TaskHandle(Handle[T]):
         self._starter = None if starter is None else weakref.ref(starter)
 
     def starter(self) -> CancelClaim | None:
-        """Return where an adopted task was started, if that still exists."""
+        """Return the claim inside which an adopted task was started, if it still exists."""
         return None if self._starter is None else self._starter()
 
     def start(self) -> None:

@@ -75,7 +75,7 @@ class ThreadHandle(Handle[T]):
         """Called when the call was withdrawn before it started."""
 
     def ask_again(self) -> None:
-        """As `ask`."""
+        """Do the same as `ask`."""
         self.ask()
 
     def running(self) -> threading.Thread | None:

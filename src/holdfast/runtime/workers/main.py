@@ -1,6 +1,6 @@
 """The process in which isolated functions run: it serves one call after another and reports what each left behind.
 
-`holdfast.runtime.workers.pool` starts it, under a reaper of its own. Invariants
+`holdfast.runtime.workers.pool` starts it, under its own reaper. Invariants
 - It serves one call at a time, in the main thread and in a fresh context. It exits after an idle timeout, when its
   connection ends, and after a call that was interrupted.
 - Changes that a call makes to modules persist for the next call. Anything else it leaves (threads, processes,
@@ -82,7 +82,7 @@ class IsolatedCall:
     """Handle of the running call for an isolated function; can be pickled.
 
     Parameters:
-        call_id: identical in every attempt: the idempotency key to give to outside services.
+        call_id: the same in every attempt, so that it can serve as the idempotency key for external services.
     """
 
     __slots__ = ("call_id",)
@@ -120,7 +120,7 @@ class _Snapshot:
         }
 
     def leftovers(self) -> list[str]:
-        """Return what exists now but did not in this snapshot, as text for people."""
+        """Return readable names of what was added or changed since this snapshot."""
         deadline = time.monotonic() + _ENDING_S
         while True:
             now = _Snapshot()
@@ -161,7 +161,7 @@ def _memory_bytes() -> int:
 
 
 class _WorkerMain:
-    """This process as a server of isolated calls.
+    """The loop of a worker process, which serves isolated calls.
 
     Parameters:
         idle_s: idle timeout after which the process exits, in seconds.
@@ -184,7 +184,7 @@ class _WorkerMain:
         self._saying = threading.Lock()
 
     def run(self) -> NoReturn:
-        """Serve calls until no more come."""
+        """Serve calls until the process exits."""
         for stream in (sys.stdout, sys.stderr):
             assert isinstance(stream, io.TextIOWrapper)  # a separate process has its own streams
             stream.reconfigure(line_buffering=True, errors="backslashreplace")

@@ -77,13 +77,13 @@ class Starter(Protocol):
 
 
 class Worker:
-    """One process for isolated calls, seen from the host.
+    """The host's side of one worker process.
 
     Attributes:
         process: its process, under a reaper.
         control: connection to it; owned by the current holder of the worker.
-        output: what it prints while streamed; owned by the current holder of the worker.
-        baseline: threads, descriptors and bytes of memory before the function of the last call was called.
+        output: descriptor of its streamed output; owned by the current holder of the worker.
+        baseline: numbers of threads, descriptors and bytes of memory just before the last call's function began.
     """
 
     def __init__(self, process: Process, control: socket.socket, output: int, owner: str, environment: object) -> None:
@@ -101,8 +101,9 @@ class Worker:
             self.hang_up()
 
     def hang_up(self) -> None:
-        """After its exit, stop receiving: data already sent can still be read, but a child that holds the connection is
-        cut off.
+        """Stop receiving from the process, for example after its exit.
+
+        Data already sent can still be read, but a child that holds the connection open is cut off.
         """
         with self._lock:
             if self._open:
@@ -110,13 +111,13 @@ class Worker:
                     self.control.shutdown(socket.SHUT_RD)
 
     def send_cause(self, cause: Cause | None) -> None:
-        """Send the cause of the stop; the signal that follows asks the process to end."""
+        """Send the cause of the stop; the SIGTERM that follows interrupts the call."""
         with self._lock, contextlib.suppress(OSError):
             if self._open and cause is not None:
                 self.control.send(frame(CAUSE, pickle.dumps(cause)))
 
     def is_clean(self, growth_bytes: int) -> bool:
-        """Return whether, from outside, it looks as it did before its last call."""
+        """Return whether the process, seen from outside, is as it was before its last call."""
         held, pid = self.process.tree, self.process.pid
         if self.baseline is None or not isinstance(held, ReaperTree) or held.exited.value is not None:
             return False
@@ -141,7 +142,7 @@ class Worker:
                 os.close(self.output)
 
     def kill(self) -> None:
-        """Request that its tree is killed, without waiting."""
+        """Request a kill of its process tree, without waiting for the result."""
         self.process.tree.ask_kill(0.0, KILL_BOUND_S)
         self.close()
 
@@ -153,13 +154,13 @@ class WorkerPool:
         processes: starts the workers.
         idle_limit: maximum number of idle workers; the one idle for longest is discarded first.
         owner_limit: maximum number of idle workers per owner.
-        idle_s: how long a worker stays idle before it exits, in seconds.
+        idle_s: idle timeout after which a worker exits, in seconds.
         calls_limit: maximum number of calls per worker.
-        growth_bytes: maximum growth of its memory since before its first call.
+        growth_bytes: maximum growth of a worker's memory since just before its first call.
 
     Attributes:
-        variables: names or patterns of environment variables that workers get in addition to what an interpreter needs;
-            a worker that was started with other ones is discarded.
+        variables: names or patterns of environment variables that workers get in addition to what an interpreter needs.
+            A worker that was started with a different environment is discarded.
     """
 
     def __init__(
@@ -300,5 +301,5 @@ class WorkerPool:
             )
 
     def _environment(self) -> tuple[Any, ...]:
-        """Return what a new process would inherit; workers with another environment are useless."""
+        """Return what a new process would inherit; workers started with a different environment are not reused."""
         return (list(sys.path), os.getcwd(), start_environment(self.variables), identity())

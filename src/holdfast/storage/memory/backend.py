@@ -1,8 +1,8 @@
 # ruff: noqa: D102 - `Backend` documents its methods
 """The backend that keeps its rows in dictionaries.
 
-Each action runs in one step of the event loop, so nothing can come between its check and its write. Accepted data lives
-as long as the backend: it may be closed and opened again, as a new epoch, but does not outlive the process.
+Each action runs in one step of the event loop, so no other code runs between its check and its write. Accepted data
+lives as long as the backend, which may be closed and opened again, as a new epoch; it does not outlive the process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class MemoryBackend:
 
     Parameters:
         yielding: write in a separate task, one action after the other, as a real store's writer does: other tasks run
-            in between, and results arrive in the order of the writes. For exploring schedules.
+            in between, and futures are resolved in the order of the writes. For exploring interleavings.
     """
 
     engine = "memory"
@@ -86,7 +86,7 @@ class MemoryBackend:
             self._wakeup.set_result(None)
 
     async def _write_in_turn(self) -> None:
-        """Run the writer of a yielding backend; end when it is closed and everything is written."""
+        """Run the writer of a yielding backend until the backend is closing and everything is written."""
         while True:
             while self._waiting:
                 self._waiting.popleft()()

@@ -1,7 +1,7 @@
 # ruff: noqa: D102 - `Tables` documents its methods
 """The tables of a store as dictionaries.
 
-Changes of a transaction take effect at once and are never undone, so it must refuse before its first change.
+Changes take effect at once and are never undone, so a transaction must refuse before its first change.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["MemoryTables"]
 
 
 class _Pack(msgspec.Struct, frozen=True, gc=False):
-    """Events that were written together, packed as in SQL, which spares the garbage collector many objects."""
+    """Events that were written together, packed as in SQL to spare the garbage collector many objects."""
 
     first_seq: int
     last_seq: int
@@ -89,7 +89,7 @@ class _Session:
         self.shown: str | None = None
         self.attached: set[str] = set()
         self.size = 0
-        """Counted bytes that go with the session or with its contents: all but its events."""
+        """Counted bytes that are dropped together with the session or its contents: all except its events."""
 
 
 _ROW_BYTES = 512
@@ -255,7 +255,7 @@ class MemoryTables:
         self._count(row, memory_bytes(history.entries))
 
     def _count(self, row: SessionRow, amount: int) -> None:
-        """Count bytes that go with the session only."""
+        """Count bytes that are dropped only together with the session or its contents."""
         self.sessions[row.session].size += amount
         self.grow(row.principal, amount)
 
@@ -335,7 +335,7 @@ class MemoryTables:
             del self.by_due[bisect_left(self.by_due, (known.due_at, row.schedule))]
 
     def due_schedules(self, *, now: float, decided_after: float) -> Iterator[ScheduleRow]:
-        """Yield schedules that are due or were decided after a time, the longest due first."""
+        """Yield schedules that are due or were decided after ``decided_after``, the longest due first."""
         due = bisect_right(self.by_due, now, key=lambda item: item[0])
         end = len(self.by_due) if self._newest_decision > decided_after else due
         for index in range(end):

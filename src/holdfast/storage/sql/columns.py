@@ -1,4 +1,4 @@
-"""Columns and JSON bodies of the rows in SQL: how `SessionRow` and the others are read from them and written."""
+"""Columns and JSON bodies of the rows in SQL: conversion of `SessionRow` and the other rows from and to them."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ def state_columns(row: SessionRow) -> tuple[object, ...]:
 
 
 def schedule_of(columns: tuple[Any, ...]) -> ScheduleRow:
-    """Return a schedule from its row. One with an unreadable body is ``broken``: the others continue without it."""
+    """Return a schedule from its row. If the body is unreadable, return a ``broken`` one, so that others continue."""
     schedule, principal, schedule_id, revision, session, body = columns
     try:
         row = _decode_schedule(body)

@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 __all__ = ["LARGE_BYTES", "Database"]
 
 LARGE_BYTES: Final = 65_536
-"""Maximum bytes of rows in one statement, which may keep them until its next use."""
+"""Maximum bytes of rows to bind to one statement, because a cached statement may keep them until its next use."""
 
 
 class Database(Protocol):
@@ -19,7 +19,7 @@ class Database(Protocol):
         ...
 
     def rows(self, name: str, *parameters: object) -> Generator[tuple[Any, ...]]:
-        """Yield the rows of a named statement; close it if you do not read it to the end."""
+        """Yield the rows of a named statement; close the generator if you do not read it to the end."""
         ...
 
     def write(self, name: str, *parameters: object) -> int:
@@ -31,7 +31,7 @@ class Database(Protocol):
         ...
 
     def read_large(self, name: str, *parameters: object, start: int, size: int) -> bytes | None:
-        """Return at most `size` bytes, from `start` on, of the value that a named statement selects; None: no row."""
+        """Return at most `size` bytes, from `start` on, of the value that a statement selects; None without a row."""
         ...
 
     def write_rows(self, name: str, rows: Sequence[tuple[object, ...]], *, large: bool) -> int:

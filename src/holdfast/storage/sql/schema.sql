@@ -227,7 +227,7 @@ CREATE INDEX schedule_due ON schedule (due_at) WHERE due_at IS NOT NULL;
 CREATE INDEX schedule_decided ON schedule (decided_at) WHERE decided_at IS NOT NULL;
 
 -- name: migrate_3
--- From version 3 of the schema to version 4. Kept agent state was part of the entries; `migrating.move_kept` moves it.
+-- From version 3 of the schema to version 4. Kept agent state was part of the entries; `migration.move_kept` moves it.
 CREATE TABLE kept (
     session bigint NOT NULL,
     n bigint NOT NULL,

@@ -1,11 +1,11 @@
 # ruff: noqa: D102 - `Tables` documents its methods
 """The tables of a store in SQL.
 
-Session rows are cached between transactions, because only this object writes them. Message contents beyond a few
-thousand characters are read again when needed (`Mail.shelved`). Writes are collected, and `flush` sends many rows per
-statement. A session is written only if its fence and counter are still those that were read (`SessionChanged`
-otherwise), so that a cached row never overwrites what it has not seen. After any error, the transaction is rolled back
-and `forget` is called.
+Session rows are cached between transactions, because only this object writes them. Long message contents are not kept
+but read again when needed (`Mail.shelved`). Writes are collected, and `flush` writes many rows with one statement. A
+session is written only if its fence and counter are still those that were read (`SessionChanged` otherwise), so that a
+cached row never overwrites a change made elsewhere. After any error, the transaction is rolled back and `forget` is
+called.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _PURGES = (*_CONTENTS, "purge_events")
 
 
 class SessionChanged(Exception):
-    """The row of a session or schedule differs from what was read: the whole transaction must be undone."""
+    """A stored row has changed since it was read: the whole transaction must be undone."""
 
 
 class SqlTables:
@@ -76,7 +76,7 @@ class SqlTables:
         self._names: dict[tuple[str, str], SessionRow] = {}
         self._seen: dict[int, tuple[int, int]] = {}
         self._characters: dict[int, int] = {}
-        """Changes to a cached session since its contents were shelved."""
+        """Characters of messages added to each cached session since its long contents were last dropped."""
         self._large: set[int] = set()
         self._mails: dict[int, int] = {}
         self._kept_mails = 0
@@ -518,5 +518,5 @@ class SqlTables:
 
 
 def _are_large(rows: Iterable[tuple[Any, ...]]) -> bool:
-    """Whether rows of sessions exceed `LARGE_BYTES`: questions and answers are in them."""
+    """Whether rows of sessions exceed `LARGE_BYTES`, which they may because they contain questions."""
     return sum([len(row[LIVE_COLUMN] or b"") for row in rows]) > LARGE_BYTES

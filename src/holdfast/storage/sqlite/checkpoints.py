@@ -1,10 +1,10 @@
 """Checkpoints of the write-ahead log in a separate thread, so that no commit has to wait for a long one.
 
-SQLite copies the log into the database within the commit that finds it long (``wal_autocheckpoint``), and that commit
-takes as long as the copy. The thread here copies earlier, a small part at a time, over its own connection, which
-blocks no writer and no reader. SQLite's own limit stays in place: little is left for that commit, and if this thread is
-late or fails, the log grows no longer than without it. (https://sqlite.org/wal.html, "Checkpointing"; a passive
-checkpoint takes no lock that a commit needs.)
+SQLite copies the log into the database within the commit that finds it too long (``wal_autocheckpoint``), and that
+commit takes as long as the copy. This thread copies earlier, a small part at a time, over its own connection, which
+blocks no writer and no reader. SQLite's own limit stays in place: that commit then has little left to copy, and if this
+thread is late or fails, the log grows no longer than without it. (https://sqlite.org/wal.html, "Checkpointing"; a
+passive checkpoint takes no lock that a commit needs.)
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Checkpoints:
             self._requests.put(True)
 
     def close(self) -> None:
-        """End the thread, during a checkpoint if necessary: nothing is lost."""
+        """End the thread, interrupting a running checkpoint: nothing is lost."""
         if self._thread is None or self._connection is None:
             return
         self._requests.put(False)

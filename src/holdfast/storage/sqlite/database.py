@@ -77,7 +77,8 @@ class SqliteDatabase:
     def _unbind(self, text: str, parameters: int) -> None:
         """Free the last parameters of a cached statement, which keeps a copy of them.
 
-        SQLite's module has no call for that, but nulls replace them; a row of nulls is refused, or matches no other.
+        The ``sqlite3`` module has no call for this, so the statement is executed with nulls instead: a row of nulls is
+        refused, or matches no row.
         """
         with suppress(sqlite3.IntegrityError):
             self._connection.execute(text, (None,) * parameters)
@@ -88,7 +89,7 @@ def _size(values: Iterable[object]) -> int:
 
 
 def _parts(rows: Sequence[tuple[object, ...]]) -> Iterator[tuple[list[tuple[object, ...]], int]]:
-    """Yield the rows in lists of limited length and size, each with its size."""
+    """Yield the rows in lists of limited length and size, each with its size in bytes."""
     some: list[tuple[object, ...]] = []
     size = 0
     for row in rows:

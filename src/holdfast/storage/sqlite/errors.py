@@ -47,7 +47,7 @@ def _caused(error: HoldfastError, cause: Exception) -> HoldfastError:
 
 
 def _of_disk(error: sqlite3.Error, path: str) -> StorageError:
-    """Return the error for a disk error; SQLite does not report which it was, so try it out."""
+    """Return the error for a disk error. SQLite does not report its errno, so a test write finds it out."""
     match _write_errno(path):
         case 0:
             return StorageError(f"{path}: {error}; nothing was written")
@@ -62,7 +62,7 @@ def _of_disk(error: sqlite3.Error, path: str) -> StorageError:
 
 
 def _write_errno(path: str) -> int:
-    """Write beside the file, and return the errno of the failure, or 0."""
+    """Write to a temporary file beside the store; return the errno of the failure, or 0."""
     folder = os.path.dirname(path)
     try:
         if os.statvfs(folder).f_bavail == 0:

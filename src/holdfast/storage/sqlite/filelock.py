@@ -1,7 +1,7 @@
 """Lock that allows one host per database file: a lock on a side file that names its holder.
 
-It is a POSIX record lock: a forked child does not inherit it, and it ends with its process, however that ends.
-Record locks do not distinguish two users in one process, so this module also keeps its own registry.
+It is a POSIX record lock: a forked child does not inherit it, and it is released when its process ends, however that
+happens. Record locks do not exclude a second holder in the same process, so this module also keeps its own registry.
 """
 
 from __future__ import annotations

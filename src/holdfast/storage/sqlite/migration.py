@@ -16,9 +16,9 @@ __all__ = ["copy_before_migration", "move_kept"]
 
 
 def copy_before_migration(connection: sqlite3.Connection, path: str, version: int) -> str:
-    """Copy the database to ``<path>.version-<version>``, for the Holdfast that wrote it, and return that path.
+    """Copy the database to ``<path>.version-<version>``, for the Holdfast version that wrote it; return that path.
 
-    The copy gets its name only once it is complete and on disk. It replaces one of an earlier attempt.
+    The copy gets its name only when it is complete and on disk. It replaces the copy of an earlier attempt.
 
     Parameters:
         connection: connection outside any transaction.
@@ -48,7 +48,7 @@ _KEPT = b'"kept":"'  # in a text, the second quote would be escaped
 
 
 def move_kept(database: Database) -> None:
-    """Migrate to version 4: move kept agent state, whose text was part of its entry, to a table of its own."""
+    """Migrate to version 4: move kept agent state, whose text was part of its entry, to a separate table."""
     for kind in ("run", "edit"):
         for session, piece in database.query(f"{kind}_pieces"):
             ((*_, body),) = database.query(f"{kind}_piece", session, piece)

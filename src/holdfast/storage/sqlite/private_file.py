@@ -4,7 +4,7 @@
   its side files the mode of the database.
 - SQLite replays a rollback journal beside a database before it looks for the WAL: whoever can write one there controls
   what the store contains. A store is in WAL mode from its first page on, so a journal is never its own.
-- A log (``-wal``) is replayed too. One that another user put into a folder open to all is refused, as is a database.
+- A log (``-wal``) is replayed too. A log or database that another user put into a shared folder is refused.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def set_journal_aside(path: str) -> None:
     """Move a rollback journal beside the database `path` away, before SQLite opens the database.
 
     Raises:
-        StoreCorrupt: a journal exists, and the database is not in WAL mode: it may be its own.
+        StoreCorrupt: a journal exists, and the database is not in WAL mode, so the journal may be its own.
         StoreReadOnly: failed to move the journal.
     """
     journal = f"{path}-journal"

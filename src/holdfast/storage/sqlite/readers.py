@@ -1,4 +1,4 @@
-"""Reader threads of a SQLite store, each with a connection of its own."""
+"""Reader threads of a SQLite store, each with its own connection."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 
 _READS_TOGETHER: Final = 32
 _LONG_READ_S: Final = 0.001
-"""A read slower than this may be large: its result is returned at once and not held in memory for others."""
+"""A slower read may be large: its result is returned at once, and not kept in memory until others are ready."""
 
 
 class Readers:

@@ -1,9 +1,10 @@
 """Moving a store's file, with its side files, to another folder; a kill at any instant leaves a complete store.
 
-The order is the proof. First the log is written back into the database and closed, so that the database is one file.
-Then the side files are copied, which changes nothing yet. The rename of the database is the decisive step: before it
-the old store is complete, after it the new one. Finally, the rest of the old one is removed; a second call finishes
-what the first did not. Both stores are locked throughout, so no host has either open.
+The order of the steps guarantees this. First, the log is written back into the database and removed, so that the
+database is one file. Then the side files are copied, which changes nothing yet. The rename of the database is the
+decisive step: before it, the old store is complete; after it, the new one is. Finally, the rest of the old store is
+removed. A second call finishes what the first left undone. Both stores are locked throughout, so no host has either
+open.
 """
 
 from __future__ import annotations

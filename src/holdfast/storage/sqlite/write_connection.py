@@ -77,7 +77,7 @@ def _identity(path: str) -> tuple[int, int]:
 
 
 class WriteConnection:
-    """Connection of the writer thread (see `holdfast.storage.sqlite.writer.Connection`).
+    """Connection of the writer thread (see `holdfast.storage.sqlite.writer.DatabaseConnection`).
 
     Parameters:
         path: path of the file.

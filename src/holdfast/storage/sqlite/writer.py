@@ -14,8 +14,8 @@ Invariants:
 - After any other error the whole batch is rolled back and then retried one by one, each write in a transaction of its
   own, so that only the faulty write fails.
 - A loop that never idles would keep the GIL from the thread: each of the thread's calls into SQLite releases the GIL
-  and needs up to 5 ms to get it back. So if a batch is in flight for long, the loop yields: it blocks until the thread
-  has prepared the batch, 2 ms at most. While the disk syncs, the loop sleeps for a few microseconds at a time, so that
+  and needs up to 5 ms to get it back. So if a batch takes long, the loop yields the GIL: it blocks until the thread has
+  prepared the batch, 2 ms at most. While the disk syncs, the loop sleeps for a few microseconds at a time, so that
   the thread can report back. A loop that idles loses nothing by this.
 """
 
@@ -43,7 +43,7 @@ SLOW_BATCH_S: Final = 0.001
 GIL_YIELD_S: Final = 0.002
 GIL_NAP_S: Final = 20e-6
 GIL_YIELD_EVERY_S: Final = 0.001
-"""All times here are at least a millisecond: loops round shorter times to zero and would spin."""
+"""Delays of loop timers here are at least a millisecond: loops round shorter ones to zero and would spin."""
 
 
 class Write(NamedTuple):
@@ -118,7 +118,7 @@ class Writer:
         self.gil_yields = 0
 
     async def open(self) -> SqlTables:
-        """Start the thread and open the database in it. Raises as `Connection.open`."""
+        """Start the thread and open the database in it. Raises the errors of `DatabaseConnection.open`."""
         self._loop = asyncio.get_running_loop()
         opened: asyncio.Future[SqlTables] = self._loop.create_future()
         self._ended = self._loop.create_future()
@@ -131,7 +131,7 @@ class Writer:
     def submit(self, verb: str, action: Callable[[Tables], _T]) -> asyncio.Future[_T]:
         """Submit a write to the thread; cancelling the future does not undo it.
 
-        The future's error is the verb's refusal, a database error translated by `Connection.translate`, or a
+        The future's error is the verb's refusal, a database error translated by `DatabaseConnection.translate`, or a
         `StorageError` if the store is closed, too many writes wait or the thread has failed. Nothing is raised
         directly, because callbacks write too.
         """
@@ -186,7 +186,7 @@ class Writer:
             self._loop.call_later(SLOW_BATCH_S, self._yield_gil)
 
     def _yield_gil(self) -> None:
-        """Yield the GIL to the thread for a moment, repeatedly while a batch has been in flight for long."""
+        """Yield the GIL to the thread for a moment, repeatedly while a batch takes long."""
         loop = self._loop
         assert loop is not None
         if not self._in_flight:

@@ -2,7 +2,7 @@
 
 Invariants:
 
-- A run whose interrupt is recorded asks nothing and waits for no answer.
+- After its interrupt is recorded, a run asks no questions and waits for no answers.
 - A parked run has no holder and a higher fence, so that its former holder can write nothing more.
 - A question is asked once and answered once; a repeated answer returns the one in the log.
 """
@@ -84,7 +84,7 @@ def answer(tables: Tables, principal: str, key: str, given: Answer) -> Answered:
 
 
 def _answer_in_log(tables: Tables, row: SessionRow, given: Answer) -> Answer:
-    """Return the answer that the active run got before. Raises `UnknownQuestion`, `AlreadyAnswered`."""
+    """Return the earlier answer to this question. Raises `UnknownQuestion`, `CallMismatch`, `AlreadyAnswered`."""
     seq = next((seq for question_id, seq in row.answered if question_id == given.question_id), None)
     if seq is None:
         raise UnknownQuestion(f"no open question {given.question_id!r} in session {row.key!r}")
@@ -131,8 +131,7 @@ def park(tables: Tables, lease: Lease, at: float) -> Parked:
 
 
 def resume(tables: Tables, row: SessionRow, run_id: str, at: float) -> Claim | None:
-    """Claim a parked run that waits for nothing; None for any other run. ``run_id`` is the caller's, for a
-    repetition."""
+    """Claim a parked run that waits for nothing; None for any other run. ``run_id`` identifies a repeated claim."""
     if row.holder != NOBODY or row.questions:
         return None
     row.fence += 1

@@ -36,11 +36,11 @@ __all__ = ["append", "claim", "commit_run", "rescue", "restart"]
 _ASKED: Final = frozenset(("user", "stop"))
 """Kinds of interrupt that take effect even if the store failed to record them."""
 _SET_BACK_S: Final = 1.0
-"""A message accepted this much later than now was accepted before the clock was set back."""
+"""If a message was accepted more than this many seconds in the future, the clock has been set back since."""
 
 
 def _choose(row: SessionRow, now: float) -> tuple[tuple[Mail, ...], tuple[Mail, ...]]:
-    """Return what the next run takes, and what stays."""
+    """Return the messages that the next run takes, and those that stay."""
     waiting = row.waiting
     if len(waiting) == 1:
         mail = waiting[0]
@@ -219,7 +219,7 @@ def commit_run(tables: Tables, commit: RunCommit) -> Committed:
 
 
 def _commit_bytes(commit: RunCommit) -> int:
-    """Return about how many bytes a commit adds: the text is stored in ``run.finished`` and in the run."""
+    """Return the approximate bytes that a commit adds: the text is stored in ``run.finished`` and in the run."""
     size = 2 * len(commit.text)
     for _, body in commit.events:
         size += len(body)
@@ -263,7 +263,7 @@ def _unrecorded_stop(row: SessionRow, commit: RunCommit) -> Cause | None:
 def _final_state(
     row: SessionRow, status: Literal["completed", "failed", "interrupted"]
 ) -> Literal["completed", "failed", "interrupted"]:
-    """Return how the state table ends a run in this state: an error while stopping is an interrupt.
+    """Return the final state according to the state table: an error while stopping counts as an interrupt.
 
     A run that ends by itself no longer waits for an answer. One that is rolled back is interrupted, however it ended.
     """

@@ -3,10 +3,10 @@
 Invariants:
 
 - A tick's message and the schedule's step past that tick are one transaction: neither is durable without the other.
-- A refused message does not stop its schedule: the tick is counted and noted, and the next one comes on time. A
-  schedule whose ticks are incomputable (its time zone is gone) is paused, so that it is not retried in a loop.
-- An unreadable schedule stops no other one: it is postponed, and what is stored stays as it is until the schedule is
-  replaced or deleted.
+- A refused message does not stop its schedule: the tick is counted and noted, and the next one fires on time. A
+  schedule whose ticks cannot be computed (its time zone is gone) is paused, so that it is not retried in a loop.
+- An unreadable schedule does not stop the others: it is postponed, and its stored body stays unchanged until the
+  schedule is replaced or deleted.
 - Only the revision that the caller read is fired: any change of the schedule creates another revision.
 """
 
@@ -45,7 +45,7 @@ _PASSING = (SessionBusy, MailboxFull)
 _LOOK_AGAIN_S = 3600.0
 """Time after which an unreadable schedule is checked again: a newer version may have been installed."""
 _BODY_HASH = b"schedule"
-"""Id of messages from schedules: its length differs from any other message id, so that none can be mistaken for it."""
+"""Body hash of messages from schedules. Its length differs from that of any real hash, so they are never equal."""
 _replace = msgspec.structs.replace
 
 
@@ -210,7 +210,7 @@ def _fire_by_hand(tables: Tables, row: ScheduleRow, request: Fire) -> Fired:
 
 
 def _send(tables: Tables, row: ScheduleRow, request: Fire, idempotency_key: str) -> SendResult:
-    """Accept the message. Raises as `messages.send`, and `UnknownAgent`; a refusal changes nothing."""
+    """Accept the message. Raises the errors of `messages.send`, and `UnknownAgent`; a refusal changes nothing."""
     send: Send = _replace(request.send, idempotency_key=idempotency_key, body_hash=_BODY_HASH)
     session = tables.find(send.principal, send.key)
     agent = send.agent

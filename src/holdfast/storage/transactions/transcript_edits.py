@@ -66,7 +66,7 @@ def drop_retried(tables: Tables, row: SessionRow, run_id: str, log: EventLog, at
 
 
 def _step_back(tables: Tables, row: SessionRow, newest: HistoryRow) -> int:
-    """Drop the newest history row; return how many replaced entries are back."""
+    """Step back from the newest history row to the one before; return how many replaced entries are restored."""
     row.history_id = newest.previous_id
     return len(tables.transcript(row, newest.previous_id)) if newest.whole else 0
 
