@@ -1,6 +1,7 @@
-"""Carry out what the store decided: start and stop runs for accepted messages, and claim for queued sessions.
+"""Carry out the store's decisions: start and stop runs for accepted messages, and claim runs of queued sessions.
 
-All on the host's loop, in callbacks of the store's futures: no await separates a durable decision from its action.
+Everything runs on the host's loop, in callbacks of the store's futures: no await separates a durable decision from its
+action.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ __all__ = ["Dispatcher"]
 
 
 class Dispatcher:
-    """Starts and stops runs as the store decided."""
+    """Starts and stops runs as decided by the store."""
 
     __slots__ = ("_context", "_directory", "_launcher", "_queue", "_suspension")
 
@@ -107,7 +108,7 @@ class Dispatcher:
             self._suspension.stop(session, request.principal, run_id, cause)
 
     async def _look_after(self, request: Send) -> None:
-        """Handle a failed send that the store may have made anyway: carry out its decision, and return its slot."""
+        """Handle a failed send that may be durable anyway: carry out its decision, or return its slot."""
         context = self._context
         found: tuple[int, SessionView] | None = None
         for delay_s in RETRY_S:

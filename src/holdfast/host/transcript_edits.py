@@ -117,7 +117,7 @@ async def edit(
     try:
         return await asyncio.shield(done)
     finally:
-        del done  # breaks a cycle: its error, this frame, and the entries
+        del done  # breaks a reference cycle between its error and this frame, which would keep the entries in memory
 
 
 class LastRun(NamedTuple):
