@@ -68,7 +68,7 @@ class StartupRecovery:
         ready = await retry(context, "ready", lambda: context.store.ready(limit=READY_LIMIT))
         if ends:
             await asyncio.wait(ends, timeout=sum(RETRY_S))  # later ones are still retried
-        # Start all runs together, after the others have ended: if one acts on another session, its run is live or ended.
+        # Start all runs together, once the others have ended: whatever session they act on, its run is live or ended.
         for history, written in starts:
             self._launcher.start(history.claim, published=written, history=history)
         for session in ready:  # including those due later: the clock may have been set since they were accepted
