@@ -1,4 +1,4 @@
-"""Credentials in use: every request and stream in progress, by the key or token that it came with.
+"""Credentials in use: every request and stream in progress, by its key or token.
 
 Rules
 - Revoking a key, or creating the first key of a server, immediately ends all requests without a valid credential.
@@ -34,10 +34,11 @@ _NO_MORE = "the token has expired"
 class CredentialUse:
     """A request or stream in progress under a credential. Made by `CredentialsInUse.hold`.
 
-    Use it as a context manager in the request's task: when the credential ends, that task is cancelled, and
+    Use it as a context manager in the request's task: when the credential becomes invalid, that task is cancelled, and
     ``ended`` has the reason.
 
     Parameters:
+        owner: the register.
         credential: the id of a key, ``jwt`` or ``local``.
         buckets: the expiry checks that end it, by wall clock and by monotonic clock; None: it never expires.
     """
