@@ -1,7 +1,7 @@
 """The ASGI application: check every request, then dispatch it to the API or to the pages and probes.
 
-Routes below ``/v1`` are dispatched by code in this module, which costs only a few microseconds per request; the others
-are a small Starlette application. No request reaches a handler before the allow-lists, its key and its rate are checked.
+Routes below ``/v1`` are dispatched without a framework, which keeps a send at a few microseconds; the others are a
+small Starlette application. Allow-lists, key and rate are checked before a request reaches a handler.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """State shared by the handlers of all routes: the host, the keys, open streams, waits and stops.
 
-The API's handlers get a session only from `ServerContext.session` and `ServerContext.session_named`, which return
-sessions of the caller's principal only.
+The API's handlers get the session that a request names from `ServerContext.session` or `ServerContext.session_named`,
+which return sessions of the caller's principal only.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class ResponseDelivery:
         return self.hold(await memory.wait_for(self.principal, amount, within_s=WAIT_S, in_memory=in_memory))
 
     async def take_turn(self) -> None:
-        """Wait for the principal's turn to read a whole list, and keep it until the request ends.
+        """Wait for the principal's turn to read a whole list, and keep the turn until the request ends.
 
         Raises `BudgetExceeded`, `HostBusy`.
         """
