@@ -9,9 +9,9 @@ Rules
   kept.
 - Each principal has a share, and so do all keyless connections together. A request that would take a principal over
   its share is refused, and its connection is closed.
-- A head must be complete within ``head_timeout_s`` of its first byte, the first head of a connection within that time
-  of the connection. Between two requests a connection may be idle for ``idle_connection_timeout_s``. One timer serves
-  all connections; a request costs two changes of an ordered dictionary.
+- A head must be complete within ``head_timeout_s`` of its first byte; for the first head of a connection, the time
+  starts when the connection is made. Between two requests a connection may be idle for ``idle_connection_timeout_s``.
+  One timer serves all connections; a request costs two changes of an ordered dictionary.
 """
 
 from __future__ import annotations
