@@ -62,7 +62,7 @@ not accepted."""
 
 @runtime_checkable
 class Channel(Protocol):
-    """A connection to one chat network, for one account there."""
+    """A connection to one chat network, with one account."""
 
     @property
     def name(self) -> str:
@@ -88,6 +88,6 @@ class Channel(Protocol):
         A channel does not retry; its caller does, and decides when to stop. Cancellation ends the attempt at once.
 
         Raises:
-            DeliveryFailed: not delivered, or unknown; ``retry_after_s`` is None if a retry does not help.
+            DeliveryFailed: not delivered, or unknown whether; a retry helps only if ``retry_after_s`` is set.
         """
         ...

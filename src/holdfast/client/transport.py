@@ -149,7 +149,7 @@ class Transport:
 
     @asynccontextmanager
     async def stream(self, path: str, *, query: Mapping[str, str]) -> AsyncGenerator[httpx2.Response, None]:
-        """Open an event stream; its response may be a refusal. Raises `httpx2.TransportError` if it breaks."""
+        """Open an event stream; the response may be an error. Raises `httpx2.TransportError` if the stream breaks."""
         opening = self.http.stream(
             "GET",
             self.url + path,

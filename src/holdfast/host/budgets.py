@@ -93,21 +93,21 @@ class Charge:
         self.amount += amount
 
     def shrink(self, amount: int) -> None:
-        """Return a part, at most the amount held."""
+        """Return a part of the amount, at most all of it."""
         amount = min(amount, self.amount)
         if amount:
             self.amount -= amount
             self._budget._give(self.principal, amount)
 
     def move(self, principal: str) -> None:
-        """Charge `principal` instead, as when a connection presents its key. Raises as `Budget.charge`."""
+        """Move the charge to `principal`, as when a connection presents its key. Raises as `Budget.charge`."""
         if principal != self.principal:
             if self.amount:
                 self._budget._move(self.principal, principal, self.amount)
             self.principal = principal
 
     def release(self) -> None:
-        """Return all of it. Idempotent."""
+        """Return the whole amount. Idempotent."""
         self.shrink(self.amount)
 
 

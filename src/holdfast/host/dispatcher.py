@@ -81,7 +81,7 @@ class Dispatcher:
             queue.enqueue_when_due(result.session, principal, result.not_before)
 
     def on_fire_committed(self, request: Fire, done: asyncio.Future[Fired]) -> None:
-        """Handle a completed check of a schedule; its message is treated like any other."""
+        """Handle a completed firing of a schedule; its message, if sent, is treated like any other."""
         sent: asyncio.Future[SendResult] = self._context.loop.create_future()
         error = done.exception()
         result = None if error is not None else done.result().sent
@@ -92,7 +92,7 @@ class Dispatcher:
         self.on_send_committed(request.send, sent)
 
     def _stop(self, session: int, run_id: str, request: Send) -> None:
-        """Stop the run whose interrupt by this message is recorded."""
+        """Stop the run that this message interrupts; the interrupt is already recorded."""
         rollback = request.policy == "rollback"
         cause = Cause(
             kind="rollback" if rollback else "message",

@@ -53,7 +53,7 @@ class Host:
         agent: the default agent.
         agents: further agents, by name or as a sequence; without `agent`, the first one is the default.
         store: a URL (``sqlite:///file``, ``memory://``) or a store that is not yet open.
-        settings: all limits and timeouts; their `store` is used if the parameter `store` is None.
+        settings: all limits and timeouts; their `store` is used unless the parameter `store` is given.
         clock: source of wall-clock time.
 
     Call all methods on the loop that started the host. A host can be started only once.
@@ -146,7 +146,7 @@ class Host:
         """Open the store, recover runs after a crash, and accept work.
 
         Raises:
-            StoreLocked, StoreCorrupt, StoreReadOnly: see their hints.
+            StoreLocked, StoreCorrupt, StoreReadOnly: the store cannot be used; the hint has the remedy.
             StorageError: recovery failed to read or write; the host is closed again.
             ConfigurationError: the host was started before, or a toolset did not start.
         """
@@ -292,7 +292,7 @@ class Host:
             key: 1 to 200 printable characters without a slash.
             principal: the session's owner.
             agent: the agent for messages that do not name one.
-            agents: the agents that this caller may use; it sees no others. None: all of them.
+            agents: the agents that this caller may use; others are unknown to it. None: all of them.
 
         Raises:
             InvalidKey, UnknownAgent.

@@ -119,7 +119,7 @@ class RunHostAdapter:
         self._directory = directory
         self._observer = observer
         self._answers: dict[str, Answer] | None = None
-        self._asked: set[str] = set()  # by parts of the run that do not wait for the answer yet
+        self._asked: set[str] = set()  # questions of parts of the run that do not wait for the answer yet
         self._quiet = False
         self._expected: dict[str, list[asyncio.Future[Answer]]] | None = None
         self._on_the_way = 0

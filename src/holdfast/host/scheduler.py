@@ -122,7 +122,7 @@ class Scheduler:
         """Fire all due schedules, then arm the timer for the next."""
         context = self._context
         again_at = context.now() + AGAIN_S
-        self._next_at = math.inf  # schedules put from here on make it earlier
+        self._next_at = math.inf  # a schedule that is put from now on may set it earlier
         try:
             while not context.lifecycle.draining and (
                 batch := await context.store.due_schedules(now=context.now(), limit=BATCH)

@@ -360,7 +360,7 @@ class Session:
     async def _edit(
         self, kind: HistoryEdit, entries: Sequence[Entry] = (), *, key: str | None = None, agent: str = ""
     ) -> Edited:
-        """Edit the transcript of this session, or of another one of its owner."""
+        """Edit the transcript of this session, or of another session of the same owner."""
         return await transcript_edits.edit(
             self._context, self._parts.directory, self.principal, key or self.key, kind, entries, agent=agent
         )

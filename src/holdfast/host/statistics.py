@@ -75,7 +75,7 @@ COUNTS: dict[str, str] = {
     "connections_<reason>": "connections that the server closed: `no_room`, `refused` beyond a share, or `too_slow`",
     "incidents_<kind>": "incidents, by kind",
 }
-"""All counters of a host besides the promises; a name with ``<…>`` stands for one counter per value."""
+"""All counters of a host except those of the promises; a name with ``<…>`` stands for one counter per value."""
 
 
 class PromiseCount(msgspec.Struct, frozen=True, kw_only=True):

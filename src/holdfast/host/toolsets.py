@@ -115,7 +115,7 @@ class _Lifespan:
             self._entered.set_exception(error if isinstance(error, Exception) else InterruptedError("it was stopped"))
 
     async def leave(self) -> str | None:
-        """Exit the lifespan. Return what went wrong, if anything."""
+        """Exit the lifespan. Return a description of the problem, or None."""
         if not self._leave.done():
             self._leave.set_result(None)
         problem: str | None = None

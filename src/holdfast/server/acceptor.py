@@ -194,7 +194,7 @@ class Acceptor:
         came: list[tuple[socket.socket, str]] = []
         most = min(_BATCH, self._connections.acceptable(_FEW))
         try:
-            while len(came) < most and self._ready.poll(0):  # a tenth of the cost of a refusal
+            while len(came) < most and self._ready.poll(0):  # costs a tenth of a failed accept
                 accepted, address = self._listener.accept()
                 came.append((accepted, address[0]))
         except (BlockingIOError, ConnectionError):

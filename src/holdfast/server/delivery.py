@@ -130,7 +130,7 @@ class ResponseDelivery:
         await self.put({"type": "http.response.body", "body": b"", "more_body": message.get("more_body", False)})
 
     async def begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        """Write the head of a response; its body follows by `write` and `end`. Raises as `put`."""
+        """Write the head of a response; `write` and `end` write its body. Raises as `put`."""
         self.started = True
         await self.put({"type": "http.response.start", "status": status, "headers": headers})
 

@@ -111,8 +111,8 @@ async def respond_with_export(request: Request, session: Session, *, at: float) 
 async def _pages(request: Request, session: Session, *, given: int, limit: int) -> AsyncGenerator[list[Entry]]:
     """Yield the pages after the entry `given`, at most `limit` entries; each is charged until the next is requested.
 
-    The last entry sent must still exist after the next page is read. If it is gone, the transcript has changed
-    meanwhile, and the rest would not match what was sent.
+    The last entry sent must still exist after the next page is read. Otherwise the transcript has changed, and the
+    rest would not match the entries already sent.
     """
     while limit > 0:
         page, charge = await session.transcript_page(after=given, limit=limit)

@@ -203,7 +203,7 @@ async def serve_until(
     ready: Callable[[Running], None],
     note: Callable[[str], None],
 ) -> DrainReport:
-    """Open `host`, answer HTTP on `listener` until `asked` is done, shut down, and return the drain's report.
+    """Open `host`, serve HTTP on `listener` until `asked` is done, shut down, and return the drain's report.
 
     Parameters:
         asked: future that requests the shutdown; its result is the reason.

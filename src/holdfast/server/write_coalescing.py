@@ -134,7 +134,7 @@ class CoalescingProtocol(HttpToolsProtocol):
         """Close the connection: a head or a next request did not arrive in time. Wait if a response is being read."""
         unread = self.transport.get_write_buffer_size()
         if unread and unread != self._unread_bytes:
-            self._unread_bytes = unread  # an answer is still being read
+            self._unread_bytes = unread  # a response is still being read
             self._open.answered(self, whole=False, head_began=False)
         elif self._in_head and self._head_bytes and not self._closing:
             self._refuse(MalformedRequest("the request's head did not come in time", hint="send it in one go"))
