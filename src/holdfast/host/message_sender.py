@@ -74,8 +74,7 @@ class MessageSender:
         """Send a message to a session. Raises as `SessionAPI.send`.
 
         Parameters:
-            handle_agent: the agent if the message names none. Sends that differ only in it are still duplicates under
-                one idempotency key.
+            handle_agent: the agent if the message names none. Messages with the same idempotency key may differ in it.
             agents: the agents that the sender may use; None: all of them.
             retry_of: the run whose request is repeated.
         """

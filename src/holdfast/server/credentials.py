@@ -26,7 +26,7 @@ __all__ = ["LOOK_EVERY_S", "CredentialUse", "CredentialsInUse"]
 K = TypeVar("K")
 
 LOOK_EVERY_S = 0.25
-"""Seconds between expiry checks; an open stream ends at most twice that after its token."""
+"""Seconds between expiry checks; an open stream ends at most two checks after its token expires."""
 
 _NO_MORE = "the token has expired"
 
@@ -82,7 +82,7 @@ class CredentialsInUse:
     """Register of a server's requests and streams in progress, by credential. Use it from one event loop only.
 
     Parameters:
-        clock: the wall clock and the monotonic one.
+        clock: source of wall-clock and monotonic time.
     """
 
     __slots__ = ("_by_credential", "_by_monotonic", "_by_wall", "_clock", "_timer")

@@ -243,7 +243,7 @@ class Request(ResponseDelivery):
 
 
 def _check_values(raw: bytes | bytearray) -> None:
-    """Raise `BodyTooLarge` if a large body may contain millions of values, as counted by ``{``, ``[`` and ``,``."""
+    """Raise `BodyTooLarge` if a large body may contain millions of values; ``{[,`` are counted, even in strings."""
     for marks, most in (((b"{", b"["), _MOST_OPENED), ((b",",), _MOST_COMMAS)):
         count = sum(raw.count(mark) for mark in marks)
         if count > most:
