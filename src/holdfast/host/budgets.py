@@ -249,7 +249,7 @@ class Budget:
         raise HostBusy(f"the host has {self._used:,} of {self.limit:,} {self.name} in use")
 
     def _admit(self) -> None:
-        """Admit waiting principals in turn, each first in, first out; a principal without room delays only itself."""
+        """Admit waiting charges: principals take turns, and a principal without room delays only itself."""
         moved = True
         while moved and self._lined_up:
             moved = False

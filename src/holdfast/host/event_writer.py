@@ -44,7 +44,7 @@ BATCH_LIMIT = 4096
 
 
 class EventWriter:
-    """The run's `holdfast.agents.journal.Recorder`. On the host's loop only, except where noted.
+    """Implements `holdfast.agents.ports.Recorder` for one run. On the host's loop only, except where noted.
 
     Parameters:
         on_append: called after each append with its error, or None if it succeeded. The owner then flushes the rest.

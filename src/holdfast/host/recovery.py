@@ -1,4 +1,4 @@
-"""Recovery at startup: resume the runs that a crash interrupted if possible, end the others, run queued messages."""
+"""Recovery at startup: resume or end the runs that a crash interrupted, then run queued messages."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class StartupRecovery:
         """Whether the store has more sessions with waiting messages than were queued."""
 
     async def run(self) -> Recovery:
-        """Rescue every run of an earlier epoch, and queue every session that has waiting messages."""
+        """Resume or end every run of an earlier host process, and queue every session that has waiting messages."""
         context, queue = self._context, self._parts.queue
         restarted: list[str] = []
         interrupted: list[str] = []
