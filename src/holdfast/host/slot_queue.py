@@ -51,7 +51,7 @@ class SlotQueue:
             self._admit()
 
     def reserve(self, principal: str) -> str | None:
-        """Take a slot if one is free, and return the id of the run that may use it. Otherwise count a refusal."""
+        """Take a slot and return the id of the run that may use it; None, counted as a refusal, if all are taken."""
         if self.admission.reserve(principal):
             return ids.run_id()
         self._context.incidents.promises.kept["P14"] += 1
