@@ -1,6 +1,6 @@
 """Settings of a host and its server: defaults, descriptions, and how they are loaded.
 
-A setting comes from ``holdfast.toml``, then ``HOLDFAST_<NAME>``, then a flag or argument; the later one wins. An
+A setting is read from ``holdfast.toml``, then ``HOLDFAST_<NAME>``, then a flag or argument; the last one given wins. An
 invalid value raises a `ConfigurationError` that names the setting, the value and its source. The table of defaults in
 the docs is generated from `describe()`.
 """
@@ -63,7 +63,7 @@ OTHER_VARIABLES = frozenset(
         "HOLDFAST_URL",
     )
 )
-"""Variables of Holdfast that are no settings. Every other ``HOLDFAST_*`` has to be one."""
+"""Environment variables of Holdfast that are not settings. Every other ``HOLDFAST_*`` variable must name a setting."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
 """Port to chat networks: messages that a channel receives from people, and messages that it delivers to them.
 
 A channel stores nothing itself: a received message is durable once `Receive` has returned, and the caller of
-`Channel.deliver` keeps an outgoing one until that returns. Both directions are therefore at-least-once, and ids
+`Channel.deliver` keeps an outgoing message until the call returns. Both directions are therefore at-least-once, and ids
 identify repeats:
 
 - A message that was not acknowledged to the network arrives again with the same ``incoming_id``.
@@ -26,7 +26,8 @@ class Incoming(Value, frozen=True, kw_only=True):
     """A message from a person on the network.
 
     Parameters:
-        address: where it was written and where answers go: a room, chat or mailbox. A session belongs to one address.
+        address: where it was written and where answers are sent: a room, chat or mailbox. A session belongs to one
+            address.
         incoming_id: the network's id of the message; the same each time the network delivers it.
         content: the text.
         sender: its author, as the network names them.
@@ -61,7 +62,7 @@ not accepted."""
 
 @runtime_checkable
 class Channel(Protocol):
-    """A connection to one chat network, for one account there."""
+    """A connection to one chat network, with one account."""
 
     @property
     def name(self) -> str:
@@ -73,8 +74,8 @@ class Channel(Protocol):
 
         Parameters:
             receive: called for every message that people write, never for those that `deliver` sent; in order for each
-                address, one message at a time. The network gets its acknowledgement only after it has returned; a
-                message for which it raised arrives again later.
+                address, one message at a time. A message is acknowledged to the network only after `receive` has
+                returned; if it raises, the message arrives again later.
 
         Raises:
             ConfigurationError: the network refuses this account.
@@ -82,11 +83,11 @@ class Channel(Protocol):
         ...
 
     async def deliver(self, delivery: Delivery) -> None:
-        """Make one attempt, within the block of `open`; once it returns, the network has the message.
+        """Attempt one delivery, within the block of `open`; once this returns, the network has the message.
 
-        Never retried here: the caller retries, and knows when to give up. Cancellation ends it at once.
+        A channel does not retry; its caller does, and decides when to stop. Cancellation ends the attempt at once.
 
         Raises:
-            DeliveryFailed: ``retry_after_s`` tells whether to retry.
+            DeliveryFailed: not delivered, or unknown whether; a retry helps only if ``retry_after_s`` is set.
         """
         ...

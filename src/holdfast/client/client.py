@@ -15,7 +15,7 @@ __all__ = ["Client"]
 
 
 class Client(Transport):
-    """Sessions of a server, with the interface of a `Host`'s; the parameters are those of `Transport`.
+    """A server's sessions, with the same interface as those of a `Host`; the parameters are those of `Transport`.
 
     Open it with ``async with``; use it from one loop only.
     """
@@ -42,7 +42,7 @@ class Client(Transport):
         schedule_id: str | None = None,
         **spec: Unpack[ScheduleKeywords],
     ) -> RemoteSchedule:
-        """Send a session messages on a schedule; as `SessionAPI.schedule`, for the session `key`."""
+        """Send messages to the session `key` on a schedule; see `SessionAPI.schedule`."""
         return await self.session(key).schedule(text, schedule_id=schedule_id, **spec)
 
     def find_schedule(self, schedule_id: str) -> RemoteSchedule:
@@ -65,5 +65,9 @@ class Client(Transport):
         return (await self.read("/v1/schedules", ScheduleList, query=query)).schedules
 
     async def tree(self, *, everybody: bool = False) -> TreeNode:
-        """Return the live tasks, threads and processes; `everybody`: of all principals, requires an admin key."""
+        """Return the tree of live tasks, threads and processes.
+
+        Parameters:
+            everybody: include all principals; requires an admin key.
+        """
         return await self.read("/v1/tree", TreeNode, query={"all": str(everybody).lower()})

@@ -1,4 +1,4 @@
-"""A schedule over HTTP: `holdfast.protocol.session_api.ScheduleLike` on a `Transport`."""
+"""A schedule over HTTP: implements `holdfast.protocol.session_api.ScheduleAPI` on a `Transport`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["RemoteSchedule"]
 
 
 class RemoteSchedule:
-    """A schedule of a server. Made by `RemoteSession.schedule`, `Client.schedule` and `Client.find_schedule`."""
+    """A schedule on a server. Made by `RemoteSession.schedule`, `Client.schedule` and `Client.find_schedule`."""
 
     __slots__ = ("_path", "_transport", "schedule_id")
 

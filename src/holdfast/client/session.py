@@ -1,4 +1,4 @@
-"""A session over HTTP: `holdfast.protocol.session_api.SessionAPI` on a `Transport`."""
+"""A session over HTTP: implements `holdfast.protocol.session_api.SessionAPI` on a `Transport`."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ _frame: msgspec.json.Decoder[Event | Gap] = msgspec.json.Decoder(Event | Gap)
 
 
 class RemoteSession:
-    """A session of a server. Made by `Client.session`. Cancelling a caller ends its wait, never the work."""
+    """A session on a server. Made by `Client.session`. Cancelling a caller ends its wait, never the work."""
 
     __slots__ = ("_path", "_transport", "key")
 
@@ -156,7 +156,7 @@ class RemoteSession:
         """See `SessionAPI.events`. Reconnects automatically, without loss or repeats.
 
         Raises:
-            ServerUnreachable: the reconnect failed within the transport's ``reconnect_s``.
+            ServerUnreachable: no reconnect succeeded within the transport's ``reconnect_s``.
             Unauthenticated: the key was revoked or the token has expired.
         """
         cursor = after
@@ -349,7 +349,7 @@ class RemoteSession:
 
 
 def _ends(event: Event | Gap, follow: str | None) -> bool:
-    """Whether the server ends the stream after this event."""
+    """Return whether the server ends the stream after this event."""
     if isinstance(event, MessageSettled):
         return event.message_id == follow
     return isinstance(event, SessionDeletedEvent)
@@ -375,7 +375,7 @@ class _Reconnect:
                 self._transport.on_back()
 
     async def wait(self, failure: HoldfastError) -> None:
-        """Pause before the next attempt. Raises `failure` once ``reconnect_s`` is over."""
+        """Pause before the next attempt. Raises `failure` once ``reconnect_s`` would be exceeded."""
         now = asyncio.get_running_loop().time()
         if self._cut_at is None:
             self._cut_at = now

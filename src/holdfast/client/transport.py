@@ -1,8 +1,8 @@
 """HTTP connection to a Holdfast server: requests, safe retries, and the server's errors as Holdfast exceptions.
 
-Idempotent requests are retried while the server does not answer, for at most ``retry_s``: reads, withdrawals, and
-sends (they carry an idempotency key). Interrupts and stops are not retried: the second one could hit a later run. A
-request that never reached the server is always safe to retry.
+Idempotent requests, such as reads, withdrawals and sends (they carry an idempotency key), are retried while the server
+does not answer, for at most ``retry_s``. Stops, and interrupts without a run id, are not: the second one could hit a
+later run. A request that never reached the server is always safe to retry.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ _MOST_DELAY_S = 2.0
 class Transport:
     """Requests to one server, with one credential. Use it from one loop only, inside ``async with``.
 
+    ``approval_key`` is sent with approvals where the server requires one; set it to the key that a person typed.
+
     Parameters:
         url: the server's address.
         key: an API key; not required on loopback while the server has none.
@@ -44,8 +46,6 @@ class Transport:
         on_cut: called with the error when an event connection is lost, before the reconnect.
         on_back: called after the reconnect.
         transport: carries the requests in place of a socket, such as `httpx2.ASGITransport`.
-
-        ``approval_key`` is sent with approvals where the server requires one; set it to the key that a person typed.
 
     Raises:
         ConfigurationError: `url` is not an http or https address, or `key` or `user` is invalid.
@@ -115,12 +115,12 @@ class Transport:
         Parameters:
             method, path, query: as in the OpenAPI document.
             body: encoded as JSON; None: no body.
-            repeatable: a repeat has no second effect.
+            repeatable: whether the request is idempotent, so that it may be retried if the response is lost.
             reply_s: how long the server may take to respond, in seconds.
 
         Raises:
             HoldfastError: the server's error, of the same class as on the server.
-            ServerUnreachable: no response; a request that is not repeatable may have taken effect.
+            ServerUnreachable: the server did not respond; a request that is not repeatable may have taken effect.
         """
         fields = msgspec.structs.asdict(body) if isinstance(body, msgspec.Struct) else body or {}
         for name, value in fields.items():
@@ -149,7 +149,7 @@ class Transport:
 
     @asynccontextmanager
     async def stream(self, path: str, *, query: Mapping[str, str]) -> AsyncGenerator[httpx2.Response, None]:
-        """Open an event stream; its response may be a refusal. Raises `httpx2.TransportError` if it breaks."""
+        """Open an event stream; the response may be an error. Raises `httpx2.TransportError` if the stream breaks."""
         opening = self.http.stream(
             "GET",
             self.url + path,

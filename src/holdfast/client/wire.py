@@ -55,7 +55,7 @@ def described(digest: str, response: httpx2.Response) -> Attachment:
 
 
 def error_of(response: httpx2.Response) -> HoldfastError:
-    """Return the error in a response, of the class with its code."""
+    """Return the error in a response as an exception of the class with the same code."""
     try:
         body = msgspec.json.decode(response.content, type=ErrorResponse).error
     except msgspec.DecodeError:
@@ -97,9 +97,9 @@ def refuse_unauthorized(closed: bytes) -> None:
 
 @contextmanager
 def connecting() -> Iterator[None]:
-    """Raise `ConnectError` if the server dies at the moment of connecting.
+    """Raise `ConnectError` if the server dies while the client connects.
 
-    On uvloop, the HTTP client then asks a closed socket for its peer, which raises an ``AttributeError``.
+    On uvloop, the HTTP client then reads the peer address of a closed socket, which raises an ``AttributeError``.
     """
     try:
         yield

@@ -10,7 +10,7 @@ __all__ = ["Admission", "AdmissionStatistics"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionStatistics:
-    """A snapshot: active runs, waiting sessions and their principals, and the number of refused slots."""
+    """A snapshot: active runs, waiting sessions, principals with waiting sessions, and refused reservations."""
 
     running: int
     awaiting_slot: int
@@ -36,7 +36,7 @@ class Admission:
         self._refused = 0
 
     def reserve(self, principal: str) -> bool:
-        """Take a slot if one is free. After True, the caller must `release` it."""
+        """Take a slot if one is free, and return whether it was taken. The caller must `release` a taken slot."""
         held = self._held.get(principal, 0)
         if self._running >= self._max_runs or held >= self._principal_runs:
             self._refused += 1
@@ -70,8 +70,10 @@ class Admission:
             self._line.setdefault(principal, deque()).append(session)
 
     def admit(self) -> tuple[str, int] | None:
-        """Return the next session that may start, with its slot reserved: principals take turns, each first in, first
-        out."""
+        """Reserve a slot for the next session that may start, and return the session; None if none may.
+
+        Principals take turns; the sessions of each are first in, first out.
+        """
         for principal in list(self._line):
             if self._running >= self._max_runs:
                 return None

@@ -59,7 +59,7 @@ async def keep(
         context.incidents.promises.kept["P14"] += 1
         raise
     finally:
-        del done  # breaks a cycle: its error, this frame, and the bytes
+        del done  # breaks a reference cycle between its error and this frame, which would keep the bytes in memory
 
 
 async def about(context: HostContext, principal: str, digest: str) -> Attachment:
@@ -87,7 +87,7 @@ async def fetch_part(context: HostContext, principal: str, digest: str, *, start
 
 
 async def _digest(body: bytes | bytearray) -> str:
-    """Return the SHA-256, hashed in pieces so that a large attachment does not block the loop."""
+    """Return the SHA-256, computed in pieces so that a large attachment does not block the loop."""
     hashed = hashlib.sha256()
     for start in range(0, len(body), _HASHED_TOGETHER):
         if start:

@@ -10,7 +10,7 @@ __all__ = ["AwaitedSessions"]
 class AwaitedSessions:
     """Futures by principal and key. Used on the host's loop only.
 
-    A finished wait leaves no trace here, and the store knows nothing about waits.
+    A finished wait is forgotten, and the store has no record of waits.
     """
 
     __slots__ = ("_closed", "_expected")
@@ -28,7 +28,7 @@ class AwaitedSessions:
         return self._closed
 
     def expect(self, principal: str, key: str) -> asyncio.Future[None]:
-        """Return a future that resolves when the session may exist; check then. Pass it to `forget` after the wait."""
+        """Return a future that resolves once the session may exist: check then. After the wait, `forget` the future."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self._closed:
             future.set_result(None)
@@ -52,7 +52,7 @@ class AwaitedSessions:
                     future.set_result(None)
 
     def close(self) -> None:
-        """End all waits, as the streams end. Idempotent."""
+        """End all waits, because the host closes its streams. Idempotent."""
         self._closed = True
         for key in list(self._expected):
             self.made(*key)

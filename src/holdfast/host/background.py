@@ -1,4 +1,4 @@
-"""Background work of sessions: it outlives its run, and its result comes back as a message."""
+"""Background work of sessions: it outlives its run, and its result is sent to the session as a message."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _log = logging.getLogger("holdfast.host")
 
 
 class Background:
-    """Starts background work, within the limit of each principal. On the host's loop only."""
+    """Starts background work, within each principal's limit. On the host's loop only."""
 
     __slots__ = ("_active", "_context", "_sender", "_threads", "_tree")
 
@@ -81,7 +81,7 @@ class Background:
         context.variables.copy().run(begin)
 
     async def _outcome(self, actor: LiveSession, work: Callable[[], Awaitable[Any]], name: str) -> str | None:
-        """Run the work and return the message with its result, if it has one."""
+        """Run the work and return a message with its result or error; None if it returned None."""
         try:
             outcome = await work()
         except Exception as error:

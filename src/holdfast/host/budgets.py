@@ -4,11 +4,11 @@ This is the only place that charges and releases them. A `Charge` is the amount 
 is a context manager and is released once. Rules:
 
 - A principal at its share is refused or waits alone: it never delays another principal.
-- At the host's limit, principals take turns waiting, each first in, first out.
-- Charging costs one dictionary look-up. Small amounts are not charged: up to ``FREE_BYTES`` each way belong to the
-  connection, and the number of connections is limited.
+- At the host's limit, waiting principals take turns; the charges of each are first in, first out.
+- Charging costs one dictionary look-up. Small amounts are not charged: up to ``FREE_BYTES`` in each direction count as
+  part of the connection, and the number of connections is limited.
 
-Everything here belongs to one event loop.
+Use everything here from one event loop only.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ class BudgetUsage(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot of one budget.
 
     Parameters:
-        used, limit: of the host.
+        used, limit: amount in use and its maximum, for the host; with a user key, for the caller.
         share: maximum that one principal may hold.
-        refused: number of refused charges.
-        principals: use by principal, largest first; with a user key, only the caller's own.
+        refused: number of refused charges; with a user key, always 0.
+        principals: usage by principal, largest first; with a user key, only the caller's own.
     """
 
     used: float
@@ -93,21 +93,21 @@ class Charge:
         self.amount += amount
 
     def shrink(self, amount: int) -> None:
-        """Return a part, at most the amount held."""
+        """Return a part of the amount, at most all of it."""
         amount = min(amount, self.amount)
         if amount:
             self.amount -= amount
             self._budget._give(self.principal, amount)
 
     def move(self, principal: str) -> None:
-        """Charge `principal` instead, as when a connection presents its key. Raises as `Budget.charge`."""
+        """Move the charge to `principal`, as when a connection presents its key. Raises as `Budget.charge`."""
         if principal != self.principal:
             if self.amount:
                 self._budget._move(self.principal, principal, self.amount)
             self.principal = principal
 
     def release(self) -> None:
-        """Return all of it. Idempotent."""
+        """Return the whole amount. Idempotent."""
         self.shrink(self.amount)
 
 
@@ -115,7 +115,7 @@ class Budget:
     """One resource: a limit for the host and a share for each principal. Belongs to one event loop.
 
     Parameters:
-        name: of the resource, in the plural, as in messages, metrics and ``doctor``.
+        name: name of the resource in error messages, in the plural.
         limit: maximum for all principals together.
         share: maximum for one principal.
         hint: advice to a caller at its share.
@@ -166,11 +166,11 @@ class Budget:
         Parameters:
             principal, amount: as for `charge`.
             within_s: timeout, in seconds; None: wait until there is room.
-            in_memory: whether the charged object is already in memory: the waiting charges of a principal then have
-                the limit of a share, too.
+            in_memory: whether the charged object is already in memory; if so, a principal's waiting charges together
+                are limited to its share.
 
         Raises:
-            BudgetExceeded, HostBusy: as `charge`, after the timeout, or at once if it can never fit.
+            BudgetExceeded, HostBusy: as `charge`, after the timeout, or at once if the amount can never fit.
         """
         if self._has_room(principal, amount) and not self._lined_up:
             return self.charge(principal, amount)
@@ -198,7 +198,7 @@ class Budget:
         return Charge(self, principal, amount)
 
     def usage(self, principal: str | None = None) -> BudgetUsage:
-        """Return a snapshot of every principal, or of the given one only."""
+        """Return a snapshot for the whole host, or for one principal."""
         if principal is None:
             held = dict(sorted(self._held.items(), key=lambda one: -one[1])[:20])
             return BudgetUsage(
@@ -249,7 +249,7 @@ class Budget:
         raise HostBusy(f"the host has {self._used:,} of {self.limit:,} {self.name} in use")
 
     def _admit(self) -> None:
-        """Admit waiting principals in turn, each first in, first out; a principal without room delays only itself."""
+        """Admit waiting charges: principals take turns, and a principal without room delays only itself."""
         moved = True
         while moved and self._lined_up:
             moved = False
@@ -330,13 +330,13 @@ class Rate:
 
 
 class LoopTime:
-    """Event loop time of each principal's large answers, and their pacing. Belongs to one event loop.
+    """Event loop time of each principal's large responses, and their pacing. Belongs to one event loop.
 
     Work is split into pieces of a few milliseconds. After a piece, its principal waits until it is back within its
-    share, so that the requests of others get the loop in between.
+    share, so that the loop serves the requests of others in between.
 
     Parameters:
-        share: seconds per second that one principal's large answers may take on average.
+        share: seconds per second that one principal's large responses may take on average.
         clock: source of the time.
     """
 
@@ -360,13 +360,13 @@ class LoopTime:
         return debt / self._share if debt > _BURST_S else 0.0
 
     async def pay(self, principal: str, seconds: float) -> None:
-        """Charge a finished piece of work, and make the principal wait for it."""
+        """Charge a finished piece of work, then wait until the principal is back within its share."""
         delay_s = self.spend(principal, seconds)
         if delay_s:
             await asyncio.sleep(delay_s)
 
     async def turn(self, principal: str, seconds: float) -> None:
-        """Charge an upcoming piece of work, after waiting for the principal's earlier pieces."""
+        """Charge an upcoming piece of work, then wait as long as the principal's earlier pieces require."""
         delay_s = self.spend(principal, seconds) - seconds / self._share
         if delay_s > 0:
             await asyncio.sleep(delay_s)
@@ -418,20 +418,22 @@ class Budgets:
         settings: the limits and shares.
         clock: source of the time.
         report: called with a message when a principal is refused at its share; at most once a minute for each.
+
+    Attributes:
         memory: bytes of request and response bodies in progress.
-        histories: bytes of complete transcripts in memory: read by runs, until they end, and by edits. Separate from
-            `memory`, since a run may wait for requests of its principal.
+        histories: bytes of whole transcripts in memory: those of runs, until they end, and those of edits. Separate
+            from `memory`, since a run may wait for requests of its principal.
         connections: open connections, `UNKNOWN` ones included; the server sets the limits once it knows its
             descriptors.
         streams: open event streams.
         stops: stops in progress.
-        writes: bytes of large messages being written to the store. One principal's share fits a single transaction
-            that does not delay the next one.
-        listings: complete lists, from their read until the client has taken the answer.
-        edits: undo, compact and branch, each of which reads a whole transcript; a model may run meanwhile.
-        reads: pages and attachment parts being read. The size of a page is known only after its read, and parallel
-            reads of one principal would occupy all of the store's readers.
-        loop_time: loop time of large answers, in seconds.
+        writes: bytes of large messages being written to the store. One principal's share is small enough to be written
+            in a single transaction without delaying the next one.
+        listings: complete lists in progress, from the read until the client has received the response.
+        edits: undo, compact and fork in progress. Each reads a whole transcript, and compact waits for a model.
+        reads: pages and attachment parts being read. The size of a page is known only once it is read, and parallel
+            reads of one principal could occupy all of the store's readers.
+        loop_time: loop time of large responses, in seconds.
         fires: schedule firings.
         wrong_keys: attempts with a wrong approval key.
     """
@@ -480,19 +482,19 @@ class Budgets:
     async def take_read(self, principal: str) -> Charge:
         """Wait for the principal's turn to read something large from the store. Release the charge after the read.
 
-        Raises `BudgetExceeded`, `HostBusy`: the principal's other reads took too long.
+        Raises `BudgetExceeded` or `HostBusy` if the principal's other reads take too long.
         """
         return await self.reads.wait_for(principal, 1, within_s=self._wait_s)
 
     async def read_page(
         self, principal: str, read: Callable[[], Awaitable[T]], weigh: Callable[[T], int]
     ) -> tuple[T, Charge]:
-        """Read a page of about ``PAGE_BYTES``, charging its memory first. Release the charge.
+        """Read a page of about ``PAGE_BYTES``, charging its memory first. The caller must release the charge.
 
         A page that turns out larger, such as one large event, is read again once there is room for it.
 
         Parameters:
-            principal: who reads.
+            principal: the principal to charge.
             read: reads the page.
             weigh: returns the bytes of a page.
 
@@ -524,9 +526,9 @@ class Budgets:
         *,
         within_s: float | None,
     ) -> tuple[Sequence[E], Charge]:
-        """Read a consistent transcript, and charge its memory; up to ``FREE_BYTES`` are free.
+        """Read a consistent transcript and charge its memory; up to ``FREE_BYTES`` are free. Release the charge.
 
-        While it waits for room, it holds nothing: the transcript is read again once there is room.
+        No part of the transcript stays in memory during a wait for room; it is read again afterwards.
 
         Parameters:
             principal: the principal to charge.

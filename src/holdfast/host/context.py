@@ -1,6 +1,6 @@
-"""Shared by all parts of a host: loop, clock, settings, store, budgets and counters.
+"""State shared by all parts of a host: loop, clock, settings, store, budgets and counters.
 
-This is the bottom of the folder: it knows no session, no run and no other part.
+This is the lowest layer of the package: it does not depend on sessions, runs or the other parts.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ __all__ = ["HostContext", "Lifecycle"]
 T = TypeVar("T")
 
 RUN_EXCESS_BYTES = 4_000_000
-"""Bytes that a principal's active runs may write above its quota together, so that accepted work can end."""
+"""Bytes that a principal's active runs together may write beyond its quota, so that accepted work can finish."""
 
 
 class Lifecycle:
-    """Whether the host is shutting down. Changed by its drain only."""
+    """The shutdown state of a host. Changed only by its drain."""
 
     __slots__ = ("draining", "past_deadline")
 
@@ -46,8 +46,8 @@ class HostContext:
     """State shared by every part of a host. Use it on the host's loop only.
 
     Parameters:
-        now: the wall-clock time, from `clock`.
-        in_memory: whether the store is without a file.
+        now: returns the wall-clock time of `clock`.
+        in_memory: whether the store is kept in memory only.
         stored_limit: bytes that a principal may have stored.
         run_stored_limit: the same, including the allowance for its active runs.
     """
@@ -96,7 +96,7 @@ class HostContext:
         )
 
     def bind(self, *, loop: asyncio.AbstractEventLoop, variables: contextvars.Context, scope: Scope) -> None:
-        """Set what exists only once the host starts. Called once."""
+        """Set the fields that exist only once the host starts. Called once."""
         object.__setattr__(self, "loop", loop)
         object.__setattr__(self, "variables", variables)
         object.__setattr__(self, "scope", scope)
@@ -133,6 +133,6 @@ class HostContext:
     def session_id(self, number: int) -> str:
         """Return an id that distinguishes this session from all others of its store, even after a restart.
 
-        A store without a file restarts its numbers with each host.
+        An in-memory store numbers its sessions from the beginning again with each host.
         """
         return f"{number}-{self.node_id}" if self.in_memory else str(number)

@@ -1,6 +1,7 @@
-"""Carry out what the store decided: start and stop runs for accepted messages, and claim for queued sessions.
+"""Carry out the store's decisions: start and stop runs for accepted messages, and claim runs of queued sessions.
 
-All on the host's loop, in callbacks of the store's futures: no await separates a durable decision from its action.
+Everything runs on the host's loop, in callbacks of the store's futures: no await separates a durable decision from its
+action.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ __all__ = ["Dispatcher"]
 
 
 class Dispatcher:
-    """Starts and stops runs as the store decided."""
+    """Starts and stops runs as decided by the store."""
 
     __slots__ = ("_context", "_directory", "_launcher", "_queue", "_suspension")
 
@@ -80,7 +81,7 @@ class Dispatcher:
             queue.enqueue_when_due(result.session, principal, result.not_before)
 
     def on_fire_committed(self, request: Fire, done: asyncio.Future[Fired]) -> None:
-        """Handle a completed check of a schedule; its message is treated like any other."""
+        """Handle a completed firing of a schedule; its message, if sent, is treated like any other."""
         sent: asyncio.Future[SendResult] = self._context.loop.create_future()
         error = done.exception()
         result = None if error is not None else done.result().sent
@@ -91,7 +92,7 @@ class Dispatcher:
         self.on_send_committed(request.send, sent)
 
     def _stop(self, session: int, run_id: str, request: Send) -> None:
-        """Stop the run whose interrupt by this message is recorded."""
+        """Stop the run that this message interrupts; the interrupt is already recorded."""
         rollback = request.policy == "rollback"
         cause = Cause(
             kind="rollback" if rollback else "message",
@@ -107,7 +108,7 @@ class Dispatcher:
             self._suspension.stop(session, request.principal, run_id, cause)
 
     async def _look_after(self, request: Send) -> None:
-        """Handle a failed send that the store may have made anyway: carry out its decision, and return its slot."""
+        """Handle a failed send that may be durable anyway: carry out its decision, or return its slot."""
         context = self._context
         found: tuple[int, SessionView] | None = None
         for delay_s in RETRY_S:

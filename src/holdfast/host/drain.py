@@ -1,4 +1,4 @@
-"""Shut down the work of a host: accept no more, let runs finish until the deadline, then unload or stop the rest."""
+"""Drain a host: accept no new work, let runs finish until the deadline, then unload or stop the rest."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Drain"]
 
 STORE_S = 5.0
-"""Seconds that a drain waits for the store to commit runs, beyond the time of their stops."""
+"""Seconds that a drain waits for the store to commit runs, in addition to the time for stopping them."""
 
 
 class Drain:
@@ -89,7 +89,7 @@ class Drain:
         )
 
     def hasten(self) -> None:
-        """End the deadline now."""
+        """Let the deadline expire now."""
         if not self._context.lifecycle.past_deadline and self._deadline is not None:
             self._deadline.reschedule(self._context.loop.time())
 
@@ -99,7 +99,7 @@ class Drain:
             self._cut_short(run)
 
     def on_quiescent(self, run: LiveRun) -> None:
-        """Unload a run that waits only for people, if possible. A drain does not wait for it otherwise."""
+        """Unload a run that waits only for people, if possible. Otherwise a drain stops it at once."""
         if self._context.lifecycle.draining:
             self._cut_short(run)
         else:

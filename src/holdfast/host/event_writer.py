@@ -1,10 +1,10 @@
 """One run's writes to the log: batching, back-pressure and retries.
 
 Invariants
-- All output of the run goes to the log through one buffer, in order, with one append in flight; the commit takes the
-  rest.
+- All output of the run goes to the log through one buffer, in order, with at most one append in flight; the commit
+  writes the rest.
 - A failed append is retried unchanged until the store accepts it; later writes wait behind it.
-- Once the writer is no longer open, new output is dropped, and waiters for the log get an error.
+- Once the writer is no longer open, new output is dropped, and `EventWriter.written` raises an error.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ __all__ = ["EventWriter"]
 
 FIRST_FLUSH_S = 0.0005
 FIRST_FLUSH_TICKS = 4
-"""Delay of a run's first flush, in seconds, then in loop iterations: a short run's output goes with its commit, even
-when iterations take long."""
+"""Delay of a run's first flush, in seconds, then in loop iterations: a short run's output is written with its commit,
+even if iterations are slow."""
 FLUSH_EVERY_S = 0.02
 """A run with steady output is flushed at least this often."""
 BEAT_S = 0.005
-"""Flushes follow a beat shared by all runs, so that their output reaches the store together."""
+"""Interval of the beat on which all runs flush, so that their output reaches the store together."""
 SILENT_S = 0.1
 """Idle time after which the next event is flushed immediately."""
 BEHIND_AT = 1024
-"""Number of buffered events from which the run waits for the log."""
+"""Number of buffered events at which the run starts to wait for the log."""
 BEHIND_BYTES = 262_144
-"""Bytes of buffered events from which the run waits for the log."""
+"""Bytes of buffered events at which the run starts to wait for the log."""
 BATCH_LIMIT = 4096
 
 
 class EventWriter:
-    """The run's `holdfast.agents.journal.Recorder`. On the host's loop only, except where noted.
+    """Implements `holdfast.agents.ports.Recorder` for one run. On the host's loop only, except where noted.
 
     Parameters:
-        on_append: called with the error of each append, None if it succeeded. The owner then has the rest flushed.
+        on_append: called after each append with its error, or None if it succeeded. The owner then flushes the rest.
     """
 
     __slots__ = (
@@ -84,7 +84,7 @@ class EventWriter:
         self._mode: Literal["open", "flushing", "sealed", "closed"] = "open"
         self._failure: HoldfastError | None = None
         self.buffer: list[tuple[str, bytes]] = []
-        """Encoded events that were not yet passed to the store."""
+        """Encoded events that have not been passed to the store yet."""
         self._buffered_bytes = 0
         self._batch: list[tuple[str, bytes]] = []  # passed to the store, not yet confirmed
         self._nth = 0
@@ -95,13 +95,13 @@ class EventWriter:
         self._stored = 0
         self._waiting: list[asyncio.Future[None]] = []
         self.tries = 0
-        """Number of failures of the current write of the run, an append or another one."""
+        """Number of failed attempts at the run's current write, an append or another one."""
 
     # ── for the run ──────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def behind(self) -> bool:
-        """Whether the log is behind. Thread-safe."""
+        """Whether the log lags behind the run's output. Thread-safe."""
         return len(self.buffer) >= BEHIND_AT or self._buffered_bytes >= BEHIND_BYTES
 
     def write(self, event: Event) -> None:
@@ -133,19 +133,19 @@ class EventWriter:
             await self._changed()
 
     def late(self) -> None:
-        """Count a result that came too late and is discarded. Thread-safe."""
+        """Count a result that arrived too late and is discarded. Thread-safe."""
         self._context.incidents.counts["late_results"] += 1
 
     # ── for the owner ────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def in_flight(self) -> bool:
-        """Whether an append is on its way to the store."""
+        """Whether an append is in progress."""
         return self._inflight is not None
 
     @property
     def has_batch(self) -> bool:
-        """Whether a batch is not confirmed: it must be flushed again before any other write."""
+        """Whether a batch is unconfirmed: it must be flushed again before any other write."""
         return bool(self._batch)
 
     @property
@@ -165,7 +165,7 @@ class EventWriter:
         self.cancel_timer()
 
     def discard(self, failure: HoldfastError) -> None:
-        """Drop all events that are not stored; waiters for the log get `failure`."""
+        """Drop all events that are not stored; `written` then raises `failure`."""
         self._failure = failure
         self.stop_accepting()
         self._batch = []
@@ -206,7 +206,7 @@ class EventWriter:
         self._inflight.add_done_callback(self._appended, context=context.variables)
 
     def flush_rest(self) -> None:
-        """Flush what was buffered during an append: at once if the log is behind, else with the next beat."""
+        """Flush the events buffered during an append: at once if the log is behind, otherwise on the next beat."""
         if self.buffer and self._timer is None:
             if self.behind:
                 self.flush()
@@ -230,7 +230,7 @@ class EventWriter:
     # ── appends ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _flush_later(self) -> asyncio.Handle:
-        """Schedule a flush: soon if the run was idle until now, else at the shared beat."""
+        """Schedule a flush: soon if the run was idle until now, otherwise on the shared beat."""
         loop, variables = self._context.loop, self._context.variables
         now = loop.time()
         if now - self._last_flush >= SILENT_S:
@@ -275,4 +275,4 @@ class EventWriter:
 
 
 def _ignore(error: BaseException | None) -> None:
-    """Stand in for the owner after the end."""
+    """Replace the owner's callback once the writer is closed."""

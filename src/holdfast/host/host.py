@@ -53,10 +53,10 @@ class Host:
         agent: the default agent.
         agents: further agents, by name or as a sequence; without `agent`, the first one is the default.
         store: a URL (``sqlite:///file``, ``memory://``) or a store that is not yet open.
-        settings: all limits and timeouts; their `store` is used if none is given here.
+        settings: all limits and timeouts; their `store` is used unless the parameter `store` is given.
         clock: source of wall-clock time.
 
-    Call all methods on the loop that started it. A host starts once.
+    Call all methods on the loop that started the host. A host can be started only once.
 
     Raises:
         ConfigurationError: no agent, or a duplicate agent name.
@@ -127,7 +127,7 @@ class Host:
 
     @property
     def actors(self) -> dict[int, LiveSession]:
-        """The sessions in memory, by row."""
+        """The sessions in memory, by row id in the store."""
         return self.directory.live
 
     @property
@@ -146,9 +146,9 @@ class Host:
         """Open the store, recover runs after a crash, and accept work.
 
         Raises:
-            StoreLocked, StoreCorrupt, StoreReadOnly: see their hints.
-            StorageError: recovery failed to read or write; nothing stays open.
-            ConfigurationError: started before, or a toolset did not start.
+            StoreLocked, StoreCorrupt, StoreReadOnly: the store cannot be used; the hint has the remedy.
+            StorageError: recovery failed to read or write; the host is closed again.
+            ConfigurationError: the host was started before, or a toolset did not start.
         """
         if self._started:
             raise ConfigurationError("this host was started before", hint="a host starts only once; create a new one")
@@ -224,7 +224,7 @@ class Host:
         self._closing.result()
 
     def _is_around_caller(self) -> bool:
-        """Return whether a run of this host is the caller: it must not wait for its own end."""
+        """Return whether the caller belongs to a run of this host: it must not wait for its own end."""
         scope = current_scope()
         while scope is not None and scope is not self.scope:
             scope = scope.parent
@@ -269,7 +269,7 @@ class Host:
         self.context.start_task(end(), "end the streams")
 
     def _on_loop_blocked(self, seconds: float, stack: tuple[str, ...]) -> None:
-        """Report a blocked event loop. Runs on the watching thread."""
+        """Report a blocked event loop. Called on the watchdog's thread."""
         text = (
             f"the event loop did not respond for {seconds:g} s, which delays everyone: something on it blocks. "
             "Make it async, or a sync function, which gets a thread"
@@ -292,7 +292,7 @@ class Host:
             key: 1 to 200 printable characters without a slash.
             principal: the session's owner.
             agent: the agent for messages that do not name one.
-            agents: the agents that this caller may use; it sees no others. None: all of them.
+            agents: the agents that this caller may use; others are unknown to it. None: all of them.
 
         Raises:
             InvalidKey, UnknownAgent.
@@ -318,7 +318,7 @@ class Host:
         schedule_id: str | None = None,
         **spec: Unpack[ScheduleKeywords],
     ) -> Schedule:
-        """Send a session a message on a schedule; same as `SessionAPI.schedule` of the session `key`."""
+        """Send messages to the session `key` on a schedule; see `SessionAPI.schedule`."""
         return await self.session(key, principal=principal).schedule(text, schedule_id=schedule_id, **spec)
 
     def find_schedule(self, schedule_id: str, *, principal: str = "local") -> Schedule:
@@ -353,7 +353,7 @@ class Host:
     def tree(self, *, principal: str | None = None) -> TreeNode:
         """Return all live sessions and runs, and everything below them; of one principal, or of all (None).
 
-        Abandoned tasks and threads stay until they have ended, in the state ``abandoned``.
+        Abandoned tasks and threads are included until they end, in the state ``abandoned``.
         """
         return self.parts.tree.of_host(principal)
 

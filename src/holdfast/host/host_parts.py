@@ -39,7 +39,7 @@ __all__ = ["HostParts"]
 
 
 class HostParts:
-    """The parts of one host. It is also their `RunObserver`, and passes on to the part concerned."""
+    """The parts of one host. As their `RunObserver`, it forwards each call to the part concerned."""
 
     __slots__ = (
         "accounting",
@@ -107,7 +107,7 @@ class HostParts:
         self.dispatcher.on_slot(principal, session)
 
     def on_started(self, run: LiveRun) -> None:
-        """Cut short a run that started after the deadline of a drain."""
+        """Unload or stop a run that started after the deadline of a drain."""
         self.drain.on_started(run)
 
     def on_quiescent(self, run: LiveRun) -> None:
@@ -120,7 +120,7 @@ class HostParts:
         self.launcher.on_ended(run, claim, committed)
 
     def on_question(self, due_at: float) -> None:
-        """Have a new question expire at `due_at`."""
+        """Schedule the expiry of a new question."""
         self.maintenance.question_due(due_at)
 
     def stop_unloaded(self, session: int, principal: str, run_id: str, cause: Cause) -> asyncio.Task[StopReceipt]:

@@ -1,4 +1,4 @@
-"""A session live in this host: its run, its readers and its background work. Evicted when idle."""
+"""A session in this host's memory: its run, its readers and its background work. Evicted when idle."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["LiveRun", "LiveSession"]
 
 
 class LiveRun(Protocol):
-    """A run in this host's memory, as the parts around it see it."""
+    """Interface of a run in this host's memory, for the other parts of the host."""
 
     @property
     def run_id(self) -> str:
@@ -33,11 +33,11 @@ class LiveRun(Protocol):
 
     @property
     def scope(self) -> Scope:
-        """The owner of everything that the run starts."""
+        """The scope that owns everything the run starts."""
 
     @property
     def status(self) -> Literal["completed", "failed", "interrupted"] | None:
-        """How the run ended; None until then."""
+        """The run's final status; None until it ends."""
 
     @property
     def phase(self) -> RunPhase:
@@ -48,22 +48,26 @@ class LiveRun(Protocol):
         """Whether the run waits only for people."""
 
     def stop(self, cause: Cause, *, grace_s: float | None = None) -> asyncio.Future[StopReceipt]:
-        """Interrupt the run; the future resolves to the receipt once the slot is free."""
+        """Interrupt the run; the future resolves to the receipt, as for `follow`."""
 
     def follow(self) -> asyncio.Future[StopReceipt]:
-        """Return a future of the stop receipt, whatever stops the run; it resolves once the slot is free."""
+        """Return a future of the stop receipt, whatever stops the run.
+
+        It resolves once the slot is free, or earlier if the store keeps failing or an abandoned exclusive call holds
+        the slot.
+        """
 
     def unload(self) -> bool:
         """Unload a run that waits only for people, if a later claim can resume it. Return whether it unloads."""
 
     def unload_on_stop(self) -> None:
-        """Let the coming stop leave the run unended, if the next start can resume it."""
+        """Make the next stop unload the run instead of ending it, if the next start can resume it."""
 
     def give_up(self) -> None:
-        """Stop waiting for the store: write nothing more of the run; the next start ends it."""
+        """Stop waiting for the store, and write nothing more for the run; the next start ends it."""
 
     def supersede(self) -> None:
-        """End this run: a newer claim has the session."""
+        """End this run, because a newer claim holds the session."""
 
 
 def _length(event: Stored) -> int:
@@ -71,9 +75,9 @@ def _length(event: Stored) -> int:
 
 
 class LiveSession:
-    """One live session, at most one per session and host; used on the host's loop only.
+    """A session in memory; each host has at most one object per session. Used on the host's loop only.
 
-    It has no task, queue or event of its own: it works by callbacks.
+    It has no tasks, queues or events of its own and works by callbacks only.
     """
 
     __slots__ = (
@@ -104,7 +108,7 @@ class LiveSession:
         self.idle_since = 0.0
 
     def publish(self, events: Sequence[Stored]) -> None:
-        """Show newly stored events to readers."""
+        """Pass newly stored events to the readers."""
         if events and not self.log.closed:
             self.log.publish(shown(events), first_seq=events[0].seq)
             if events[-1].kind == "session.deleted":
@@ -113,7 +117,7 @@ class LiveSession:
 
     @property
     def idle(self) -> bool:
-        """Whether it can leave memory."""
+        """Whether the session can be evicted from memory."""
         return self.active is None and not self._background and not self.readers
 
     @property

@@ -1,7 +1,7 @@
 """Read a session's log by cursor: the stored events first, then new ones as they arrive.
 
-A reader holds nothing that a run waits for. A slow reader catches up from the store; it never misses an event without a
-`Gap`.
+A reader holds nothing that a run waits for. A slow reader catches up from the store; if it misses events, a `Gap`
+reports them.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class LogReader:
         raise StopAsyncIteration
 
     async def look(self, principal: str, key: str) -> None:
-        """Look up what was stored before this reader was attached. Raises `InvalidCursor`, `UnknownMessage`."""
+        """Find the events stored before this reader was attached. Raises `InvalidCursor`, `UnknownMessage`."""
         session, view = await self._directory.find(principal, key)
         if self.cursor > max(view.seq, self._actor.log.next_seq - 1):
             raise InvalidCursor(f"seq {self.cursor} is ahead of the session, which is at {view.seq}")
@@ -188,7 +188,8 @@ class AwaitedLog:
     """The log of a session that does not exist yet: waits for the session, then reads it as a `LogReader`.
 
     Made by `open_log`, used by one task, and must be closed. It begins with the first event. While it waits, iterating
-    yields None after each `keepalive_s`, and ends when the host closes its streams; the store keeps nothing for it.
+    yields None after each `keepalive_s`, and ends when the host closes its streams. The store has no record of the
+    wait.
     """
 
     __slots__ = ("_closed", "_context", "_directory", "_keepalive_s", "_key", "_log", "_made", "_principal")
@@ -279,11 +280,13 @@ async def open_log(
     follow: str | None,
     keepalive_s: float,
 ) -> SessionLog:
-    """Return a reader after cursor `after`; None starts at the first event, waiting for the session if necessary.
+    """Return a reader of the events after cursor `after`; None: from the first event.
+
+    With None or ``"0"`` and without `follow`, the session need not exist yet: the reader then waits for it.
 
     Raises:
-        UnknownSession: the session does not exist, and a cursor or a message of it was given.
-        SessionDeleted, UnknownMessage, InvalidCursor.
+        UnknownSession: the session does not exist, and `after` or `follow` refers to it.
+        SessionDeleted, UnknownMessage, InvalidCursor: as `SessionAPI.events`.
     """
     try:
         return await _open(context, directory, principal, key, after=after, follow=follow, keepalive_s=keepalive_s)
@@ -332,7 +335,7 @@ async def _is_settled(context: HostContext, session: int, key: str, message_id: 
 
 
 def _ending(batch: Sequence[Stored], follow: str | None) -> int | None:
-    """Return the index of the event that ends the stream."""
+    """Return the index of the event that ends the stream, or None."""
     for index, event in enumerate(batch):
         if event.kind == "session.deleted":
             return index

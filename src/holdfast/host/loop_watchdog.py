@@ -16,12 +16,12 @@ STACK_DEPTH = 12
 
 
 class LoopWatchdog:
-    """Pings the loop periodically, from a thread of its own.
+    """Pings the loop periodically from a separate thread.
 
     Parameters:
-        loop: the loop to watch; call `start` on it.
-        limit_s: maximum time to answer.
-        report: called on the watching thread, once for each missed answer, with the seconds so far and the stack.
+        loop: the loop to watch; call `start` on its thread.
+        limit_s: maximum response time, in seconds.
+        report: called on the watchdog's thread, once for each late response, with `limit_s` and the loop's stack.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class LoopWatchdog:
         threading.Thread(target=self._watch, name="holdfast loop watchdog", daemon=True).start()
 
     def close(self) -> None:
-        """Stop watching; the thread ends by itself."""
+        """Stop watching, without waiting for the thread to end."""
         self._end.trigger("the host is closing", kind="shutdown")
 
     def _watch(self) -> None:

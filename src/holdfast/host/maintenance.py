@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Maintenance"]
 
 LOOK_EVERY_S = 3600.0
-"""Maximum interval for checking for due questions: clocks may be set, and stores may fail."""
+"""Maximum interval between checks for due questions, since clocks may be set and stores may fail."""
 JUST_AFTER_S = 0.001
 EXPIRE_LIMIT = 1000
 """Maximum number of questions that expire together."""
@@ -40,7 +40,7 @@ class Maintenance:
         self._next_due_at = math.inf
 
     def start(self) -> None:
-        """Start; prune, and expire due questions, at once and then periodically."""
+        """Start maintenance: evict, prune and expire at once, then periodically."""
         self._evict()
         self._prune()
         self._expire()
@@ -51,7 +51,7 @@ class Maintenance:
             timer.cancel()
 
     def evict(self, *, idle_for_s: float) -> None:
-        """Drop every session idle for at least this long from memory, and thread pools that are then unused."""
+        """Evict every session that has been idle for at least this long, then close unused thread pools."""
         directory, threads = self._parts.directory, self._parts.threads
         directory.evict(idle_for_s=idle_for_s)
         if len(threads) > len(self._launcher.live):
@@ -110,7 +110,7 @@ class Maintenance:
             self._context.start_task(self._expire_due(), "expire")
 
     async def _expire_due(self) -> None:
-        """Answer due questions with ``expired``, then wait for the next."""
+        """Answer due questions with ``expired``, then arm the timer for the next."""
         context = self._context
         again_s = LOOK_EVERY_S
         try:

@@ -1,4 +1,4 @@
-"""Validate a message, have the store accept it, and carry out what the store decided."""
+"""Validate a message, submit it to the store, and carry out the store's decision."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class MessageSender:
         """Send a message to a session. Raises as `SessionAPI.send`.
 
         Parameters:
-            handle_agent: the agent if the message names none; it is no part of what an idempotency key stands for.
+            handle_agent: the agent if the message names none. Messages with the same idempotency key may differ in it.
             agents: the agents that the sender may use; None: all of them.
             retry_of: the run whose request is repeated.
         """

@@ -1,4 +1,4 @@
-"""Validate a person's answer to a question, have the store record it, and pass it on."""
+"""Validate a person's answer to a question, record it in the store, and deliver it to the run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def give_answer(
     """Answer a question of a session. Raises as `SessionAPI.answer` and `approve`.
 
     Parameters:
-        principal, key: of the session.
+        principal, key: the session's owner and key.
     """
     for given_text in (question_id, text, call_hash):
         if not isinstance(given_text, str):

@@ -1,4 +1,4 @@
-"""Recovery at startup: resume the runs that a crash left where possible, end the others, then run queued messages."""
+"""Recovery at startup: resume or end the runs that a crash interrupted, then run queued messages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ READY_LIMIT = 100_000
 
 
 class StartupRecovery:
-    """First step of a host: recover the runs and messages that its predecessor left."""
+    """Recovers the runs and messages of an earlier host process, before this host accepts work."""
 
     __slots__ = ("_context", "_launcher", "_parts", "more_waiting")
 
@@ -39,7 +39,7 @@ class StartupRecovery:
         """Whether the store has more sessions with waiting messages than were queued."""
 
     async def run(self) -> Recovery:
-        """Rescue every run of an earlier epoch, and queue every session that has waiting messages."""
+        """Resume or end every run of an earlier host process, and queue every session that has waiting messages."""
         context, queue = self._context, self._parts.queue
         restarted: list[str] = []
         interrupted: list[str] = []
@@ -68,7 +68,7 @@ class StartupRecovery:
         ready = await retry(context, "ready", lambda: context.store.ready(limit=READY_LIMIT))
         if ends:
             await asyncio.wait(ends, timeout=sum(RETRY_S))  # later ones are still retried
-        # Start all runs together, after the others: what they do to another session meets its run, or its end.
+        # Start all runs together, once the others have ended: whatever session they act on, its run is live or ended.
         for history, written in starts:
             self._launcher.start(history.claim, published=written, history=history)
         for session in ready:  # including those due later: the clock may have been set since they were accepted
@@ -77,7 +77,7 @@ class StartupRecovery:
         return Recovery(restarted=tuple(restarted), interrupted=tuple(interrupted), waiting=len(ready))
 
     async def enqueue_more(self) -> None:
-        """Queue more of the sessions that were found waiting at startup."""
+        """Queue sessions with waiting messages that exceeded the limit at startup."""
         self.more_waiting = False
         try:
             ready = await self._context.store.ready(limit=READY_LIMIT)
@@ -89,7 +89,7 @@ class StartupRecovery:
         self.more_waiting = len(ready) == READY_LIMIT
 
     def _obstacle(self, history: RunHistory) -> str | None:
-        """Return why the run does not resume, or None if it does."""
+        """Return the reason why the run cannot resume; None if it can."""
         claim, journal = history.claim, history.journal()
         if claim.interrupt is not None:
             return "it was being interrupted"

@@ -1,4 +1,4 @@
-"""Count what runs do against the promises of the host, and report incidents to the operator."""
+"""Check runs against the host's promises, count the results, and report incidents to the operator."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 __all__ = ["RunAccounting"]
 
 RECORDED: frozenset[str] = frozenset(("user", "stop", "message", "rollback", "shutdown", "lease_lost"))
-"""Kinds of interrupt that are durable, or deliberately not, before the run's scope gets them."""
+"""Kinds of interrupt that are already recorded, or deliberately not recorded, when they reach the run's scope."""
 
 
 class RunAccounting:
-    """Counts, records and publishes what happens to runs; it decides nothing about them."""
+    """Counts, records and publishes changes of runs, without making decisions about them."""
 
     __slots__ = ("_context", "_directory", "_settlements", "_tree")
 
@@ -47,8 +47,8 @@ class RunAccounting:
         """Publish the durable end of a run, and wake its waiters.
 
         Parameters:
-            status: the committed status; a run that is rolled back ends ``interrupted``.
-            steered: ids of the messages that it took after its claim.
+            status: the committed status; a run that was rolled back counts as ``interrupted``.
+            steered: ids of the messages that the run took after its claim.
             sure: whether `steered` is complete.
         """
         incidents = self._context.incidents
@@ -100,7 +100,7 @@ class RunAccounting:
         done.add_done_callback(recorded, context=context.variables)
 
     def stopped(self, run: LiveRun, receipt: StopReceipt) -> None:
-        """Count a stopped run, and report its survivors."""
+        """Count a stopped run, and report its abandoned members and surviving processes."""
         incidents = self._context.incidents
         incidents.counts[f"stops_{receipt.outcome}"] += 1
         incidents.promises.kept["P3"] += 1

@@ -2,19 +2,18 @@
 
 Invariants
 - All output of the run goes through its `EventWriter`. Output after the scope has closed is dropped.
-- The end of the scope, on its own or by a stop, is the only way to the commit; the commit is the only way to free the
-  slot.
+- A run is committed only once its scope has ended, on its own or by a stop. The slot is freed only when the run leaves
+  memory.
 - A failed write is retried unchanged until the store accepts it. The slot stays held and later writes wait behind it.
   If a write is refused because another holder has the session, the run ends here and writes nothing more.
 - Only an expired drain gives up a write (`give_up`): the store keeps the run, and the next start ends it.
-- The phases and their order are the table of `holdfast.protocol.run_phases`. Once the scope has closed, the phase
-  decides what is still to be written.
-- A run that is unloaded to wait for people (`unload`) produces no output and does no work after that: once its scope
-  has closed, the store has everything that a later claim needs. An interrupt before the store has released the run
-  ends it here.
-- Once the quota of stored bytes and the extra allowance for active runs are used up, only the failed end of the run is
+- The phases and their transitions are defined in `holdfast.protocol.run_phases`. Once the scope has closed, the phase
+  determines what is still to be written.
+- A run that is unloaded to wait for people (`unload`) does no further work and produces no further output. Before the
+  store releases it, everything that a later claim needs is stored. An interrupt before the release ends the run here.
+- Once the quota of stored bytes and the extra allowance for active runs are used up, only the run's end, as failed, is
   stored.
-- An ordinary run needs no task of its own: callbacks only, all on the host's loop.
+- The host needs no task for an ordinary run: callbacks on its loop do all of the above.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ _LOGGED = 10
 
 
 class RunExecution:
-    """One run on this host: a `LiveRun`. See the module."""
+    """One run on this host; implements `LiveRun`. The module's docstring lists the invariants."""
 
     __slots__ = (
         "_adapter",
@@ -112,7 +111,7 @@ class RunExecution:
         self.actor = actor
         self.phase: RunPhase = "running"
         self.status: Literal["completed", "failed", "interrupted"] | None = None
-        """How the run ended; None until then."""
+        """The run's final status; None until it ends."""
         self._may_unload = False
         self._cut_by: Cause | None = None
         self._exceeded: QuotaExceeded | None = None
@@ -211,21 +210,25 @@ class RunExecution:
     def stop(
         self, cause: Cause, *, grace_s: float | None = None, abandon_after_s: float | None = None
     ) -> asyncio.Future[StopReceipt]:
-        """Interrupt the run; the future resolves to the receipt once the slot is free."""
+        """Interrupt the run; the future resolves to the receipt, as for `follow`."""
         future = self.follow()
         self.request_stop(cause, grace_s=grace_s, abandon_after_s=abandon_after_s)
         self._answer_if_exhausted()
         return future
 
     def request_stop(self, cause: Cause, *, grace_s: float | None = None, abandon_after_s: float | None = None) -> None:
-        """Request a stop without waiting. A run that is committing or never started ends as it is."""
+        """Request a stop without waiting. It does not affect a run that is already committing."""
         if self.phase in ("unloading", "releasing") and self._cut_by is None:
             self._cut_by = cause
         if self.phase != "committing":
             self.scope.request_stop(cause, grace_s=grace_s, abandon_after_s=abandon_after_s)
 
     def follow(self) -> asyncio.Future[StopReceipt]:
-        """Return a future of the stop receipt, whatever stops the run; it resolves once the slot is free."""
+        """Return a future of the stop receipt, whatever stops the run.
+
+        It resolves once the slot is free, or earlier if the store keeps failing or an abandoned exclusive call holds
+        the slot.
+        """
         future: asyncio.Future[StopReceipt] = self._context.loop.create_future()
         self._receipts.append(future)
         return future
@@ -247,12 +250,12 @@ class RunExecution:
         return True
 
     def unload_on_stop(self) -> None:
-        """Let the coming stop leave the run unended if the next start can resume it: it ends as ``unloaded``."""
+        """Make the next stop unload the run instead of ending it, if the next start can resume it."""
         running = self.phase == "running" and not self.scope.interrupt.triggered
         self._may_unload = running and self._agent.replayable
 
     def give_up(self) -> None:
-        """Stop waiting for the store: write nothing more of the run; the next start ends it."""
+        """Stop waiting for the store, and write nothing more for the run; the next start ends it."""
         if not self.ended:
             self._end(self._receipt)
 
@@ -262,7 +265,7 @@ class RunExecution:
             self._parts.accounting.interrupted(self, cause)
 
     def _closed(self) -> None:
-        """Handle the closed scope: nothing of the run is left, or what is left is discarded."""
+        """Handle the closed scope: all work of the run has ended, or its results are discarded from now on."""
         if self.phase in TERMINAL_PHASES:
             return
         assert self._handle is not None
@@ -317,7 +320,7 @@ class RunExecution:
     # ── the log ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _appended(self, error: BaseException | None) -> None:
-        """Handle an append: go on towards the end, if there is one, else with the output."""
+        """Handle a completed append: continue the run's end if it has begun, otherwise flush further output."""
         phase = self.phase
         if isinstance(error, StaleFence):
             self.lose(error)
@@ -426,7 +429,7 @@ class RunExecution:
     def _go_on(self) -> None:
         """Continue towards the end, one write at a time: the unconfirmed batch first, then the commit or the release.
 
-        A failed write comes back here, so that a run that lost its session meanwhile does not write it again.
+        A failed write is retried from here, so that a run that has lost its session in the meantime does not write.
         """
         if self._writer.in_flight:
             return
@@ -463,7 +466,7 @@ class RunExecution:
                 if error is not None or done.result().ready:  # all its questions are answered
                     self._parts.queue.enqueue_when_due(actor.session, actor.principal, 0.0)
                 return
-            # It was interrupted while the store released it: the caller hears back once the store has ended it.
+            # It was interrupted while the store released it: the caller gets the receipt once the store has ended it.
             receipts, self._receipts = self._receipts, []
             self._end(self._receipt)
             stop = self._parts.observer.stop_unloaded(actor.session, actor.principal, self.run_id, self._cut_by)
@@ -530,7 +533,7 @@ class RunExecution:
             self._end(self._receipt, committed)
 
     def lose(self, error: StaleFence) -> None:
-        """End the run here without further writes: another holder has the session."""
+        """End the run here without further writes, because another holder has the session."""
         if self.phase == "lost" or self.ended:
             return
         self.phase = next_phase(self.phase, "lose")
@@ -541,7 +544,7 @@ class RunExecution:
             self.scope.request_stop(Cause(kind="lease_lost", reason=str(error), at=self._context.now()))
 
     def supersede(self) -> None:
-        """End this run: a newer claim has the session."""
+        """End this run, because a newer claim holds the session."""
         self.lose(StaleFence(f"run {self.run_id} was superseded by a newer claim"))
 
     def _end(self, receipt: StopReceipt | None, committed: Committed | None = None) -> None:

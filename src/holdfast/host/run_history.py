@@ -35,8 +35,8 @@ class RunHistory:
     """The stored history of a run so far.
 
     Parameters:
-        claim: the claim that it resumes with.
-        events: its events, in order.
+        claim: the claim under which the run resumes.
+        events: the run's stored events, in order.
     """
 
     claim: Claim
@@ -54,7 +54,7 @@ class RunHistory:
         return transcript
 
     def was_started_by(self, agent: Agent) -> bool:
-        """Return whether such an agent started the run: a model resumes from its steps, a function from its calls."""
+        """Return whether an agent of the same kind started the run: a model resumes by steps, a function by calls."""
         run_id = self.claim.lease.run_id
         in_steps = any(isinstance(e, StepFinished) and e.run_id == run_id for e in self.events)
         if agent.model is None:

@@ -1,7 +1,8 @@
 """The host, as seen by one run: its history, its steering messages, and its questions to people.
 
 Invariants
-- A person's decision is delivered to the run once, or kept until the run asks; it is in the log before either.
+- A person's decision is in the log before it is used. It is then delivered to the run, or kept until the run waits for
+  it.
 - A run is quiescent while every part of it waits for people, all its questions are durable, and every answer has been
   delivered. Only then is its deadline paused, and only then may it be unloaded.
 - The result of a store call for the run is recorded when the store answers, even if the caller has ended: a steered
@@ -49,7 +50,7 @@ _OF_STEERING = ("message.accepted", "message.steered")
 
 
 class AdaptedRun(LiveRun, Protocol):
-    """The run that an adapter belongs to."""
+    """Interface of the run that an adapter serves."""
 
     @property
     def ended(self) -> bool:
@@ -60,11 +61,11 @@ class AdaptedRun(LiveRun, Protocol):
         """The transcript of the run so far."""
 
     def lose(self, error: StaleFence) -> None:
-        """End the run here without further writes: another holder has the session."""
+        """End the run here without further writes, because another holder has the session."""
 
 
 class RunHostAdapter:
-    """`holdfast.agents.ports.RunHost` of one run. On the host's loop only.
+    """Implements `holdfast.agents.ports.RunHost` for one run. On the host's loop only.
 
     Parameters:
         steering: whether a ``steer`` message may wait for the run.
@@ -118,7 +119,7 @@ class RunHostAdapter:
         self._directory = directory
         self._observer = observer
         self._answers: dict[str, Answer] | None = None
-        self._asked: set[str] = set()  # by parts of the run that do not wait for the answer yet
+        self._asked: set[str] = set()  # questions of parts of the run that do not wait for the answer yet
         self._quiet = False
         self._expected: dict[str, list[asyncio.Future[Answer]]] | None = None
         self._on_the_way = 0
@@ -188,7 +189,7 @@ class RunHostAdapter:
     # ── steering ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def steer(self, step: int) -> Sequence[Message]:
-        """Take the messages steered to this run. That it took them before this step is durable on return."""
+        """Take the messages steered to this run. On return, it is durable that the run took them before this step."""
         if not self.steering:
             return ()
         self.steering = False  # before the store looks: a later message sets it again
@@ -206,7 +207,7 @@ class RunHostAdapter:
         self._actor.publish(done.events)
 
     async def _steered_at(self, step: int) -> Sequence[Message]:
-        """Return the messages that the run took before a step, from the log, as the store's reply was lost."""
+        """Read the messages that the run took before a step from the log, because the store's reply was lost."""
         store, actor = self._context.store, self._actor
         accepted: dict[str, MessageAccepted] = {}
         taken: list[Message] = []
@@ -334,7 +335,7 @@ class RunHostAdapter:
     async def _insist(
         self, what: str, verb: Callable[[], asyncio.Future[Done]], note: Callable[[Done], object]
     ) -> Done:
-        """Call the store until it answers. `note` gets the result in the order of the log."""
+        """Call the store, with retries, until it answers. `note` is called with each result in the log's order."""
 
         def answered(done: asyncio.Future[Done]) -> None:
             error = done.exception()

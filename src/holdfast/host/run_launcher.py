@@ -1,6 +1,7 @@
 """Start claimed runs, end those that cannot start, and pass on their slots.
 
-All on the host's loop, in callbacks of the store's futures: no await separates a durable decision from its action.
+Everything runs on the host's loop, in callbacks of the store's futures: no await separates a durable decision from its
+action.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class RunLauncher:
         """Start a claimed run; its slot is reserved.
 
         Parameters:
-            published: events of the same transaction that precede the claim's own.
+            published: events to publish instead of the claim's own: those of the whole transaction, or of a restart.
             history: history of earlier attempts.
             steering: whether a message may have been steered to the run before it was known to be active.
         """
@@ -89,8 +90,10 @@ class RunLauncher:
         error: HoldfastError | None = None,
         history: RunHistory | None = None,
     ) -> asyncio.Future[None]:
-        """End a claimed run without starting its agent: unknown here, or ended by a crash. Its slot is reserved.
-        The future resolves when the run has ended, or when a drain leaves it to the next start.
+        """End a claimed run without starting its agent. Its slot is reserved.
+
+        For a run whose agent is unknown here, or which cannot resume. The future resolves when the run has ended, or
+        when a drain leaves it to the next start.
         """
         context, parts = self._context, self._parts
         history = history or RunHistory(claim)

@@ -16,7 +16,7 @@ __all__ = ["RunObserver"]
 
 
 class RunObserver(Protocol):
-    """Implemented on top, by the `Host`. All methods are called on the host's loop, and none waits."""
+    """Port to the parts above the runs, implemented by `HostParts`. Called on the host's loop; no method waits."""
 
     def on_slot(self, principal: str, session: int) -> None:
         """Handle a queued session that got a slot: claim its next run."""
@@ -28,7 +28,7 @@ class RunObserver(Protocol):
         """Handle a run that waits only for people."""
 
     def on_ended(self, run: LiveRun, claim: Claim, committed: Committed | None) -> None:
-        """Handle a run that is no longer in memory; `committed` is its end, if the store has one."""
+        """Handle a run that is no longer in memory; `committed` is its durable end, or None."""
 
     def on_question(self, due_at: float) -> None:
         """Handle a new question, which expires at `due_at`."""

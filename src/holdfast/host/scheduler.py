@@ -1,14 +1,14 @@
-"""Schedules on a host: one timer for the next due schedule, and the handle for the owner.
+"""Schedules on a host: one timer for the next due schedule, and handles for their owners.
 
 Invariants:
 
-- There is one timer and at most one check at a time, however many schedules there are; while nothing is due the store
-  is not queried.
+- One timer and at most one check at a time serve any number of schedules; while nothing is due, the store is not
+  queried.
 - Due schedules fire in batches in which principals take turns; a batch without progress is not repeated at once.
-- Wall-clock time decides what is due. It is checked at least every `LOOK_EVERY_S`, so that clock jumps are noticed,
-  forwards and back.
+- Wall-clock time decides what is due. It is checked at least every `LOOK_EVERY_S`, so that clock jumps in either
+  direction are noticed.
 - A schedule that is unreadable, or whose tick is refused, does not block any other.
-- A draining host fires nothing more; its ticks are due, or missed, at the next start.
+- A draining host fires nothing more; the remaining ticks are due, or missed, at the next start.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ TRIES = 3
 """Attempts at a manual run while others change the schedule."""
 ID_LENGTH = 200
 TEXT_LENGTH = 100_000
-"""Limit for a schedule's message: many are in memory together."""
+"""Maximum length of a schedule's message, since many of them may be in memory together."""
 
 
 class Scheduler:
@@ -79,7 +79,7 @@ class Scheduler:
         """Rows of unreadable schedules that were already reported."""
 
     def start(self) -> None:
-        """Start, with a first check at once."""
+        """Start, and check for due schedules at once."""
         self._ahead_s = self._context.now() - self._context.clock.monotonic()
         self._begin()
 
@@ -119,10 +119,10 @@ class Scheduler:
             self._context.start_task(self._look(), "schedules")
 
     async def _look(self) -> None:
-        """Fire everything that is due, then wait for the next."""
+        """Fire all due schedules, then arm the timer for the next."""
         context = self._context
         again_at = context.now() + AGAIN_S
-        self._next_at = math.inf  # schedules put from here on make it earlier
+        self._next_at = math.inf  # a schedule that is put from now on may set it earlier
         try:
             while not context.lifecycle.draining and (
                 batch := await context.store.due_schedules(now=context.now(), limit=BATCH)
@@ -142,7 +142,7 @@ class Scheduler:
     # ── firing ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _fire_all(self, batch: Sequence[DueSchedule]) -> bool:
-        """Fire a batch; return whether the store answered for all of it and at least one schedule moved on."""
+        """Fire a batch; return whether all store calls succeeded and at least one schedule made progress."""
         firing = [
             self._fire(due) for due in batch if not self._context.lifecycle.draining and self._may_fire(due.principal)
         ]
@@ -304,7 +304,7 @@ class Scheduler:
 class Schedule:
     """A handle to a schedule of a host. Made by `Session.schedule`, `Host.schedule` and `Host.find_schedule`.
 
-    Call all methods on the host's loop. A caller that is cancelled gives up its wait, never the change.
+    Call all methods on the host's loop. Cancelling a caller ends its wait, never the change.
     """
 
     __slots__ = ("_scheduler", "principal", "schedule_id")

@@ -1,4 +1,4 @@
-"""A session handle for its owner, in-process: `holdfast.protocol.session_api.SessionAPI` on a `Host`."""
+"""In-process session handle: implements `holdfast.protocol.session_api.SessionAPI` on a `Host`."""
 
 from __future__ import annotations
 
@@ -90,9 +90,9 @@ class SessionParts:
 
 
 class Session:
-    """A handle to a session of a host. Made by `Host.session`; any number may refer to the same session.
+    """A handle to a session of a host. Made by `Host.session`; any number of handles may refer to the same session.
 
-    Call all methods on the host's loop. A caller that is cancelled gives up its wait, never the work.
+    Call all methods on the host's loop. Cancelling a caller ends its wait, never the work.
     """
 
     __slots__ = ("_agent", "_agents", "_context", "_parts", "key", "principal")
@@ -135,7 +135,7 @@ class Session:
         return await self._settled(future, timeout_s)
 
     def _refuse_to_wait_for_itself(self) -> None:
-        """Raise `WaitsForItself` in a run of this session, which would wait for its successor until its deadline."""
+        """Raise `WaitsForItself` in a run of this session: the message may only settle after that run has ended."""
         scope = current_scope()
         while scope is not None:
             run = self._parts.launcher.live.get(scope.name)
@@ -279,7 +279,7 @@ class Session:
         call_hash: str = "",
         answerer: Answerer | None = None,
     ) -> Answer:
-        """Give an answer on behalf of `answerer`, for servers; None: the session's owner, in this process.
+        """Answer a question on behalf of `answerer`, for servers; None: the session's owner, in this process.
 
         Raises as `SessionAPI.answer` and `approve`.
         """
@@ -304,7 +304,7 @@ class Session:
         return await self.put_schedule(schedule_id, ScheduleSpec(session=self.key, text=text, **spec))
 
     async def put_schedule(self, schedule_id: str | None, spec: ScheduleSpec) -> Schedule:
-        """Create or replace a schedule of this session; as `SessionAPI.schedule`."""
+        """Create or replace a schedule of this session. Raises as `SessionAPI.schedule`."""
         found = await self._context.store.find_session(self.principal, self.key)
         if found is not None and found[1].state == "deleted":
             raise SessionDeleted(f"the session {self.key!r} was deleted")
@@ -360,7 +360,7 @@ class Session:
     async def _edit(
         self, kind: HistoryEdit, entries: Sequence[Entry] = (), *, key: str | None = None, agent: str = ""
     ) -> Edited:
-        """Edit the transcript of this session, or of another one of its owner."""
+        """Edit the transcript of this session, or of another session of the same owner."""
         return await transcript_edits.edit(
             self._context, self._parts.directory, self.principal, key or self.key, kind, entries, agent=agent
         )
@@ -431,9 +431,10 @@ class Session:
     async def open_log(
         self, *, after: str | None = None, follow: str | None = None, keepalive_s: float | None = None
     ) -> SessionLog:
-        """Return the log in batches of stored rows, for servers; None after `keepalive_s` seconds without an event.
+        """Return a reader of the log in batches of stored rows, for servers. The caller must close it.
 
-        Raises as `events`, before the first batch. The caller must close the reader.
+        The reader yields None after each `keepalive_s` seconds without an event. Raises as `events`, before the first
+        batch.
         """
         seconds = self._context.settings.keepalive_s if keepalive_s is None else keepalive_s
         return await open_log(
@@ -468,10 +469,12 @@ class Session:
         return transcript_edits.shown(entries)
 
     async def transcript_page(self, *, after: int, limit: int) -> tuple[list[Entry], Charge]:
-        """Return up to `limit` entries with n > `after`, in order; empty after the last. Release their charge.
+        """Return up to `limit` entries with n > `after`, in order, with their charge; the caller must release it.
+
+        The list is empty after the last entry.
 
         Raises:
-            UnknownSession: see there.
+            UnknownSession, SessionDeleted: as for `transcript`.
             BudgetExceeded, HostBusy: timed out waiting for memory.
         """
         row = await self._row()
@@ -485,7 +488,7 @@ class Session:
         return await self._context.budgets.read_page(self.principal, read, memory_bytes)
 
     async def has_entry(self, n: int) -> bool:
-        """Return whether the transcript has an entry of that number; the entry is in memory only briefly."""
+        """Return whether the transcript has an entry with that number. The entry is read but not kept in memory."""
         row = await self._row()
         budgets, within_s = self._context.budgets, self._context.settings.stream_stall_s
         with await budgets.reads.wait_for(self.principal, 1, within_s=within_s):

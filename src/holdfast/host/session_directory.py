@@ -1,4 +1,4 @@
-"""The sessions in this host's memory: loaded on use, shown new events, and evicted when idle."""
+"""The sessions in this host's memory: loaded on use, notified of new events, and evicted when idle."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class SessionDirectory:
         return found
 
     def publish(self, session: int, events: Sequence[Stored]) -> None:
-        """Show newly stored events to the readers of a session, if it is in memory."""
+        """Pass newly stored events to the readers of a session, if it is in memory."""
         live = self.live.get(session)
         if live is not None:
             live.publish(events)
@@ -84,9 +84,9 @@ class SessionDirectory:
         self.awaited.close()
 
     def evict(self, *, idle_for_s: float) -> None:
-        """Drop every session idle for at least this long from memory; the store keeps it.
+        """Drop every session that has been idle for at least this long from memory; it stays in the store.
 
-        Each live session is queued once; those at the front were idle, or were checked, before the others.
+        Each live session is in the queue once, in the order in which the sessions were loaded or last checked.
         """
         before = self._context.loop.time() - idle_for_s
         at_first = len(self.live)

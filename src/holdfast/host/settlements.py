@@ -45,7 +45,7 @@ class Settlements:
                     future.set_result(settlement)
 
     def close(self) -> None:
-        """End all waits, as the host closes: open messages settle after the next start."""
+        """End all waits, because the host is closing. Open messages settle after the next start."""
         self._closed = True
         for waiting in self._expected.values():
             for future in waiting:

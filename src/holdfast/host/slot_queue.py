@@ -1,6 +1,7 @@
 """Sessions that wait for a run slot, or for the time when their messages are due.
 
-All on the host's loop; nothing here waits, reads the store or starts a run: `RunObserver.on_slot` does.
+Everything runs on the host's loop. Nothing here waits, reads the store or starts a run: that is left to
+`RunObserver.on_slot`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["SlotQueue"]
 
 LOOK_EVERY_S = 60.0
-"""Longest wait before a session that is due later is checked again: the clock may be set in the meantime."""
+"""Maximum delay before a session that is not due yet is checked again: the clock may be set in the meantime."""
 
 
 class SlotQueue:
@@ -50,33 +51,32 @@ class SlotQueue:
             self._admit()
 
     def reserve(self, principal: str) -> str | None:
-        """Take a slot if one is free, and return the id of the run that may use it. Otherwise count a refusal."""
+        """Take a slot and return the id of the run that may use it; None, counted as a refusal, if all are taken."""
         if self.admission.reserve(principal):
             return ids.run_id()
         self._context.incidents.promises.kept["P14"] += 1
         return None
 
     def release(self, principal: str) -> None:
-        """Return a slot. Queued sessions get it before anyone else can ask for it."""
+        """Return a slot. Queued sessions get it before any new request."""
         self.admission.release(principal)
         self._admit()
         if self._unused is not None and not self._unused.done() and not self.admission.statistics().running:
             self._unused.set_result(None)
 
     def next_run_id(self) -> str | None:
-        """Return an id for a run that may follow on the same slot; None if others wait for it or the host is
-        draining."""
+        """Return an id for a run that may reuse the slot; None if sessions wait for one or the host is draining."""
         return None if self._context.lifecycle.draining or self.admission.waiting else ids.run_id()
 
     async def unused(self) -> None:
-        """Wait until no slot is taken: every pending claim has its run, and every run has ended."""
+        """Wait until no slot is in use: every pending claim has its run, and every run has ended."""
         while self.admission.statistics().running:
             if self._unused is None or self._unused.done():
                 self._unused = self._context.loop.create_future()
             await asyncio.shield(self._unused)
 
     def close(self) -> None:
-        """Wake no more sessions."""
+        """Stop waking sessions that become due."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -51,7 +51,7 @@ PROMISES: dict[str, tuple[str, str, str]] = {
     "P13": ("fair", "sessions admitted in turn", "not counted here: the storm judges it"),
     "P14": ("private", "refusals at a principal's own limits", "not counted here: the storm judges it"),
 }
-"""For each promise that this host can check: its name, and the meaning of its counts of kept and broken."""
+"""Each promise that a host checks: its name, and the meaning of its `kept` and `broken` counters."""
 
 
 COUNTS: dict[str, str] = {
@@ -75,11 +75,11 @@ COUNTS: dict[str, str] = {
     "connections_<reason>": "connections that the server closed: `no_room`, `refused` beyond a share, or `too_slow`",
     "incidents_<kind>": "incidents, by kind",
 }
-"""All counters of a host besides the promises; a name with ``<…>`` stands for one counter per value."""
+"""All counters of a host except those of the promises; a name with ``<…>`` stands for one counter per value."""
 
 
 class PromiseCount(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of a promise kept and broken in this process."""
+    """Number of times a promise was kept and broken in this process."""
 
     name: str
     kept: int
@@ -91,7 +91,7 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
 
     Parameters:
         at: seconds since the epoch.
-        kind: its class.
+        kind: its category.
         text: what happened, and what to do.
         session, run_id: the session and run concerned, if known.
         stack: the stack of a blocked loop or an abandoned thread.
@@ -117,11 +117,12 @@ class DrainReport(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a drain.
 
     Parameters:
-        finished: runs that ended by themselves.
-        parked: replayable runs that resume at the next start.
-        interrupted: runs that were interrupted at the deadline.
-        waiting: sessions whose messages stay in their mailboxes, as far as this host knows.
-        orphans: names of everything still alive. Expected to be empty.
+        finished: number of runs that ended on their own.
+        suspended: ids of replayable runs that resume at the next start.
+        interrupted: ids of runs that were interrupted.
+        waiting: number of sessions, known to this host, whose messages stay in their mailboxes.
+        orphans: tasks, threads and processes still alive, and runs whose end the store did not accept. Expected to be
+            empty.
         elapsed_s: duration of the drain.
     """
 
@@ -137,13 +138,14 @@ class HostStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot of a host.
 
     Parameters:
-        node_id, pid, started_at: of the process.
-        draining: whether it refuses new work.
-        sessions_live: sessions in memory.
-        running, in_line: active runs; sessions that wait for a slot.
-        readers: open event streams.
+        node_id, pid, started_at: the host's process.
+        draining: whether the host refuses new work.
+        sessions_live: number of sessions in memory.
+        running: number of active runs.
+        awaiting_slot: number of sessions that wait for a slot.
+        event_subscribers: number of open event streams.
         counts: all counters, by name.
-        promises: the counts of each promise, by its number.
+        promises: the counts of each promise, by number.
     """
 
     node_id: str
@@ -159,7 +161,7 @@ class HostStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PromiseCounters:
-    """Counts of each promise kept and broken in this process, by its number. `kept` and `broken` may be added to."""
+    """Number of times each promise was kept and broken in this process. Callers add to `kept` and `broken` directly."""
 
     def __init__(self) -> None:
         self.kept: Counter[str] = Counter()
@@ -174,7 +176,7 @@ class PromiseCounters:
 
 
 class IncidentLog:
-    """The newest incidents and all counters of a host. `report` and `count` are thread-safe.
+    """The newest incidents and all counters of a host. `report` is thread-safe.
 
     Parameters:
         limit: maximum number of incidents kept.

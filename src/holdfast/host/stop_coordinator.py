@@ -41,9 +41,10 @@ class StopCoordinator:
         *,
         background: bool,
     ) -> asyncio.Task[tuple[StopReceipt, tuple[Message, ...]]]:
-        """Carry out a recorded interrupt or stop. It continues even if the caller is cancelled.
+        """Carry out an interrupt or stop once it is recorded. It continues even if the caller is cancelled.
 
         Parameters:
+            done: the store's result for the record.
             background: whether to stop the session's background work too.
         """
         context = self._context
@@ -51,7 +52,7 @@ class StopCoordinator:
         acted: asyncio.Future[None] = context.loop.create_future()
 
         def decided(done: asyncio.Future[Any]) -> None:
-            """Act in the callback, so that nothing comes between the record and the act."""
+            """Act in the callback, so that nothing happens between the record and the action."""
             try:
                 act(done)
             finally:

@@ -1,4 +1,4 @@
-"""Retries of failed store calls: their delays, and two ways to wait for the store."""
+"""Retries of failed store calls: for some seconds, or until the host drains."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def retry(context: HostContext, what: str, call: Callable[[], Awaitable[T]
 async def retry_until_drain(
     context: HostContext, call: Callable[[], Awaitable[T]], on_error: Callable[[StorageError], object] | None = None
 ) -> T:
-    """Call the store until it answers; once the host drains, raise its error instead. The next start continues.
+    """Call the store until it answers; once the host drains, raise the error instead of retrying.
 
     Parameters:
         on_error: called with each error.

@@ -1,10 +1,10 @@
 """Unloaded runs: resume them when they are answered, end them when they are interrupted.
 
 Invariants
-- Only a claim takes up a run again. Every claim that the store returns is resumed or ended here, for any claimant.
+- An unloaded run is resumed only by a claim. Every such claim is resumed or ended here, whichever part requested it.
 - From the claim until the run is live or has ended, it is in `_resuming`: an interrupt in that time is recorded there
   and ends it. Before that, the interrupt's own claim ends the run; after it, the live run gets the interrupt.
-- A claim is reported in its callback, before any later result of the store. A claim that is returned twice is therefore
+- A claim is handled in its callback, before any later result of the store. A claim that is returned twice is therefore
   known to belong to a run that is being resumed or is live.
 """
 
@@ -70,7 +70,7 @@ class Suspension:
             self._parts.queue.enqueue_when_due(result.session, principal, 0.0)
 
     async def _look_after(self, principal: str, key: str, question_id: str) -> None:
-        """Handle a failed answer that the store may have anyway: pass it to the run."""
+        """Handle a failed answer that may be durable anyway: if it is, pass it to the run."""
         context, live = self._context, self._launcher.live
         try:
             found = await retry(context, "read", lambda: context.store.find_session(principal, key))
@@ -94,7 +94,7 @@ class Suspension:
     def resume(self, claim: Claim) -> None:
         """Resume or end a claimed unloaded run. Its slot is reserved.
 
-        A resume and an interrupt may claim it at the same time and get the same claim: the first counts.
+        A resume and an interrupt may claim the run at the same time and get the same claim; the second one is ignored.
         """
         if claim.lease.run_id in self._resuming or claim.lease.run_id in self._launcher.live:
             self._parts.queue.release(claim.principal)
@@ -153,7 +153,7 @@ class Suspension:
             )
 
     async def _restart(self, history: RunHistory) -> None:
-        """Have readers drop the output that the run repeats."""
+        """Record the restart if the run repeats output, so that readers drop the earlier output."""
         context, claim = self._context, history.claim
         if not history.repeats_output:
             return

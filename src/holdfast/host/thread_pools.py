@@ -37,7 +37,7 @@ class ThreadPools:
         return pool
 
     def close_unused(self, is_live: Callable[[str], bool]) -> None:
-        """Close the pools of principals that are not live; pools with abandoned threads stay."""
+        """Close the pools of principals that are not live; pools with abandoned threads stay open."""
         for principal in [name for name in self._by_principal if not is_live(name)]:
             if not self._by_principal[principal].statistics().abandoned:
                 self._by_principal.pop(principal).close()

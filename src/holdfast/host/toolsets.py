@@ -34,14 +34,14 @@ _log = logging.getLogger("holdfast.host")
 ENTER_S = 60.0
 """Seconds that a toolset may take to start."""
 LEAVE_S = 10.0
-"""Seconds that a toolset may take to end, before it is stopped like a run."""
+"""Seconds that a toolset may take to end before it is stopped like a run."""
 
 
 class HostToolsetContext:
-    """The services of the host for its toolsets: `holdfast.agents.tool.Home`.
+    """The host's services for its toolsets; implements `holdfast.agents.tool.ToolsetContext`.
 
     Parameters:
-        path: the store's file; None if it has none.
+        path: path of the store's file; None if the store has no file.
     """
 
     def __init__(self, clock: Clock, sender: MessageSender, path: str | None) -> None:
@@ -64,7 +64,7 @@ class HostToolsetContext:
 
 
 class _Lifespan:
-    """One toolset between the host's start and its close."""
+    """The lifespan of one toolset, from the host's start to its close."""
 
     def __init__(self, context: HostContext, toolset: Toolset, home: HostToolsetContext) -> None:
         loop, settings = context.loop, context.settings
@@ -81,7 +81,7 @@ class _Lifespan:
         )
 
     async def enter(self) -> None:
-        """Enter the lifespan. Raises `ConfigurationError`, with nothing of the toolset left."""
+        """Enter the lifespan. If that fails, stop what the toolset started and raise `ConfigurationError`."""
         self._scope.open()
         _ = self._scope.spawn(self._live(), name=self.name)
         problem: BaseException | None = None
@@ -115,7 +115,7 @@ class _Lifespan:
             self._entered.set_exception(error if isinstance(error, Exception) else InterruptedError("it was stopped"))
 
     async def leave(self) -> str | None:
-        """Exit the lifespan. Return what went wrong, if anything."""
+        """Exit the lifespan. Return a description of the problem, or None."""
         if not self._leave.done():
             self._leave.set_result(None)
         problem: str | None = None
@@ -145,9 +145,9 @@ class Toolsets:
         self._kept_private = contextlib.ExitStack()
 
     async def enter(self) -> None:
-        """Enter every toolset of the host's agents once; from then on, workspaces are kept out of the store.
+        """Enter each toolset of the host's agents once, and keep the store's files out of reach of all workspaces.
 
-        Raises `ConfigurationError` for a toolset that fails, or whose workspace contains files of the host.
+        Raises `ConfigurationError` if a toolset fails, or if its workspace contains files of the host.
         """
         context = self._context
         toolsets: list[Toolset] = []

@@ -1,4 +1,4 @@
-"""Manual edits of a transcript: retry, undo, compact, copy and import; and the transcript as clients see it."""
+"""Manual edits of a transcript (retry, undo, compact, fork, import), and the transcript as clients see it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def shown(entries: Iterable[Entry]) -> list[Entry]:
 async def read(
     context: HostContext, principal: str, session: int, *, within_s: float | None = None
 ) -> tuple[Sequence[Entry], Charge]:
-    """Read a whole transcript, with the charge of its memory; a small one is free. Release the charge.
+    """Read a whole transcript and charge its memory; a small one is free. The caller must release the charge.
 
     Parameters:
         within_s: timeout for waiting for room; None: no timeout.
@@ -73,7 +73,7 @@ async def read(
 
 @asynccontextmanager
 async def charged(context: HostContext, principal: str, session: int) -> AsyncIterator[tuple[Sequence[Entry], Charge]]:
-    """Yield a transcript for an edit, charged in the meantime. Raises as `read`."""
+    """Yield a transcript for an edit; it is charged until the block ends. Raises as `read`."""
     entries, charge = await read(context, principal, session, within_s=context.settings.stream_stall_s)
     with charge:
         yield entries, charge
@@ -90,7 +90,7 @@ async def edit(
     expected_n: int | None = None,
     agent: str = "",
 ) -> Edited:
-    """Have the store edit the transcript, and publish the edit. Raises as `Store.edit_history`."""
+    """Edit the transcript in the store, and publish the edit. Raises as `Store.edit_history`."""
     done = context.store.edit_history(
         EditHistory(
             principal=principal,
@@ -117,7 +117,7 @@ async def edit(
     try:
         return await asyncio.shield(done)
     finally:
-        del done  # breaks a cycle: its error, this frame, and the entries
+        del done  # breaks a reference cycle between its error and this frame, which would keep the entries in memory
 
 
 class LastRun(NamedTuple):
@@ -149,7 +149,7 @@ async def last_run(context: HostContext, principal: str, session: int) -> LastRu
 def through(entries: Sequence[Entry], through_n: int | None) -> list[Entry]:
     """Return the entries up to `through_n`, plus the results of all calls among them.
 
-    A run that is cut in the middle and did not complete keeps its mark.
+    If the last run among them did not complete, the last entry gets its ``ended_by``, even if the run is cut short.
     """
     if through_n is None:
         return list(entries)
@@ -224,7 +224,7 @@ _UNCHANGED = "pass the result of export() unmodified"
 
 
 def check_import(export: SessionExport) -> list[Entry]:
-    """Return the entries of an export for storage. Raises `InvalidRequest` for an incomplete history."""
+    """Validate an export and return its entries for storage. Raises `InvalidRequest`."""
     if not isinstance(export, SessionExport):
         raise InvalidRequest("an import takes a SessionExport", hint="pass the result of export()")
     open_calls: set[str] = set()

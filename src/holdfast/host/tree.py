@@ -1,4 +1,4 @@
-"""Task tree for people, built from the live sessions and their scopes."""
+"""Task tree for display, built from the live sessions and their scopes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["TaskTree", "scope_nodes"]
 class TaskTree:
     """The live sessions and runs of a host, and everything below them.
 
-    Abandoned tasks and threads stay until they have ended, in the state ``abandoned``.
+    Abandoned tasks and threads are included until they end, in the state ``abandoned``.
     """
 
     __slots__ = ("_abandoned", "_context", "_directory")
@@ -57,7 +57,7 @@ class TaskTree:
         return TreeNode(kind="session", name=key, state="running" if scopes else "idle", children=nodes)
 
     def note_abandoned(self, live: LiveSession, scope: Scope) -> None:
-        """Record what is still alive of a session's closed scope."""
+        """Record the members of a session's closed scope that are still alive."""
         leftovers = scope.leftovers()
         if leftovers:
             self._forget()
@@ -65,7 +65,7 @@ class TaskTree:
             known.extend(leftovers)
 
     def _forget(self) -> None:
-        """Drop what has ended."""
+        """Drop abandoned members that have ended."""
         for session, (_, _, leftovers) in list(self._abandoned.items()):
             leftovers[:] = [leftover for leftover in leftovers if leftover.is_alive]
             if not leftovers:

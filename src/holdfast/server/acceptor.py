@@ -1,20 +1,21 @@
 """Accept connections, and serve those with a valid key first.
 
-The kernel returns connections in order, and serving one costs ten times as much as accepting it. So all others would
-wait behind a burst from one program. So new connections are accepted at once, and their first bytes are peeked at:
+The kernel returns connections in order, and serving one costs ten times as much as accepting it, so a burst from one
+program would delay all others. New connections are therefore accepted at once, and their first bytes are peeked at:
 
 - A connection with a valid API key or the local token is served next. Principals take turns, each within its share of
   the connections.
-- A token that may be signed comes after these: verifying it is expensive, and is left to its request.
+- A connection with a token that may be signed is served after these. Verifying the token is expensive, and is left to
+  the request.
 - All others are served in order, a few per turn.
 
 Rules
-- A turn comes once per millisecond, so that a flood leaves time for everything else.
+- There is one turn per millisecond, so that a flood leaves time for everything else.
 - Peeking only sets the order: each request is authenticated when it is handled. Peeked bytes are not stored.
-- A waiting connection counts as open, either without a key or as its principal's. So the same timeout and limits apply
+- A waiting connection counts as open, either without a key or as its principal's, so the usual timeout and limits apply
   to it (`holdfast.server.connections`).
-- While only a few arrive, they are served immediately, without peeking; so is now and then a short burst, as of a
-  pool of clients that starts.
+- If only a few connections arrive, they are served immediately, without peeking. The same holds for an occasional short
+  burst, as when a pool of clients starts.
 """
 
 from __future__ import annotations
@@ -42,20 +43,20 @@ __all__ = ["Acceptor"]
 _log = logging.getLogger("holdfast.server")
 _TURN_S = 0.001
 _BATCH = 128
-"""Connections that are accepted in a turn, at most."""
+"""Maximum number of connections accepted per turn."""
 _MOST = 6
-"""Connections with a key that are served in a turn; where no key is needed, any."""
+"""Maximum number of connections with a key served per turn; if no key is required, of all connections."""
 _FEW = 2
-"""Connections without a key that are served in a turn, besides."""
+"""Maximum number of connections without a key served per turn, in addition to those with one."""
 _BURST = 24
-"""Connections of bursts that are served immediately, at most."""
+"""Maximum number of connections in bursts that are served immediately."""
 _BURST_PER_S = 500
-"""Rate at which that allowance grows again."""
+"""Rate at which that allowance is replenished."""
 _PEEK_BYTES = 8192
 _PEEKS = 2
-"""Peeks at an incomplete head."""
+"""Maximum number of peeks at an incomplete head."""
 _WATCHED = 1024
-"""Connections with an incomplete head that are watched for more bytes; the newest ones."""
+"""Maximum number of connections with an incomplete head that are watched for more bytes; the newest are kept."""
 _PAUSE_S = 0.2
 _AUTHORIZATION = re.compile(rb"\r\n(?i:authorization):[ \t]*([^\r\n]*)\r\n")
 
@@ -72,7 +73,7 @@ class _Waiting:
         self.charge: Charge | None = None
         self.queue: OrderedDict[Connection, float] | None = None
         self.line: dict[_Waiting, None] | None = None
-        """Where it waits; None: it is being served."""
+        """The queue in which it waits; None: it is being served."""
         self.peeks = _PEEKS
 
     def on_timeout(self) -> None:
@@ -80,16 +81,16 @@ class _Waiting:
         self.drop()
 
     def drop(self) -> None:
-        """Close at once, or give up its place if it is already being served."""
+        """Close at once, or only deregister if the connection is already being served."""
         self._acceptor.drop(self)
 
 
 class Acceptor:
-    """Accepts the connections of a listening socket; in place of an `asyncio.Server`. Of one loop.
+    """Accepts the connections of a listening socket, in place of an `asyncio.Server`. Use it from one loop only.
 
     Parameters:
-        listener: bound, listening and non-blocking; it is closed by `close`.
-        protocol: creates the protocol of a connection from the waiting connection it replaces, or None.
+        listener: a bound, listening, non-blocking socket; `close` closes it.
+        protocol: creates the protocol of a connection from the waiting connection that it replaces, or None.
         connections: the server's connections.
         keys: the key ring, to recognize valid keys.
     """
@@ -137,7 +138,7 @@ class Acceptor:
             await asyncio.wait(self._starting)
 
     def drop(self, waiting: _Waiting) -> None:
-        """Close a waiting connection, or release the place of one that is being served. Idempotent."""
+        """Close a waiting connection, or deregister one that is being served. Idempotent."""
         self._connections.lost(waiting)
         if waiting.line is not None:
             self._leave_line(waiting)
@@ -156,7 +157,7 @@ class Acceptor:
             self._plan_turn()
 
     def _allows_burst(self, count: int) -> bool:
-        """Whether a burst may be served immediately; if so, it is taken from the allowance."""
+        """Return whether a burst may be served immediately; if so, subtract it from the allowance."""
         now = self._loop.time()
         self._allowance = min(self._allowance + (now - self._allowance_at) * _BURST_PER_S, _BURST)
         self._allowance_at = now
@@ -193,11 +194,11 @@ class Acceptor:
         came: list[tuple[socket.socket, str]] = []
         most = min(_BATCH, self._connections.acceptable(_FEW))
         try:
-            while len(came) < most and self._ready.poll(0):  # a tenth of the cost of a refusal
+            while len(came) < most and self._ready.poll(0):  # costs a tenth of a failed accept
                 accepted, address = self._listener.accept()
                 came.append((accepted, address[0]))
         except (BlockingIOError, ConnectionError):
-            pass  # no more have come, or the next one has gone already
+            pass  # no more are pending, or the next client has already disconnected
         except OSError as error:
             self._connections.cannot_accept(error)
             self._refused_at = self._loop.time()
@@ -229,7 +230,7 @@ class Acceptor:
         except OSError:
             head = b""
         if not head:
-            self.drop(waiting)  # the client has gone
+            self.drop(waiting)  # the client has disconnected
             return
         field = _AUTHORIZATION.search(head)
         if field is not None:
@@ -304,7 +305,7 @@ class Acceptor:
         accepted.close()
         if waiting is not None:
             self._connections.lost(waiting)
-        if error is not None and not isinstance(error, OSError):  # those are of clients that have gone
+        if error is not None and not isinstance(error, OSError):  # those are clients that disconnected
             log_failure(_log, "a connection could not be served", error)
 
     @staticmethod

@@ -44,15 +44,16 @@ class ActiveCall:
 
 @dataclass(slots=True)
 class Activity:
-    """Current activity of a run, as far as the end of its log shows.
+    """Current activity of a run, as shown by the end of its log.
 
     Parameters:
-        agent: its agent.
+        agent: the run's agent.
         step: the current step; 0 before the first.
-        calls: active calls by id; `done` counts the finished ones.
-        said: the end of its text or reasoning.
-        usage: its usage, while the run is in this process.
-        questions: its open questions.
+        calls: active calls by id.
+        done: number of finished calls.
+        said: the end of the run's text or reasoning.
+        usage: the run's usage, if it is in this process.
+        questions: the run's open questions.
     """
 
     agent: str = ""

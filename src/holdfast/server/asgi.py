@@ -1,7 +1,7 @@
 """The ASGI application: check every request, then dispatch it to the API or to the pages and probes.
 
-Routes below ``/v1`` are dispatched by hand, which keeps a send at a few microseconds; the others are a small Starlette
-application. No request reaches a handler before its allow-lists, key and rate are checked.
+Routes below ``/v1`` are dispatched without a framework, which keeps a send at a few microseconds; the others are a
+small Starlette application. Allow-lists, key and rate are checked before a request reaches a handler.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class App:
     """The ASGI application of a started host. Open it with ``async with`` on the host's loop.
 
     Parameters:
-        host: started, with its store open.
-        keys: the API keys, loaded.
+        host: the host, already started.
+        keys: the API keys, already loaded.
     """
 
     def __init__(self, host: Host, keys: KeyRing) -> None:

@@ -2,9 +2,9 @@
 
 A key is shown once and stored as the SHA-256 of its 160 random bits. While the store has never had a key, anyone on
 loopback acts as principal ``local`` and may do everything; from the first key on, every request needs one. To listen on
-any other address, the server needs a key before it starts. With an agent that follows a model, even loopback needs a
-credential while there are no keys: the local token (`holdfast.local_token`), whose holder is ``local``. Signed tokens
-(`holdfast.server.tokens`) are accepted in addition to keys if the settings have a key for them.
+any other address, the server needs a key before it starts. If a model may execute commands on this machine, loopback
+needs a credential even while there are no keys: the local token (`holdfast.local_token`), whose holder is ``local``.
+Signed tokens (`holdfast.server.tokens`) are accepted in addition to keys if the settings have a key for them.
 
 Only this process opens the store, so the keys in memory are authoritative: they change only through `KeyRing`.
 """
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 __all__ = ["LOCAL", "KeyRing", "KeyStore", "OriginGate", "make_key", "refuse_repeated"]
 
 LOCAL = Caller("local", "admin")
-"""Anyone on loopback while the server has no keys."""
+"""The caller of every request on loopback while the server has no keys."""
 
 T = TypeVar("T")
 
@@ -85,7 +85,7 @@ def digest_of(secret: str | bytes) -> bytes:
 def make_key(
     *, principal: str, role: KeyRole, label: str, at: float, agents: Sequence[str] | None = None
 ) -> tuple[KeyRecord, str]:
-    """Return a new key's record and its secret, which is to be shown once.
+    """Return a new key's record and its secret, which must be shown only once.
 
     Raises:
         InvalidRequest: the principal, the label or an agent is not printable or too long.
@@ -123,8 +123,8 @@ class KeyRing:
 
     Parameters:
         store: stores the keys.
-        clock: time source for changes.
-        token: required of every caller while the server has no keys; None: not required.
+        clock: time source for changes and expiry.
+        token: the local token, which every caller needs while the server has no keys; None: not required.
         signed: verifier of signed tokens (JWT); None: they are not accepted.
 
     ``in_use`` registers the requests in progress. A change that invalidates their credential ends them at once.
@@ -192,7 +192,7 @@ class KeyRing:
             await self._load()
 
     async def _load(self) -> None:
-        """Read the keys under the lock: of two concurrent reads, the older one could be applied last."""
+        """Read the keys. Hold the lock: without it, the older of two concurrent reads could be applied last."""
         records = await self._store.keys()
         valid_ones = {record.digest[:8]: record for record in records if record.revoked_at is None}
         self._by_digest = {start: record for start, record in valid_ones.items() if record.role != "approver"}
@@ -248,16 +248,16 @@ class KeyRing:
                 await self._load()
 
     def show_approver(self) -> str:
-        """Create an approval key for every principal, valid as long as this key ring, and return it for display.
+        """Create an approval key for all principals, valid for the lifetime of this key ring, and return it.
 
-        Only its digest is kept. Show it on the terminal of the server's operator, and write it nowhere.
+        Only its digest is kept. Show it on the terminal of the server's operator, and do not write it anywhere.
         """
         secret = ids.secret(_APPROVAL_PREFIX)
         self._shown_approver = digest_of(secret)
         return secret
 
     def approver(self, secret: str, principal: str) -> str:
-        """Return the id of an approval key for the calls of `principal`. Raises `ApprovalKeyRequired`."""
+        """Check an approval key for the calls of `principal`, and return its id. Raises `ApprovalKeyRequired`."""
         if not secret:
             raise ApprovalKeyRequired("approvals on this server require an approval key typed by a person")
         digest = digest_of(secret)
@@ -292,7 +292,7 @@ class KeyRing:
         return None
 
     def may_be_signed(self, authorization: bytes) -> bool:
-        """Whether an ``Authorization`` field may hold a signed token, and the server accepts such tokens."""
+        """Return whether an ``Authorization`` field may hold a signed token that the server accepts."""
         try:
             return self._signed is not None and looks_signed(_secret(authorization))
         except Unauthenticated:
@@ -374,10 +374,10 @@ def _secret(authorization: bytes | None) -> bytes:
 
 
 class OriginGate:
-    """Allow-lists for ``Host`` and ``Origin``: no page of another site, DNS rebinding included, may drive an agent.
+    """Allow-lists for ``Host`` and ``Origin``, so that no page of another site, even by DNS rebinding, uses an agent.
 
     Parameters:
-        settings: for the address, ``allowed_hosts`` and ``allowed_origins``.
+        settings: source of the address, ``allowed_hosts`` and ``allowed_origins``.
     """
 
     __slots__ = ("_any_address", "_hosts", "_origins", "_passed")
@@ -393,7 +393,7 @@ class OriginGate:
 
     @staticmethod
     def require_keys(settings: Settings, *, any_valid: bool) -> None:
-        """Refuse to listen on an address that others can reach without a key. Raises `ConfigurationError`."""
+        """Raise `ConfigurationError` if the address is reachable from other machines and no key exists."""
         if not any_valid and not is_loopback(settings.host):
             raise ConfigurationError(
                 f"host {settings.host!r} is reachable from other machines, but the server has no API key",

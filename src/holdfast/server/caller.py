@@ -1,4 +1,4 @@
-"""The caller of a request: whose sessions it reaches, and what its credential allows."""
+"""The caller of a request: its principal, and what its credential allows."""
 
 from __future__ import annotations
 

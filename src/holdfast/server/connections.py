@@ -3,14 +3,15 @@
 A connection is keyless until a request on it presents a valid key; from then on it belongs to that principal.
 
 Rules
-- There are fewer connections than descriptors: the ones that agents' tools and the store need stay free.
-- When the server is full, a new connection replaces the keyless one that was idle longest, then any idle one. So
-  keyless connections, however many, lock no principal out. A connection that handles a principal's request is kept.
+- The server keeps fewer connections than it has file descriptors, so that agents' tools and the store have enough.
+- When the server is full, a new connection replaces the keyless one that was idle longest, or else any idle one. No
+  number of keyless connections can therefore lock a principal out. A connection that handles a principal's request is
+  kept.
 - Each principal has a share, and so do all keyless connections together. A request that would take a principal over
   its share is refused, and its connection is closed.
-- A head must be complete ``head_timeout_s`` after its start, the first one after the connection was made; between two
-  requests a connection may be idle for ``idle_connection_timeout_s``. One timer serves all of them; a request costs two
-  changes of an ordered dictionary.
+- A head must be complete within ``head_timeout_s`` of its first byte; for the first head of a connection, the time
+  starts when the connection is made. Between two requests a connection may be idle for ``idle_connection_timeout_s``.
+  One timer serves all connections; a request costs two changes of an ordered dictionary.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["CONNECTION", "Connection", "Connections", "descriptors_kept_free", "raise_descriptor_limit"]
 
 CONNECTION = "holdfast.connection"
-"""Where the server's protocol puts itself into the scope of a request."""
+"""Key of the ASGI scope under which the server's protocol stores itself."""
 
 _log = logging.getLogger("holdfast.server")
 _MOST_DESCRIPTORS = 65_536
@@ -41,7 +42,7 @@ _RESERVE_MOST = 4096
 _LOOK_EVERY_S = 0.5
 _TELL_EVERY_S = 60.0
 _HEADS_BYTES = 32_000_000
-"""Bytes that heads which are not whole yet may have in memory, all together."""
+"""Maximum total size of incomplete heads in memory."""
 
 
 class Connection(Protocol):
@@ -52,7 +53,7 @@ class Connection(Protocol):
     queue: OrderedDict[Connection, float] | None
 
     def on_timeout(self) -> None:
-        """Its head, or its next request, did not arrive in time."""
+        """Handle a head, or a next request, that did not arrive in time."""
         ...
 
     def drop(self) -> None:
@@ -69,12 +70,12 @@ def raise_descriptor_limit() -> None:
 
 
 def descriptors_kept_free(descriptors: int) -> int:
-    """Return how many of that number of descriptors are reserved for tools and the store: a quarter, at most 4,096."""
+    """Return how many of these descriptors are reserved for tools and the store: a quarter, from 32 to 4,096."""
     return min(max(descriptors // _RESERVE_PART, _RESERVE_LEAST), _RESERVE_MOST)
 
 
 class Connections:
-    """The open connections of a server. Of one loop.
+    """The open connections of a server. Use it from one loop only.
 
     Parameters:
         host: the host, with its settings, budget and incidents.
@@ -108,15 +109,15 @@ class Connections:
         self._looked_at = -_LOOK_EVERY_S
         self._default: tuple[object, bytes] = (None, b"")
         self.head_bytes = 0
-        """Bytes of heads that are not whole yet."""
+        """Total size of incomplete heads in memory."""
 
     @property
     def open(self) -> int:
-        """Open connections."""
+        """Number of open connections."""
         return self._budget.used
 
     def default_lines(self, fields: list[tuple[bytes, bytes]]) -> bytes:
-        """The fields of every response head, as lines; uvicorn creates a new list of them each second, for the date."""
+        """Return the default response fields as lines; cached, since uvicorn renews `fields` only once a second."""
         made_of, lines = self._default
         if made_of is not fields:
             lines = b"".join([b"%s: %s\r\n" % field for field in fields])
@@ -124,7 +125,7 @@ class Connections:
         return lines
 
     def opened(self, connection: Connection, descriptor: int) -> None:
-        """A connection has come.
+        """Register a new connection.
 
         Raises:
             HostBusy, BudgetExceeded: the server is full, and no connection is idle.
@@ -143,7 +144,7 @@ class Connections:
             self._timer = self._loop.call_later(_LOOK_EVERY_S, self._look)
 
     def lost(self, connection: Connection) -> None:
-        """Handle a connection that has closed, or is about to. May be repeated."""
+        """Deregister a connection that has closed or is about to close. Idempotent."""
         self._place(connection, None)
         charge, connection.charge = connection.charge, None
         if charge is not None:
@@ -170,7 +171,7 @@ class Connections:
         """Return how many connections may be accepted before any of them is registered with `opened`.
 
         Parameters:
-            least: the minimum, even without room; those connections get an error response.
+            least: the minimum to return, even without room; connections without room get an error response.
         """
         budget = self._budget
         room = min(budget.limit - budget.used, budget.share - budget.held(UNKNOWN)) + len(self._keyless)
@@ -206,10 +207,10 @@ class Connections:
         self._place(connection, None)
 
     def answered(self, connection: Connection, *, whole: bool, head_began: bool) -> None:
-        """Handle the end of an answer that no further request follows.
+        """Handle the end of a response while no further request is queued.
 
         Parameters:
-            whole: whether its request had arrived completely.
+            whole: whether the request had arrived completely.
             head_began: whether a part of the next head has arrived.
         """
         self._place(connection, (self._heads if head_began else self._idle) if whole else self._bodies)
@@ -217,13 +218,13 @@ class Connections:
             self._keyless.move_to_end(connection)
 
     def close(self) -> None:
-        """Stop all supervision."""
+        """Stop enforcing timeouts."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _make_room(self, peer: str, descriptor: int) -> None:
-        """Close what is idle until there is room for one more keyless connection."""
+        """Close idle connections until there is room for one more keyless connection."""
         budget = self._budget
         scarce = descriptor >= self._highest_descriptor
         while scarce or budget.used >= budget.limit or budget.held(UNKNOWN) >= budget.share:
@@ -262,7 +263,7 @@ class Connections:
             queue[connection] = self._now
 
     def _look(self) -> None:
-        """Close what has done nothing for too long."""
+        """Time out connections whose deadline has passed."""
         self._now = self._loop.time()
         for queue, limit_s in self._deadlines:
             while queue:
@@ -278,7 +279,7 @@ class Connections:
         self._host.incidents.counts[f"connections_{reason}"] += 1
 
     def _tell(self, who: str, text: str) -> None:
-        """Log it and keep an incident, once a minute for each."""
+        """Log a message and record it as an incident, at most once a minute for each `who`."""
         if self._now - self._told.get(who, -_TELL_EVERY_S) < _TELL_EVERY_S:
             return
         if len(self._told) > 1000:

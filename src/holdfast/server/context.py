@@ -1,7 +1,7 @@
 """State shared by the handlers of all routes: the host, the keys, open streams, waits and stops.
 
-A caller reaches sessions only through `ServerContext.session`, which asks the host for the session of *its* principal.
-This is the only place that decides ownership.
+The API's handlers get the session that a request names from `ServerContext.session` or `ServerContext.session_named`,
+which return sessions of the caller's principal only.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ class ServerContext:
         self.responses: Counter[int] = Counter()
         """Number of responses by status."""
         self.approval_key_required = any(agent.unwalled for agent in host.agents.values())
-        """Whether programs of an agent could use any credential that is in a file or an environment."""
+        """Whether an approval requires an approval key, since programs of an agent could use any other credential."""
         self._rate = Rate("requests", host.settings.principal_rate_per_s)
         self._public_agents = frozenset(host.settings.public_agents or (host.default_agent,))
 
     def close_waits(self) -> None:
-        """Answer every request that waits for a settlement with the current state; the server is shutting down."""
+        """End all waits for settlements with the messages' current state, because the server is shutting down."""
         self.streams.closing()
         self.waits.close()
 
@@ -97,10 +97,10 @@ class ServerContext:
         return self.host.session(key, principal=request.caller.principal, agents=request.agents)
 
     def check_approval_key(self, caller: Caller, secret: str, principal: str) -> str:
-        """Return the id of an approval key for the calls of `principal`.
+        """Check an approval key for the calls of `principal`, and return its id.
 
         Raises:
-            ApprovalKeyRequired: the key is wrong; the operator is notified who tried it.
+            ApprovalKeyRequired: the key is missing or wrong; a wrong key is reported to the operator.
             RateLimited: the caller has tried too many wrong keys.
         """
         who = caller.owner or caller.principal

@@ -1,4 +1,4 @@
-"""Credentials in use: every request and stream in progress, by the key or token that it came with.
+"""Credentials in use: every request and stream in progress, by its key or token.
 
 Rules
 - Revoking a key, or creating the first key of a server, immediately ends all requests without a valid credential.
@@ -26,7 +26,7 @@ __all__ = ["LOOK_EVERY_S", "CredentialUse", "CredentialsInUse"]
 K = TypeVar("K")
 
 LOOK_EVERY_S = 0.25
-"""Seconds between expiry checks; an open stream ends at most twice that after its token."""
+"""Seconds between expiry checks; an open stream ends at most two checks after its token expires."""
 
 _NO_MORE = "the token has expired"
 
@@ -34,10 +34,11 @@ _NO_MORE = "the token has expired"
 class CredentialUse:
     """A request or stream in progress under a credential. Made by `CredentialsInUse.hold`.
 
-    Use it as a context manager in the request's task: when the credential ends, that task is cancelled, and
+    Use it as a context manager in the request's task: when the credential becomes invalid, that task is cancelled, and
     ``ended`` has the reason.
 
     Parameters:
+        owner: the register.
         credential: the id of a key, ``jwt`` or ``local``.
         buckets: the expiry checks that end it, by wall clock and by monotonic clock; None: it never expires.
     """
@@ -81,7 +82,7 @@ class CredentialsInUse:
     """Register of a server's requests and streams in progress, by credential. Use it from one event loop only.
 
     Parameters:
-        clock: the wall clock and the monotonic one.
+        clock: source of wall-clock and monotonic time.
     """
 
     __slots__ = ("_by_credential", "_by_monotonic", "_by_wall", "_clock", "_timer")

@@ -25,7 +25,7 @@ WAIT_S = 5.0
 WRITTEN_PER_S = 500_000_000
 """Bytes of large responses that a loop writes per second. A fast client would otherwise monopolize the loop."""
 STORED_PER_S = 40_000_000
-"""Bytes of large messages that loop and store handle per second. A principal gets a quarter in the long run."""
+"""Bytes of large messages that the loop and the store handle per second. A principal gets a quarter of that."""
 TAKEN_PER_S = 80_000_000
 """Bytes of large bodies that a host accepts per second. Decoding and storing them delays other requests."""
 _PIECE_BYTES = 65_536
@@ -38,7 +38,7 @@ class ResponseDelivery:
 
     Parameters:
         scope, send: from ASGI.
-        principal: who is charged; `UNKNOWN` until a key is checked.
+        principal: the principal to charge; `UNKNOWN` until a key is checked.
         budgets: the host's budgets.
         settings: the server's limits.
     """
@@ -76,11 +76,14 @@ class ResponseDelivery:
         return self.hold(await memory.wait_for(self.principal, amount, within_s=WAIT_S, in_memory=in_memory))
 
     async def take_turn(self) -> None:
-        """Wait for the principal's turn to read a whole list, and hold it. Raises `BudgetExceeded`, `HostBusy`."""
+        """Wait for the principal's turn to read a whole list, and keep the turn until the request ends.
+
+        Raises `BudgetExceeded`, `HostBusy`.
+        """
         self.hold(await self.budgets.listings.wait_for(self.principal, 1, within_s=WAIT_S))
 
     async def take_write(self, amount: int) -> Charge:
-        """Wait for the principal's turn to store a large message, and charge it; meanwhile it is charged as memory.
+        """Wait for the principal's turn to store a large message, and charge it. During the wait, charge its memory.
 
         Release the charge once the message is stored. Raises `BudgetExceeded`, `HostBusy`.
         """
@@ -95,7 +98,7 @@ class ResponseDelivery:
         self.hold(self.budgets.edits.charge(self.principal))
 
     async def work(self, encode: Callable[[], bytes]) -> bytes:
-        """Encode a piece on the loop at the principal's expense, and give other principals their turn."""
+        """Encode a piece on the loop, charge the time to the principal, and yield to other principals."""
         return await self.budgets.loop_time.run(self.principal, encode)
 
     async def put(self, message: MutableMapping[str, Any]) -> None:
@@ -127,7 +130,7 @@ class ResponseDelivery:
         await self.put({"type": "http.response.body", "body": b"", "more_body": message.get("more_body", False)})
 
     async def begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        """Write the head of a response; its body follows by `write` and `end`. Raises as `put`."""
+        """Write the head of a response; `write` and `end` write its body. Raises as `put`."""
         self.started = True
         await self.put({"type": "http.response.start", "status": status, "headers": headers})
 
@@ -145,7 +148,7 @@ class ResponseDelivery:
 
 
 def cut_connection(scope: Scope) -> None:
-    """Close a request's connection at once, and drop unread data, in the kernel too."""
+    """Close a request's connection at once, and drop data that the client has not read, also in the kernel."""
     cut = scope.get(CUT)
     if cut is not None:
         cut()

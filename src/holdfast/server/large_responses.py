@@ -20,19 +20,19 @@ from holdfast.storage.port import ALL_ENTRIES
 __all__ = ["read_parts", "respond_with_export", "respond_with_list", "respond_with_transcript"]
 
 _BASE64_BYTES = 49_152
-"""Bytes encoded at a time; a multiple of three, so that the pieces join."""
+"""Bytes encoded at a time; a multiple of three, so that the encoded pieces can be joined."""
 _PART_BYTES = 40 * _BASE64_BYTES
 """Bytes of an attachment read at a time."""
 _SMALL_BYTES = PAGE_BYTES // 2
-"""A page that is shorter than this as JSON did not end because of its size."""
+"""A page that is shorter than this as JSON was not cut off by its size limit."""
 
 
 async def respond_with_transcript(request: Request, session: Session, *, after: int, limit: int) -> Response | None:
-    """Answer ``{"entries": […]}``: at once if it is a single small page, otherwise page by page.
+    """Respond with ``{"entries": […]}``: at once if it is a single small page, otherwise page by page.
 
     Raises:
         UnknownSession, BudgetExceeded, HostBusy: as `Session.transcript_page`.
-        HistoryChanged: an entry that was already sent has left the transcript.
+        HistoryChanged: an entry that was already sent was removed from the transcript.
         TimeoutError: as `Request.put`.
     """
     first, charge = await session.transcript_page(after=after, limit=limit)
@@ -54,7 +54,7 @@ async def respond_with_transcript(request: Request, session: Session, *, after: 
 
 
 async def respond_with_list(request: Request, name: str, items: Sequence[msgspec.Struct]) -> Response | None:
-    """Answer ``{name: […]}`` with a list read as a whole: in one write if it is small, otherwise item by item, charged.
+    """Respond with ``{name: […]}`` in one write if the list is small, otherwise item by item, with its memory charged.
 
     Raises:
         BudgetExceeded, HostBusy: no memory became available in time.
@@ -82,7 +82,10 @@ async def respond_with_list(request: Request, name: str, items: Sequence[msgspec
 
 
 async def respond_with_export(request: Request, session: Session, *, at: float) -> None:
-    """Answer with a `SessionExport`, page by page and attachment by attachment. Raises as `respond_with_transcript`."""
+    """Respond with a `SessionExport`, page by page and attachment by attachment.
+
+    Raises as `respond_with_transcript`.
+    """
     view = await session.info()
     digests: set[str] = set()
     await request.begin_json()
@@ -108,8 +111,8 @@ async def respond_with_export(request: Request, session: Session, *, at: float) 
 async def _pages(request: Request, session: Session, *, given: int, limit: int) -> AsyncGenerator[list[Entry]]:
     """Yield the pages after the entry `given`, at most `limit` entries; each is charged until the next is requested.
 
-    The last entry sent must still exist after the next page is read. If it is gone, the transcript has changed
-    meanwhile, and the rest would not match what was sent.
+    The last entry sent must still exist after the next page is read. Otherwise the transcript has changed, and the
+    rest would not match the entries already sent.
     """
     while limit > 0:
         page, charge = await session.transcript_page(after=given, limit=limit)
@@ -124,7 +127,7 @@ async def _pages(request: Request, session: Session, *, given: int, limit: int) 
 
 
 async def read_parts(request: Request, session: Session, attachment: Attachment) -> AsyncGenerator[bytes]:
-    """Yield the bytes of an attachment in parts of `_PART_BYTES`, and keep only one part in memory.
+    """Yield the bytes of an attachment in parts of `_PART_BYTES`, with only one part in memory at a time.
 
     Raises:
         BudgetExceeded, HostBusy: no memory for a part became available in time.

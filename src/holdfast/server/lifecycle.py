@@ -1,8 +1,9 @@
 """Run a server: bind, open the host, serve, and shut down without hanging; open streams get a closing frame.
 
-The first SIGINT, SIGTERM or SIGHUP drains: sends are refused with 503, runs finish or are suspended by the deadline,
-waits are answered, streams get their last frame. The second one exits the process at once; the store is safe at any
-instant. A watchdog outside the event loop ends a shutdown that hangs, and prints the stacks of all threads.
+The first SIGINT, SIGTERM or SIGHUP starts a drain: sends are refused with 503, runs finish or are suspended by the
+deadline, waits are answered, and streams get their last frame. The second one exits the process at once, which is safe
+for the store at any time. A watchdog outside the event loop ends a shutdown that hangs, and prints the stacks of all
+threads.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ _CONNECTIONS_S = 2
 _WATCHDOG_S = 30.0
 _BACKLOG = 2048
 _COLLECT_AFTER = (10_000, 20, 20)
-"""Python's default (700, 10, 10) collects cyclic garbage hundreds of times a second, and a run leaves none."""
+"""Thresholds of the garbage collector. Python's default (700, 10, 10) runs it hundreds of times a second in vain, since
+runs leave no cyclic garbage."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -49,7 +51,7 @@ class Running:
     """A running server: its address and its parts.
 
     Parameters:
-        url: its address.
+        url: the server's address.
         host, app: the host that it serves, and the ASGI application.
         keys_required: whether a request needs a key or the local token.
         token_file: the file with the local token, if requests need it.
@@ -119,7 +121,7 @@ def holder_of(port: int) -> str | None:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn with its own acceptor and without signal handlers; ``listening`` is set once the server accepts."""
+    """uvicorn with an `Acceptor` and without signal handlers; ``listening`` is set once the server accepts."""
 
     def __init__(self, config: uvicorn.Config, connections: Connections, keys: KeyRing) -> None:
         super().__init__(config)
@@ -166,7 +168,7 @@ async def serve(
     ready: Callable[[Running], None],
     note: Callable[[str], None],
 ) -> DrainReport:
-    """Serve until a signal arrives; as `serve_until`, for the main thread of a process."""
+    """Serve until a signal arrives. For the main thread of a process only; otherwise as `serve_until`."""
     loop = asyncio.get_running_loop()
     asked: asyncio.Future[str] = loop.create_future()
 
@@ -201,14 +203,14 @@ async def serve_until(
     ready: Callable[[Running], None],
     note: Callable[[str], None],
 ) -> DrainReport:
-    """Open `host`, answer HTTP on `listener` until `asked` is done, shut down, and return the drain's report.
+    """Open `host`, serve HTTP on `listener` until `asked` is done, shut down, and return the drain's report.
 
     Parameters:
-        asked: set to the reason when the server is to shut down.
-        host: not started yet.
-        listener: bound and listening; it is closed at the end.
+        asked: future that requests the shutdown; its result is the reason.
+        host: the host, not started yet.
+        listener: a bound, listening socket; it is closed at the end.
         ready: called once the server accepts connections.
-        note: called with a line for people at each step of the shutdown.
+        note: called with a line of text for the operator when the shutdown begins.
 
     Raises:
         ConfigurationError: the address is reachable from other machines and no API key exists, or a key for signed

@@ -1,6 +1,6 @@
 """The page at ``/``: active runs, open questions, queued messages, schedules, promise counters, snippets to paste.
 
-No script, no extra file. It refreshes itself, except while it shows a form that may be in use.
+It has no scripts and loads no other files. It refreshes itself, except while it shows a form that may be in use.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Declared inputs of a route: its JSON or raw body and its query parameters.
 
-Each declaration has the bounds once, for the OpenAPI document and for the request: a handler gets its body decoded, and
-reads a query parameter by ``LIMIT.parse(request)``.
+The bounds of an input are declared once, for both the OpenAPI document and the checks of requests. A handler gets the
+decoded body, and reads a query parameter with ``LIMIT.parse(request)``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class JsonBody(Generic[T]):
     Parameters:
         type: the type that the body is decoded to.
         optional: the body may be omitted; it then counts as an empty object.
-        limit: its size limit in bytes; None: the setting ``body_limit_bytes``.
+        limit: returns the size limit in bytes from the settings; None: ``body_limit_bytes``.
     """
 
     __slots__ = ("_decoder", "_limit", "optional", "type")
@@ -54,7 +54,7 @@ class RawBody:
 
     Parameters:
         media_type: as the OpenAPI document lists it.
-        limit: its size limit in bytes.
+        limit: returns the size limit in bytes from the settings.
     """
 
     __slots__ = ("_limit", "media_type")
@@ -90,7 +90,7 @@ class Query:
 
 
 class TextQuery(Query):
-    """A text."""
+    """A text parameter."""
 
     __slots__ = ()
     type = "string"
@@ -146,11 +146,11 @@ class IntegerQuery(Query):
 
 
 class NumberQuery(Query):
-    """A number from 0 to a setting.
+    """A number from 0 to a limit from the settings.
 
     Parameters:
         name, doc: as for `Query`.
-        limit: the largest accepted value.
+        limit: returns the largest accepted value from the settings.
     """
 
     __slots__ = ("_limit",)

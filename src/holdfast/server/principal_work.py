@@ -1,4 +1,4 @@
-"""Work of a principal on a host: find its active sessions and its schedules, and stop all of it."""
+"""Find and stop a principal's work on a host: its active sessions and its schedules."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _REASON = "the key was revoked"
 
 
 class Ended(NamedTuple):
-    """Keys of the stopped sessions and ids of the paused schedules."""
+    """Keys of sessions and ids of schedules: those found, or those stopped and paused."""
 
     sessions: tuple[str, ...]
     schedules: tuple[str, ...]
@@ -34,9 +34,9 @@ async def find_work(host: Host, principal: str) -> Ended:
 
 
 async def stop_principal(host: Host, principal: str) -> Ended:
-    """Pause a principal's schedules, stop its sessions, and return what was ended.
+    """Pause a principal's schedules, stop its sessions, and return both.
 
-    A session that fails to stop is logged and left out; the others are stopped anyway.
+    A session that fails to stop is logged and left out; the others are still stopped.
     """
     found = await find_work(host, principal)
     for schedule_id in found.schedules:

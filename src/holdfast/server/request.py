@@ -53,7 +53,9 @@ class ConnectionWriter(Protocol):
 
 
 class Request(ResponseDelivery):
-    """A request. Use it only in the task that handles it. ``started``: whether the handler has begun the response.
+    """A request. Use it only in the task that handles it.
+
+    ``started`` is whether the handler has begun the response.
 
     Parameters:
         scope, receive, send: from ASGI.
@@ -169,7 +171,7 @@ class Request(ResponseDelivery):
         return await self._read(limit_bytes)
 
     async def respond(self, response: Response) -> None:
-        """Write a whole response; charge a large one and write it in pieces. Raises as `Delivery.put`."""
+        """Write a whole response; charge a large one and write it in pieces. Raises as `ResponseDelivery.put`."""
         if len(response.body) > FREE_BYTES:
             await self.charge_memory(len(response.body), in_memory=True)
             await self.begin(response.status, response.all_headers(self.extra))
@@ -189,12 +191,13 @@ class Request(ResponseDelivery):
             await asyncio.sleep(_UNSENT_EVERY_S)
 
     async def begin_json(self) -> None:
-        """Write the head of a successful JSON response of unknown size. Raises as `Delivery.put`."""
+        """Write the head of a successful JSON response of unknown size. Raises as `ResponseDelivery.put`."""
         await self.begin(200, [*JSON_HEADERS, *self.extra])
 
     async def _read(self, limit_bytes: int | None) -> bytes | bytearray:
-        """Read the body, and charge it if it is large. The timeout is ``body_timeout_s`` for each megabyte of the
-        limit.
+        """Read the body, and charge it if it is large.
+
+        The timeout is ``body_timeout_s`` for each megabyte of the limit.
         """
         usual = self.settings.body_limit_bytes
         limit = usual if limit_bytes is None else limit_bytes
@@ -240,7 +243,7 @@ class Request(ResponseDelivery):
 
 
 def _check_values(raw: bytes | bytearray) -> None:
-    """Raise `BodyTooLarge` if a large body could be millions of small values; marks inside strings count, too."""
+    """Raise `BodyTooLarge` if a large body may contain millions of values; ``{[,`` are counted, even in strings."""
     for marks, most in (((b"{", b"["), _MOST_OPENED), ((b",",), _MOST_COMMAS)):
         count = sum(raw.count(mark) for mark in marks)
         if count > most:

@@ -1,4 +1,4 @@
-"""A complete response of the API, and how it is written on raw ASGI."""
+"""A complete response of the API, and functions that write it on raw ASGI."""
 
 from __future__ import annotations
 

@@ -35,17 +35,18 @@ class Route:
     Parameters:
         method, path: HTTP method and path, such as ``GET`` and ``/v1/sessions/{key}``.
         handler: below ``/v1``, it is called with the `ServerContext`, the `Request` and the decoded body, if any, and
-            returns a `Response`, or None if it wrote the response itself. A page's handler gets and returns those of
-            Starlette, and the caller, or None if the route is public.
+            returns a `Response`, or None if it wrote the response itself. Outside ``/v1``, it is called with the
+            `ServerContext`, a Starlette request and the caller (None if the route is public), and returns a Starlette
+            response.
         name: the operation's id.
         doc: description; the first line is the summary.
         access: who may call it.
-        challenge: how a caller without a valid credential is to authenticate.
-        body: its body, the media type of one that the handler reads itself, or None.
-        load_body: reads and decodes the body of a request; None: the handler gets none.
-        query, query_names: its query parameters.
-        responses: for each status of success, the type of the JSON body or the media type.
-        errors: its errors, besides those of every route.
+        challenge: the ``WWW-Authenticate`` field for a caller without a valid credential.
+        body: the request body, or its media type if the handler reads it itself; None: no body.
+        load_body: reads and decodes the body of a request; None: no body is passed to the handler.
+        query, query_names: the query parameters.
+        responses: for each success status, the type of the JSON body or the media type.
+        errors: possible errors, in addition to those of every route.
     """
 
     method: str
@@ -107,7 +108,7 @@ class Router:
 
 
 class RouteTree:
-    """Routes by the segments of their paths."""
+    """Routes, indexed by the segments of their paths."""
 
     __slots__ = ("_root",)
 

@@ -1,4 +1,4 @@
-"""Requests that wait for the settlement of a message, at most until their client or the server leaves."""
+"""Requests that wait for a message to settle, at most until their client disconnects or the server shuts down."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SettlementWaits:
         return len(self._waiting)
 
     def close(self) -> None:
-        """End every wait, and let later ones end at once; the server is shutting down."""
+        """End all waits, and let later ones end at once, because the server is shutting down."""
         self._closing = True
         for settling in self._waiting:
             settling.cancel()
@@ -34,7 +34,7 @@ class SettlementWaits:
     async def wait(
         self, request: Request, settling: asyncio.Future[Settlement], wait_s: float | None
     ) -> Settlement | None:
-        """Wait up to `wait_s` seconds, until the server shuts down or the client disconnects. None: not settled."""
+        """Wait for a settlement; return None after `wait_s` seconds, at shutdown, or if the client disconnects."""
         if not wait_s or self._closing:
             settling.cancel()
             return None

@@ -1,4 +1,4 @@
-"""Stops in progress: each continues even if the request that started it ends, and keeps its result for a while."""
+"""Stops in progress: each continues even if the request that started it ends, and its result is kept for a while."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from holdfast.protocol.stopping import StopReceipt
 __all__ = ["StopTicket", "Stops"]
 
 _KEPT = 1000
-"""Results kept per principal."""
+"""Maximum number of results kept per principal."""
 _PRINCIPALS = 10_000
-"""Principals whose results are kept: those with the newest results."""
+"""Maximum number of principals whose results are kept: those with the newest results."""
 
 StopResult = StopReceipt | SessionStop
 

@@ -1,11 +1,12 @@
 """Event streams: the log of a session as Server-Sent Events, until the client disconnects.
 
-- A stream buffers no events: the host passes it the stored events after the cursor, joined into one write, or into a
-  few if they are large, so that few bytes wait in the socket's buffer.
+- A stream buffers no events: it gets the stored events after its cursor from the host, and joins them into one write,
+  or into a few if they are large, so that few bytes wait in the socket's buffer.
 - A client that disconnects is noticed at once; one that stops reading is dropped after ``stream_stall_s``. The run,
   other clients and the shutdown never wait for a client.
-- When the server shuts down, or the client's credential ends, a stream gets a last ``closed`` frame with the cursor to
-  resume from. After the end of a credential only this frame is sent; a client that does not read it is disconnected.
+- When the server shuts down, or the client's credential becomes invalid, a stream ends with a ``closed`` frame that has
+  the cursor to resume from. With an invalid credential, only this frame is still sent; a client that does not read it
+  is disconnected.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ __all__ = ["Streams"]
 _log = logging.getLogger("holdfast.server")
 _RETRY_MS = 1000
 LAST_FRAME_S = 0.25
-"""Seconds that a client has to read the last frame after its credential has ended."""
+"""Seconds that a client has to read the last frame after its credential has become invalid."""
 _SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache, no-store"),

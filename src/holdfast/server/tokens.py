@@ -3,7 +3,7 @@
 Invariants
 - The algorithm must be one with a configured key, and a key is used only for its own algorithm: ``none``, and a public
   key used as a secret, are refused before anything is verified.
-- A token without an end (``exp``) or an owner (``sub``) is refused.
+- A token without an expiry (``exp``) or a subject (``sub``) is refused.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def looks_signed(secret: bytes) -> bool:
 
 
 class TokenVerifier:
-    """Verifier of tokens with the keys of the settings.
+    """Verifier of tokens with the keys in the settings.
 
     Parameters:
-        settings: for ``jwt_secret`` (HS256), ``jwt_public_key`` (RS256), ``jwt_issuer`` and ``jwt_audience``.
+        settings: source of ``jwt_secret`` (HS256), ``jwt_public_key`` (RS256), ``jwt_issuer`` and ``jwt_audience``.
         clock: time source for expiry.
 
     Raises:
@@ -84,7 +84,7 @@ class TokenVerifier:
             ) from None
 
     def _end_of(self, claims: dict[str, Any]) -> float:
-        """Return when a token expires, without leeway, as for open streams. Raises `Unauthenticated`."""
+        """Return the time at which a token expires, without leeway. Raises `Unauthenticated`."""
         end = claims["exp"]
         if isinstance(end, bool) or not isinstance(end, (int, float)) or not math.isfinite(end) or end > _LATEST:
             raise Unauthenticated("invalid token: its exp is not a valid time")

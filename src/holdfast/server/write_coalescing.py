@@ -1,13 +1,14 @@
 """HTTP/1.1 on one connection: limits for pipelined requests, and one coalesced write per turn of the event loop.
 
-- uvicorn parses every request of a read and queues them. Here at most ``_WAITING_LIMIT`` requests wait for a response,
-  a read is at most ``_READ_BYTES``, and reading pauses while any waits: a connection holds one read, whatever it sends.
+- uvicorn parses all requests in a read and queues them. Here at most ``_WAITING_LIMIT`` requests wait for a response, a
+  read is at most ``_READ_BYTES``, and reading pauses while a request waits. A connection therefore holds at most one
+  read, whatever the client sends.
 - Heads, their fields, and the framing of bodies (chunk sizes, chunk extensions, trailers) are limited in size.
 - A request over a limit gets its response after the responses to earlier requests, and the connection is closed.
-- uvicorn writes the head and the body of a response separately, and each write is a system call, a packet and a wake-up
-  of the client: together a tenth of the cost of a small response. Here they are one write.
-- A body that is complete when it is read, and a response that can be written at once, bypass ASGI messages: nothing
-  waits then, so no deadline is set. That is nearly every request.
+- uvicorn writes the head and the body of a response separately, and each write costs a system call, a packet and a
+  wake-up of the client: a tenth of the cost of a small response. Here both are one write.
+- A body that is complete when it is read, and a response that can be written at once, bypass ASGI messages. Nothing
+  waits in these cases, so no deadline is set. They are nearly all requests.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ _PIECE_BYTES = 64
 class BoundedReader(asyncio.BufferedProtocol):
     """Reader of at most ``_READ_BYTES`` at a time for a `CoalescingProtocol`, with the same parameters.
 
-    All readers share a buffer: its content is passed on before another one reads.
+    All readers share one buffer: its content is passed on before another reader uses it.
     """
 
     _buffer = bytearray(_READ_BYTES)
@@ -85,7 +86,8 @@ class CoalescingProtocol(HttpToolsProtocol):
 
     Parameters:
         connections: the server's connections.
-        waited: the waiting connection that this one replaces; None: it did not wait. The others are uvicorn's.
+        waited: the waiting connection that this one replaces; None: it did not wait.
+        arguments, options: those of uvicorn's protocol.
     """
 
     peer = ""
@@ -129,10 +131,10 @@ class CoalescingProtocol(HttpToolsProtocol):
             self._refuse(error)
 
     def on_timeout(self) -> None:
-        """Close: a head, or the next request, did not arrive in time."""
+        """Close the connection: a head or a next request did not arrive in time. Wait if a response is being read."""
         unread = self.transport.get_write_buffer_size()
         if unread and unread != self._unread_bytes:
-            self._unread_bytes = unread  # an answer is still being read
+            self._unread_bytes = unread  # a response is still being read
             self._open.answered(self, whole=False, head_began=False)
         elif self._in_head and self._head_bytes and not self._closing:
             self._refuse(MalformedRequest("the request's head did not come in time", hint="send it in one go"))
@@ -144,7 +146,10 @@ class CoalescingProtocol(HttpToolsProtocol):
         self.transport.abort()
 
     def own(self, principal: str) -> None:
-        """Assign the connection to the principal of its request. Raises `BudgetExceeded`, and then closes it."""
+        """Assign the connection to the principal of its request.
+
+        Raises `BudgetExceeded` if the principal is at its share; the connection is closed after the response.
+        """
         try:
             self._open.own(self, principal)
         except HoldfastError:
@@ -153,7 +158,7 @@ class CoalescingProtocol(HttpToolsProtocol):
             raise
 
     def take_body(self) -> bytes | None:
-        """Return the body of the current request if all of it has arrived; None: wait for it by `receive`."""
+        """Return the body of the current request if all of it has arrived; None: call ``receive`` to wait for it."""
         cycle = self._running
         if cycle is None or cycle.more_body or cycle.disconnected or cycle.waiting_for_100_continue:
             return None
@@ -167,8 +172,8 @@ class CoalescingProtocol(HttpToolsProtocol):
         """Write the whole response to the current request; return False if it would have to wait, or has begun.
 
         Parameters:
-            status, body: of the response.
-            fields: fields of the head, each with its end of line.
+            status, body: the response's status and body.
+            fields: the encoded fields of the head, each with its end of line.
         """
         cycle = self._running
         if cycle is None or cycle.response_started or cycle.disconnected or self.flow.write_paused:
@@ -216,14 +221,14 @@ class CoalescingProtocol(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            self._closing = True  # what follows is of no protocol that is spoken here
+            self._closing = True  # the rest belongs to a protocol that is not supported here
             return
         except httptools.HttpParserError as error:
             reason = error.__context__
             self._refuse(reason.error if isinstance(reason, _Refused) else MalformedRequest("this is not HTTP/1.1"))
             return
         if self._turned:
-            return  # another request was in it, too: this one's share is not known, but it is one piece at most
+            return  # the data also ended another request: this one's part is unknown, but at most one read
         if self._in_head:
             self._head_bytes += len(data)
             self._open.head_bytes += len(data)
@@ -375,7 +380,7 @@ class CoalescingProtocol(HttpToolsProtocol):
         ]
         lines = [b"%s: %s\r\n" % field for field in fields]
         self.transport.write(b"".join([STATUS_LINE[response.status], *lines, b"\r\n", response.body]))
-        # Closed at once, with bytes still coming, the connection would be reset, and the client never see the answer.
+        # If it were closed at once while bytes still arrive, it would be reset, and the client would lose the response.
         self.transport.write_eof()
         self.flow.resume_reading()
         self.loop.call_later(_LINGER_S, self.transport.abort)
@@ -407,7 +412,7 @@ class _Flow(FlowControl):
 
 
 class _CoalescingTransport(asyncio.Transport):
-    """Transport that holds small writes until the end of the loop's turn; a larger one goes at once, after them."""
+    """Transport that holds small writes until the end of the loop's turn; large ones are written at once, in order."""
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
@@ -427,7 +432,7 @@ class _CoalescingTransport(asyncio.Transport):
             self._loop.call_soon(self._turn_ends)
 
     def write_now(self, data: bytes) -> None:
-        """Write at once, after held data: the data is complete, and nothing follows it."""
+        """Write at once, after held data, since this completes a response."""
         self._go()
         if not self._transport.is_closing():
             self._transport.write(data)

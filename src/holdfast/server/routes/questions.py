@@ -1,4 +1,4 @@
-"""Routes of the open requests of suspended runs to people: approvals of calls, and questions."""
+"""Routes of suspended runs that wait for people: list their questions and approvals, and answer them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def decide(
 
     Raises:
         ApprovalKeyRequired: an approval requires a key typed by a person, and it is missing or wrong.
-        RateLimited: this credential has tried too many wrong keys.
+        RateLimited: the credential's owner has tried too many wrong keys.
         InvalidRequest: an approval without a `call_hash`.
         CallMismatch, UnknownQuestion, AlreadyAnswered: as `SessionAPI.approve`.
     """
