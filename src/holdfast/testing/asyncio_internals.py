@@ -1,7 +1,7 @@
 """The private names of asyncio that a virtual loop and the leak detector need, each behind a public one.
 
-A virtual loop has its own ready queue, its own timers and its own clock. asyncio offers no public way to replace them:
-so its loop derives from `asyncio.BaseEventLoop`, and its steps from `asyncio.TimerHandle`.
+A virtual loop has its own ready queue, its own timers and its own clock. asyncio offers no public way to replace them,
+so the loop derives from `asyncio.BaseEventLoop`, and its steps from `asyncio.TimerHandle`.
 
 `PRIVATE_NAMES` lists the names, which were checked on CPython 3.11.
 ``tests/testing/test_stdlib_internals.py`` fails on a Python that lacks one of them.
