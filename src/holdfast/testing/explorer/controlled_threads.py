@@ -377,8 +377,8 @@ class ThreadController:
             asyncio._set_running_loop(self.loop)
 
     def _switch(self, *, may_go_on: bool) -> bool:
-        """Run strands in the middle of a step until the loop's thread is chosen; if that must wait, run only one strand.
-        Return whether it did the latter."""
+        """Run strands in the middle of a step until the loop's thread is chosen, or only one if that thread must wait.
+        Return True only after such a single strand."""
         loop = self.loop
         runnable = loop.runnable
         if loop.halted is not None:

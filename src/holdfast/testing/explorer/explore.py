@@ -41,7 +41,7 @@ class ExplorationReport:
     """Coverage of an exploration that found no failure.
 
     A *state* is the number of steps that each task, and the callbacks of each task, have taken so far. Two schedules
-    that reach it in different orders count it once. Equal states may hold different data, so the count is a lower bound.
+    that reach it in different orders count it once. Equal states may hold different data: this is a lower bound.
 
     Parameters:
         schedules: number of schedules run.
@@ -101,7 +101,7 @@ def explore(
 
     Parameters:
         test: returns the coroutine; called once for each schedule, inside the running loop.
-        schedules: maximum number to run. With ``exhaustive``, `ExplorationReport.exhausted` tells whether it ran all.
+        schedules: maximum number to run. With ``exhaustive``, `ExplorationReport.exhausted` is true if those were all.
         chooser: ``random``, ``pct`` (for orders that random choice rarely finds) or ``exhaustive`` (small models that
             do not wait in a loop).
         seed: for ``random`` and ``pct``; the same seed gives the same schedules.
@@ -266,7 +266,7 @@ def run_virtual(coro: Coroutine[Any, Any, T], *, max_steps: int = 1_000_000) -> 
     """Run one coroutine in asyncio's own order on virtual time, and return its result.
 
     ``asyncio.sleep(3600)`` takes no real time; ``loop.time()`` advances by an hour. ``await asyncio.sleep(0.001)``
-    resumes once all other tasks wait. Executor calls work (time does not advance during one); sockets and processes do not.
+    resumes once all other tasks wait. Executor calls work (time stands still during one); sockets and processes do not.
 
     Parameters:
         coro: runs as the task ``main``.

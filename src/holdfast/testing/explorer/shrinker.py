@@ -64,7 +64,7 @@ def shrink(choices: Sequence[int], attempt: Callable[[Sequence[int]], Sequence[i
 
 
 def _greedily(best: Shrunk, candidates: Callable[[Sequence[int]], Iterator[list[int]]]) -> None:
-    """Take the first candidate that works, and look again from there."""
+    """Keep the first candidate that is simpler, and search again from it."""
     again = True
     while again and not best.spent:
         again = any(best.try_one(candidate) for candidate in candidates(best.choices))
