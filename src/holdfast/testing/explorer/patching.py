@@ -58,7 +58,7 @@ def start_thread(fn: Callable[..., T], /, *values: Any, name: str | None = None)
     """Run ``fn(*values)`` as a thread of the explored schedule; await the result.
 
     It is a real thread, but of the loop and the schedule's threads only one runs at a time. Others may run whenever it
-    uses a primitive of the runtime (an `Interrupt`'s blocking waits, a scope, a `BoundedQueue`, hand-overs to the loop);
+    uses a runtime primitive (an `Interrupt`'s blocking waits, a scope, a `BoundedQueue`, hand-overs to the loop);
     uses a lock, condition, event, semaphore, barrier or queue of `threading` and `queue` that the test created; waits
     for one that was created before; or sleeps. The schedule fails if the test ends before the thread.
 
