@@ -1,4 +1,4 @@
-"""Conformance suite for the port of stores: run it on your own store.
+"""Conformance suite for the store port: run it on your own store.
 
 With pytest::
 

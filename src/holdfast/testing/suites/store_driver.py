@@ -50,7 +50,7 @@ async def opened(make_store: MakeStore, *, at: float = 1.0) -> AsyncIterator[Dri
 
 
 class _Watched:
-    """A store, and the name of the verb that was asked for last."""
+    """A store, and the name of the verb that was called last."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
