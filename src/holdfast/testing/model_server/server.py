@@ -48,7 +48,7 @@ class Reply:
         status: HTTP status; any other than 200 sends an error with `message`.
         message: text of the error.
         retry_after_s: sent as ``Retry-After`` with an error.
-        fault: what to do after `after` pieces. ``cut``: break the connection; ``short``: end the answer early, with valid
+        fault: fault after `after` pieces. ``cut``: break the connection; ``short``: end the answer early, with valid
             HTTP; ``garbage``: send invalid JSON; ``error``: send an error inside the stream; ``stall``: send no more.
         after: number of complete pieces before the fault.
     """
