@@ -37,7 +37,7 @@ class NotOffered(Exception):
 
 
 class Setting:
-    """The surroundings of an adapter: model, folder and tools.
+    """The environment of an adapter: model, folder and tools.
 
     Parameters:
         model_url: URL of an OpenAI Chat Completions server, with ``/v1``; any key and any model name will do. It only

@@ -286,7 +286,7 @@ def _judge_rest(facts: Facts, ledger: Ledger, attempt: Attempt, request: StopReq
 def no_leaks(facts: Facts, ledger: Ledger) -> None:
     """P8: after a run ends, nothing of it remains except what its receipt names.
 
-    *Observations*: each ended run that has stamps (later stamps would show that its code still runs), or after which the
+    *Observations*: each ended run that has stamps (later ones would show that its code still runs), or after which the
     process list was read; each killed or ended host after which the list was read; each quiet reading of a host's
     statistics (compared with the last baseline before it).
 
@@ -353,8 +353,8 @@ def _judge_leaks(facts: Facts, ledger: Ledger, run: LogRun, attempts: list[Attem
 
 
 def _dying(facts: Facts, host_pid: int, since: float, at: float) -> bool:
-    """Whether the process may still be alive at `at`: its host was killed before `since`, and ``death_s`` has not passed
-    yet."""
+    """Whether a process may still be alive at `at`: its host was killed before `since`, and ``death_s`` have not yet
+    passed."""
     killed_at = facts.killed_at.get(host_pid)
     return killed_at is not None and killed_at <= since and at <= killed_at + facts.limits.death_s
 

@@ -27,8 +27,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     Parameters:
         name: name on the command line.
         title: description in one sentence.
-        kinds: each of these must have been injected at least once.
-        inject: does it, under load.
+        kinds: kinds of injections, each of which must be done at least once.
+        inject: injects the fault, under load.
         settings: the server's settings that differ from the storm's.
         kills: whether it kills the server, too.
         disk: whether the server has its store on a small disk of its own.
