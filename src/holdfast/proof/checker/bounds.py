@@ -166,8 +166,8 @@ def private(facts: Facts, ledger: Ledger) -> None:
     - a session's run is stopped for a reason that another principal gave;
     - a principal has more runs than its cap.
 
-    With a hostile principal, also: a send or a stop of another principal is refused because the host or the caller is at
-    a limit; a stream gets a byte later than ``revoked_s`` after its key was revoked, or is not closed.
+    With a hostile principal, also: another principal's send or stop is refused because the host or the caller is at a
+    limit; a stream gets a byte later than ``revoked_s`` after its key was revoked, or is not closed.
     """
     senders: dict[str, set[str]] = {}
     for attempt, _ in facts.sends():
