@@ -151,7 +151,7 @@ class SmallDisk:
 
 
 class LimitedDisk:
-    """An ordinary folder with limits; see the module. Use it on one loop. ``because``: why a `SmallDisk` is impossible."""
+    """An ordinary folder with limits; see the module. Use it on one loop. ``because``: why not a `SmallDisk`."""
 
     def __init__(self, folder: Path, seed: Path, *, because: str = "") -> None:
         how = "a limit on the size of files (EFBIG), and files without the right to write"

@@ -99,7 +99,7 @@ class _KillStorm:
         await self.kill()
 
     async def besiege(self, hostile: Hostile, progress: Progress) -> None:
-        """Let a hostile principal act beside the load until each of its actions had an effect; it stays for the kills."""
+        """Let a hostile principal act beside the load until all its actions had an effect; it stays for the kills."""
         progress("a hostile principal beside the others")
         await self.settle_memory()
         hostile.read_holdings("before")

@@ -1,4 +1,4 @@
-"""Run one of three storms and return its history: embedded, over a server of its own, or over a URL."""
+"""Run one of three storms and record its history: embedded, over a server of its own, or over a URL."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CRASH_SESSIONS = 8
 
 @contextmanager
 def _a_folder(folder: Path | None) -> Iterator[Path]:
-    """Yield that folder, or one that is deleted when the storm is over."""
+    """Yield `folder`, or else a temporary one, which is deleted when the storm is over."""
     if folder is None:
         with tempfile.TemporaryDirectory(prefix="holdfast-storm-") as name:
             yield Path(name)
@@ -47,7 +47,7 @@ async def conduct_embedded(
     """Storm a host in this process. It cannot be killed, so a small server of its own is killed a few times afterwards.
 
     Parameters:
-        recorder: gets the history.
+        recorder: receives the history.
         sessions, seconds, seed, rate: number of sessions, duration, random seed, and actions per second over all
             sessions.
         progress: callback for progress messages.
