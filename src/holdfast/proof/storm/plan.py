@@ -30,9 +30,9 @@ Piece = Literal[
 ]
 """``emit``: emit text; ``call``: an idempotent call; ``once``: one that is not; ``task``, ``thread``, ``child``: start
 one; ``process``: a tree that ignores SIGTERM; ``parallel``: several of these; ``tidy``: a task with slow cleanup;
-``stuck``: a thread that blocks; ``nap``: sleep; ``fail``: raise; ``raw``: a program that foreign code starts; ``wait``: a
-task, a thread and a process tree that wait for the interrupt; ``ask``: ask a person; ``listen``: take steering messages;
-``pour``: emit more than a socket holds."""
+``stuck``: a thread that blocks; ``nap``: sleep; ``fail``: raise; ``raw``: a program that foreign code starts;
+``wait``: a task, a thread and a process tree that wait for the interrupt; ``ask``: ask a person; ``listen``: take
+steering messages; ``pour``: emit more than a socket holds."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
