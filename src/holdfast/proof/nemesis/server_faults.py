@@ -5,7 +5,7 @@ attaches to all failpoints, and listens on a socket beside the store. Each recei
 position of all levers. The answer is how often each lever has had an effect so far.
 
 Invariants
-- This module makes no decisions for the product: it waits, raises SQLite's own errors, or repeats a hint.
+- This module makes no decisions for the product: it waits, raises errors of the store, or repeats a hint.
 - With all levers at zero, a server behaves as it would without this module.
 """
 

@@ -205,7 +205,7 @@ class _Work:
             teller.ended(name, "thread", interrupt)
 
     async def _wait(self, name: str) -> None:
-        """Wait for the interrupt, with a timeout so long that its expiry is not mistaken for the interrupt."""
+        """Wait for the interrupt, with a timeout long enough not to be mistaken for it."""
         self._teller.stamp("branch", name)
         try:
             await self._run.interrupt.sleep(_WAIT_S)

@@ -30,7 +30,7 @@ async def quiescent(key: str, look: Callable[[], Awaitable[SessionView]]) -> str
         look: reads the session; called again while the server is unreachable.
 
     Raises:
-        any other error of `look`, such as `NotFound`.
+        HoldfastError: any other error of `look`, such as `NotFound`.
     """
     view: SessionView | None = None
     deadline = system_clock.monotonic() + STANDSTILL_S

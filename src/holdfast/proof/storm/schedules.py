@@ -1,4 +1,4 @@
-"""Schedules of a storm: some tick all the time; others are created, paused and deleted.
+"""Schedules of a storm: some tick continuously; others are created, paused and deleted.
 
 A ticking schedule is the only sender of its session, so in the end the session has one message per tick; `settle`
 checks that. These schedules are outside a storm's history.

@@ -90,7 +90,7 @@ def _audit(event: str, _: tuple[Any, ...]) -> None:
 
 @contextmanager
 def real_world_closed() -> Iterator[None]:
-    """Refuse actions that no schedule can repeat, in the thread that explores."""
+    """Refuse actions that no schedule can repeat, in the threads of an explored schedule."""
     global _audit_installed
     if not _audit_installed:
         _audit_installed = True

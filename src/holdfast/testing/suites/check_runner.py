@@ -23,14 +23,14 @@ def run_check(check: Callable[[S], Awaitable[None]], subject: S, *, port: str, l
     """Run one check on an event loop of its own. Its errors get a note with the rule.
 
     Parameters:
-        check: one of a suite.
-        subject: what is checked.
-        port: where the rules are documented, for the note.
+        check: a check of a suite.
+        subject: the subject under test.
+        port: place where the rules are documented, for the note.
         limit_s: timeout, in seconds.
 
     Raises:
         AssertionError: the subject breaks the rule.
-        TimeoutError: it did not answer.
+        TimeoutError: the check did not end in time.
         unittest.SkipTest: the subject lacks the feature under test.
     """
 
