@@ -95,7 +95,7 @@ def chat(
 
 
 class _Lines:
-    """Lines from stdin, read by a thread of its own so that the loop never waits for a person."""
+    """Lines from stdin, read by a separate thread so that input never blocks the loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()

@@ -42,9 +42,9 @@ class Storm(msgspec.Struct, frozen=True, kw_only=True):
         seed: random seed; None: a new one.
         rate: actions per second; None: a rate that suits a small machine.
         history: file for the history.
-        hostile: add a hostile principal; requires a server of the storm's own.
+        hostile: add a hostile principal; requires a server that the storm starts.
         check: judge this saved history and do nothing else.
-        nemesis: inject these faults into servers of its own; None: none.
+        nemesis: inject these faults into servers that the storm starts; None: no faults.
         agents: with `nemesis`, agents that those servers serve, as ``module:name``; empty: the storm's agent.
         connections: with `nemesis`, number of connections to open and drop.
         write_docs: with `nemesis`, write the docs page.

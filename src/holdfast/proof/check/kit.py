@@ -1,7 +1,7 @@
 """The adapter's side of ``holdfast check``: the adapter interface, the tools of its agent, and the pipe to the judge.
 
 An adapter is a class with the methods of `Adapter`, in a file that imports its framework and nothing from Holdfast.
-This file runs it in a process of its own, in the framework's environment, and needs only the standard library:
+This file runs it in a separate process, in the framework's environment, and needs only the standard library:
 
     python kit.py my_adapter.py:MyAdapter
 

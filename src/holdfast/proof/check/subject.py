@@ -46,7 +46,7 @@ class SubjectTarget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Subject:
-    """One adapter in a process of its own. Use it in ``async with``; at the end the process and its tree are killed.
+    """One adapter in a separate process. Use it in ``async with``; at the end the process and its tree are killed.
 
     Parameters:
         target: the adapter.

@@ -1,4 +1,4 @@
-"""One episode of a nemesis: a server of its own with levers and a disk, under the storm's load, for one fault.
+"""One episode of a nemesis: a dedicated server with levers and a disk, under the storm's load, for one fault.
 
 Every episode has the same steps: a warm-up and a baseline, load, the injections of the fault, then quiescence, a last
 reading of everything and a clean shutdown. The observations of clients, readers and agents form one history, judged by
@@ -355,8 +355,8 @@ async def open_episode(
         recorder: receives the history.
         folder: an empty folder for all its files.
         changes: settings that differ from the storm's.
-        kills: the fault kills the server.
-        small: the server gets a small disk of its own.
+        kills: whether the fault kills the server.
+        small: whether the server gets a separate small disk.
     """
     sees = _SEES_OF_OTHERS if ask.agents else _SEES
     recorder.note(Opened, seed=ask.seed, mode="kill", sees=(*sees, "kills") if kills else sees, limits=LIMITS)

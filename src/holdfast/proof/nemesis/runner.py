@@ -1,4 +1,4 @@
-"""Run a nemesis: one episode for each fault, each judged on its own."""
+"""Run a nemesis: one episode for each fault, each judged separately."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The storm over a server of its own, which it kills: once at every failpoint, then at random moments."""
+"""The storm over a dedicated server, which it kills: once at every failpoint, then at random moments."""
 
 from __future__ import annotations
 
@@ -281,7 +281,7 @@ async def kill_storm(
     contention: bool = True,
     hostile: bool = False,
 ) -> None:
-    """Run a storm over a server of its own.
+    """Run a storm over a dedicated server.
 
     Parameters:
         recorder: receives the history; it already has the opening record.

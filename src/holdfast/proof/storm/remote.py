@@ -33,7 +33,7 @@ async def remote_storm(
     progress: Progress,
     rate: float | None = None,
 ) -> None:
-    """Run a storm over the server at `url`, as four principals if the key may act for others, else as its own.
+    """Run a storm over the server at `url`, as four principals if the key may act for others, else as one.
 
     Parameters:
         recorder: receives the history, including its opening record.

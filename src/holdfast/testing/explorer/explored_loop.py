@@ -20,7 +20,7 @@ _Ts = TypeVarTuple("_Ts")
 
 
 class ExploredLoop(SteppedLoop):
-    """A stepped loop with threads of its own.
+    """A stepped loop, together with the threads of the schedule.
 
     Parameters:
         chooser: picks the next step.

@@ -74,7 +74,7 @@ _CHECKS: list[ChannelCheck] = []
 
 
 def run_channel_check(check: ChannelCheck, subject: ChannelSubject) -> None:
-    """Run one check on an event loop of its own, for 30 seconds at most.
+    """Run one check on a new event loop, for at most 30 seconds.
 
     Raises:
         AssertionError: the channel breaks the port's rules; a note names the rule.

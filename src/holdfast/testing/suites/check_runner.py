@@ -20,7 +20,7 @@ LIMIT_S = 30.0
 
 
 def run_check(check: Callable[[S], Awaitable[None]], subject: S, *, port: str, limit_s: float = LIMIT_S) -> None:
-    """Run one check on an event loop of its own. Its errors get a note with the rule.
+    """Run one check on a new event loop. Its errors get a note with the rule.
 
     Parameters:
         check: a check of a suite.

@@ -63,7 +63,7 @@ _ADD = ToolSpec(
 
 
 def run_model_check(check: ModelCheck, subject: ModelSubject) -> None:
-    """Run one check on an event loop of its own, for 30 seconds at most.
+    """Run one check on a new event loop, for at most 30 seconds.
 
     Raises:
         AssertionError: the model breaks the port's rules; a note names the rule.
@@ -147,7 +147,7 @@ async def what_a_request_cost_is_told(subject: ModelSubject) -> None:
 
 @_check
 async def calls_come_whole_and_in_order(subject: ModelSubject) -> None:
-    """Each of several calls in one answer is a part of its own, with all its arguments; the reason is ``calls``."""
+    """Each of several calls in one answer is a separate part with all its arguments; the reason is ``calls``."""
     wanted = [("add", {"a": 1, "b": 2}), ("add", {"a": 3, "b": 4})]
     async with subject([Reply(text="I add.", calls=wanted)]) as provider:
         parts = await _parts(provider.model, _ask("add", tools=True))

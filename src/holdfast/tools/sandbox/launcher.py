@@ -224,7 +224,7 @@ def _bound_pids(processes: int) -> None:
 
 
 def _forbid_user_namespaces() -> None:
-    """Forbid user namespaces: in its own one the program would regain all capabilities."""
+    """Forbid new user namespaces, in which the program would regain all capabilities."""
     with open(f"{_STAGE}/proc/sys/user/max_user_namespaces", "w") as file:
         file.write("0")
 
