@@ -82,7 +82,7 @@ class _Statistics(msgspec.Struct):
 
 
 class _Server(msgspec.Struct):
-    """The server's own report, as far as it is used."""
+    """The parts of the server's report that are used here."""
 
     statistics: _Statistics
 

@@ -105,7 +105,7 @@ class ScheduleOutcome:
 
         Parameters:
             schedules: number of schedules that were run, this one included.
-            label: the chooser that made it.
+            label: description of the chooser that made the choices.
             again_with: further arguments that `explore` needs for the replay.
             shrunk: description of how it was shortened.
             recorded: the replay.

@@ -1,4 +1,4 @@
-"""The locks and queues that an explored test makes from `threading` and `queue`: each use of one is a switch point.
+"""Replacements for the locks and queues that an explored test creates: each use of one is a switch point.
 
 During an exploration, these classes replace `threading.Lock`, `threading.RLock` and `queue.SimpleQueue`
 (see `holdfast.testing.explorer.patching`). `Condition`, `Event`, `Semaphore`, `Barrier`, `Queue` and their relatives

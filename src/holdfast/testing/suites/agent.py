@@ -9,7 +9,7 @@ With pytest::
         run_agent_check(check, SUBJECT)
 
 The suite supplies a step that waits, fails, blocks a thread or starts a program; the check then tests Holdfast's
-promises. Each check makes its own hosts, on in-memory stores.
+promises. Each check creates its own hosts, on in-memory stores.
 """
 
 from __future__ import annotations

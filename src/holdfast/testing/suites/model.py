@@ -375,7 +375,7 @@ _FAILURES: dict[str, tuple[Reply, bool]] = {
 
 @_check
 async def a_failure_says_whether_to_try_again_and_is_not_repeated_here(subject: ModelSubject) -> None:
-    """It is a `ModelFailed` whose ``retry_after_s`` is set where a retry may help; only the loop retries.
+    """A failure is a `ModelFailed` whose ``retry_after_s`` is set if a retry may help; only the loop retries.
 
     An answer that breaks off is a failure, too: a partial text or partial arguments never count as complete.
     """
