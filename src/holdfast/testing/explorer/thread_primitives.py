@@ -321,6 +321,6 @@ class OwnSimpleQueue(SimpleQueue, metaclass=_StandIn):
 
 
 def look(lock: object) -> None:
-    """Let other threads run before a thread reads the state that this lock guards without acquiring it."""
+    """Let other threads run before a thread that does not hold this lock reads the state that it guards."""
     if type(lock) is OwnLock and lock._in_schedule():
         lock.strands.pause()
