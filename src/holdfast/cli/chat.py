@@ -57,7 +57,7 @@ _LOOK_BACK = 200
 _PATIENCE_S = 120.0
 _LAST_LINE_S = 2.0
 _LOOK_S = 1.0
-"""Time during which a typed y does not approve a call that replaced another one: it was meant for that one."""
+"""Time after one call replaces another in which a typed y approves nothing: it was meant for the earlier call."""
 _WAITS = {
     "queued": "waiting for its turn",
     "steering": "the agent sees it before its next step",
@@ -95,7 +95,7 @@ def chat(
 
 
 class _Lines:
-    """Lines from stdin, read by a thread of its own so that the loop never waits for a person."""
+    """Lines from stdin, read by a separate thread so that input never blocks the loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -134,7 +134,7 @@ class _Lines:
             self._more.set_result(None)
 
     async def outlast(self, saying: asyncio.Task[None]) -> bool:
-        """Wait until a line was sent. Return False if the person left meanwhile and it is still not sent."""
+        """Wait until a line is sent. Return False if the input ends first and the line is still unsent soon after."""
         if sys.stdin.isatty():
             await asyncio.wait((saying, self._ended), return_when=asyncio.FIRST_COMPLETED)
             await asyncio.wait((saying,), timeout=_LAST_LINE_S)
@@ -371,7 +371,7 @@ class _Conversation:
             self._begun.set_result(receipt.cursor)
 
     async def _until_idle(self) -> None:
-        """Wait until our messages are settled, or until a run waits for an answer, which no input can give any more."""
+        """Wait until our messages are settled, or a run waits for an answer, which can no longer be typed."""
         while self._open:
             if self._questions:
                 self.left_open = True

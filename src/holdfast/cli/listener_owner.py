@@ -26,7 +26,7 @@ def refuse_foreign_listener(host: str, port: int) -> None:
     """Refuse to connect to `host` if a socket of another user would accept the connection.
 
     Raises:
-        ConfigurationError: it would; the message has the user's id.
+        ConfigurationError: such a socket exists; the message has the other user's id.
     """
     trusted = {0, os.geteuid()}
     for address in _addresses(host):

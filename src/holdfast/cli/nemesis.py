@@ -76,7 +76,7 @@ def nemesis(
 
 
 def _made(folder: Path) -> Path:
-    """Return a writable folder, checked before anything runs for minutes. Raises `ConfigurationError`."""
+    """Return a writable folder, created and checked before a run that takes minutes. Raises `ConfigurationError`."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

@@ -1,4 +1,4 @@
-"""The group of commands: an old name of a command or a flag is refused with the new one."""
+"""The group of commands, which refuses old names of commands and flags and names the new ones."""
 
 from __future__ import annotations
 

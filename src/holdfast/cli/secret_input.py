@@ -14,7 +14,7 @@ __all__ = ["exclusive_terminal", "hidden_typing", "read_secret", "show_on_termin
 
 @contextmanager
 def exclusive_terminal(descriptor: int) -> Iterator[None]:
-    """Keep other programs of this user from opening the terminal; one that has it open keeps it."""
+    """Keep other programs of this user from opening the terminal; those that have it open already keep it."""
     with suppress(OSError):
         fcntl.ioctl(descriptor, termios.TIOCEXCL)
     try:

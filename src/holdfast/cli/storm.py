@@ -40,11 +40,11 @@ class Storm(msgspec.Struct, frozen=True, kw_only=True):
         kill_every_s: start a server process and kill it this often; None: never.
         url, key, say: an existing server, and the start of each message to it.
         seed: random seed; None: a new one.
-        rate: actions per second; None: as many as a small machine bears.
+        rate: actions per second; None: a rate that suits a small machine.
         history: file for the history.
-        hostile: add a hostile principal; requires a server of the storm's own.
+        hostile: add a hostile principal; requires a server that the storm starts.
         check: judge this saved history and do nothing else.
-        nemesis: inject these faults into servers of its own; None: none.
+        nemesis: inject these faults into servers that the storm starts; None: no faults.
         agents: with `nemesis`, agents that those servers serve, as ``module:name``; empty: the storm's agent.
         connections: with `nemesis`, number of connections to open and drop.
         write_docs: with `nemesis`, write the docs page.
@@ -163,7 +163,7 @@ def run_storm(asked: Storm) -> Exit:
 
 
 def _stormed(asked: Storm, seed: int) -> Report:
-    """Run the storm and judge it. Unless all was well, keep its stores and history in a folder, and print its path."""
+    """Run the storm and judge it. Unless it passes, keep its stores and history in a folder, and print the path."""
     from holdfast.proof.history import write_history
     from holdfast.proof.storm.recorder import StormRecorder
 
@@ -195,7 +195,7 @@ def _stormed(asked: Storm, seed: int) -> Report:
 
 
 def _touch(path: Path) -> None:
-    """Check that a file is writable before anything runs for minutes. Raises `ConfigurationError`."""
+    """Check that a file is writable, before a run that takes minutes. Raises `ConfigurationError`."""
     try:
         path.touch()
         with path.open("r+b"):

@@ -87,8 +87,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         death_s: from the kill of a host to the end of its last process.
         wake_s: from the end of a run until a branch that its receipt names as left over sees the interrupt.
         drain_slack_s: how long a drain may exceed its deadline.
-        mailbox: messages that may wait in a session; 0 when that is not known.
-        attempts: how often one run may be started without a completed call.
+        mailbox: maximum number of messages that wait in a session; 0 if unknown.
+        attempts: maximum number of times that a run may be started without a completed call.
         principal_runs: maximum number of concurrent runs of a principal; 0 for no cap.
         share_factor: a backlogged consumer gets at least its even share divided by this, and at most its even share
             times this.
@@ -289,7 +289,7 @@ class LogRead(RecordBase, frozen=True, kw_only=True, tag="log.read"):
 
 
 class ReaderConnected(RecordBase, frozen=True, kw_only=True, tag="reader.connected"):
-    """A reader (re)connected after the event ``after`` (0: from the beginning). Connections of a reader count up."""
+    """A reader (re)connected after the event ``after`` (0: from the beginning). ``connection`` counts up."""
 
     reader: str
     connection: int
@@ -322,7 +322,7 @@ class ReaderClosed(RecordBase, frozen=True, kw_only=True, tag="reader.closed"):
 
     ``why``: ``left`` (the reader closed it), ``lost`` (it broke), ``ended`` (the host ended it with its final frame),
     ``followed`` (the followed message was settled), ``caught_up`` (the reader saw the newest event), ``stalled``
-    (events were known to exist, and did not come within ``answer_s``).
+    (events were known to exist, but did not arrive within ``answer_s``).
     """
 
     reader: str
@@ -337,11 +337,11 @@ class Stamp(RecordBase, frozen=True, kw_only=True, tag="stamp"):
         what: ``start`` and ``finish`` of the agent function (``finish`` is its very last action); ``branch``: a branch
             starts; ``tick``: it is alive; ``told``: it saw its interrupt; ``end``: it has ended, for any reason;
             ``effect``: a call ran.
-        run_id, attempt, principal, session: principal of the run that the code was started for.
+        run_id, attempt, principal, session: the run that the code was started for, with its principal and session.
         branch: the branch's name within the run; ``main`` for the agent function.
-        member: what the branch is.
+        member: kind of the branch.
         pid: pid of the process that wrote the stamp; `host_pid`: pid of its host.
-        cooperative: the branch watches its interrupt.
+        cooperative: whether the branch watches its interrupt.
         cause: for ``told``: the reason of the first cause, as the branch saw it.
         seen_session: for ``tick`` and ``told``: the session that the ambient context named, if any.
         effect: for ``effect``: the call's name, unique within the run.
@@ -393,8 +393,8 @@ class Drained(RecordBase, frozen=True, kw_only=True, tag="drained"):
 
     Parameters:
         elapsed_s: duration as reported by the host.
-        finished: how many runs ended by themselves.
-        interrupted, parked: ids of the runs that the drain ended, and of those that it left for the next host.
+        finished: number of runs that ended by themselves.
+        interrupted, parked: ids of the runs that the drain interrupted, and of those that it suspended.
         orphans: names of everything left over, with the pids of processes.
     """
 
@@ -433,7 +433,7 @@ class Share(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class SharesCounted(RecordBase, frozen=True, kw_only=True, tag="shares.counted"):
-    """Number of times that each consumer got the contested resource, out of ``given`` in all."""
+    """How often each consumer got the contested resource, out of ``given`` times in total."""
 
     resource: str
     given: int
@@ -464,7 +464,7 @@ class StatisticsRead(RecordBase, frozen=True, kw_only=True, tag="statistics.read
 class PeopleSettled(RecordBase, frozen=True, kw_only=True, tag="people.settled"):
     """The human-in-the-loop sessions, which are outside the rest of the history, became quiescent and were checked.
 
-    ``checked``: number of checks; ``wrong``: the problems found, in words.
+    ``checked``: number of checks; ``wrong``: descriptions of the problems found.
     """
 
     checked: int

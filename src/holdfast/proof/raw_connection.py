@@ -19,7 +19,7 @@ class RawConnection:
     """A connection to loopback, for use on one loop.
 
     Parameters:
-        port: the server's.
+        port: the server's port.
         key: the API key that its requests carry.
     """
 
@@ -31,7 +31,7 @@ class RawConnection:
         self._socket.setblocking(False)
 
     async def open(self, *, small: bool = False) -> None:
-        """Connect; with `small`, with little room for incoming data. Raises `OSError`."""
+        """Connect; with `small`, use a small receive buffer. Raises `OSError`."""
         if small:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SMALL_BYTES)
         async with asyncio.timeout(_CONNECT_S):

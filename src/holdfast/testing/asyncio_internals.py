@@ -1,10 +1,10 @@
 """The private names of asyncio that a virtual loop and the leak detector need, each behind a public one.
 
-A virtual loop has its own ready queue, its own timers and its own clock. asyncio offers no public way to replace them:
-a loop of its own derives from `asyncio.BaseEventLoop`, and a step of its own from `asyncio.TimerHandle`.
+A virtual loop has its own ready queue, its own timers and its own clock. asyncio offers no public way to replace them,
+so the loop derives from `asyncio.BaseEventLoop`, and its steps from `asyncio.TimerHandle`.
 
-`PRIVATE_NAMES` lists what is used. Checked on CPython 3.11;
-``tests/testing/test_stdlib_internals.py`` fails on a Python in which one of them is missing.
+`PRIVATE_NAMES` lists the names, which were checked on CPython 3.11.
+``tests/testing/test_stdlib_internals.py`` fails on a Python that lacks one of them.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ PRIVATE_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "asyncio.TimerHandle": ("_scheduled", "_when"),
     "asyncio.runners": ("_cancel_all_tasks",),
 }  # fmt: skip
-"""The names by their owners."""
+"""The private names, by owner."""
 
 Cancel: TypeAlias = Callable[[asyncio.AbstractEventLoop], None]
-"""Cancels what is unfinished on a loop, and waits for it."""
+"""Cancels the unfinished tasks of a loop, and waits for them."""
 
 _Handle = cast(Any, asyncio.Handle)
 _TimerHandle = cast(Any, asyncio.TimerHandle)
@@ -63,7 +63,7 @@ run_handle: Final[Callable[[asyncio.Handle], None]] = _Handle._run
 
 
 class LoopTimer(asyncio.TimerHandle):
-    """asyncio's timer; its loop hears of a cancelling while the timer ``is_scheduled``."""
+    """asyncio's timer; it notifies its loop if it is cancelled while ``is_scheduled`` is true."""
 
     __slots__ = ()
 
@@ -71,12 +71,12 @@ class LoopTimer(asyncio.TimerHandle):
 
 
 class StepHandle(LoopTimer):
-    """A handle without the debugging of asyncio's, for a loop that makes one for each of its steps.
+    """A handle without asyncio's debug support, for a loop that creates one for each step.
 
     Parameters:
-        when: for a timer, when it fires.
-        callback, args, loop, context: as for asyncio's.
-        actor: whose step it is.
+        when: for a timer, the time at which it fires.
+        callback, args, loop, context: as for `asyncio.TimerHandle`.
+        actor: the actor whose step this is.
     """
 
     __slots__ = ("actor", "born", "since")
@@ -107,7 +107,7 @@ class StepHandle(LoopTimer):
         self.since = when
 
     def cancel(self) -> None:
-        """Like asyncio's; the loop hears of a cancelled step, too."""
+        """Cancel as asyncio does, and notify the loop, for a timer as well as for any other step."""
         if not self._cancelled:
             if self._scheduled:
                 self.loop.on_timer_cancelled(self)
@@ -118,12 +118,12 @@ class StepHandle(LoopTimer):
             self._args = ()
 
     def on_cancel(self) -> None:
-        """Tell the loop. Called once, when a handle other than a scheduled timer is cancelled."""
+        """Notify the loop. Called once, when a handle other than a scheduled timer is cancelled."""
         raise NotImplementedError
 
 
 class BareLoop(asyncio.BaseEventLoop):
-    """asyncio's loop without its selector, ready queue and timers, which a subclass has in its own way."""
+    """asyncio's loop without its selector, ready queue and timers; a subclass supplies its own."""
 
     check_open: Callable[[], None] = cast(Any, asyncio.BaseEventLoop)._check_closed
     """Raise `RuntimeError` if the loop is closed."""
@@ -137,12 +137,12 @@ class BareLoop(asyncio.BaseEventLoop):
         raise NotImplementedError
 
     def on_wakeup(self) -> None:
-        """Note that another thread has something for the loop."""
+        """Note that another thread has woken the loop."""
         raise NotImplementedError
 
     @property
     def has_generators(self) -> bool:
-        """Whether async generators were begun here and are not closed."""
+        """Whether async generators were started on this loop and are not closed."""
         return bool(self._asyncgens)  # type: ignore[attr-defined]
 
     def run_until(self, begin: Callable[[], None], is_finished: Callable[[], bool], thread: int) -> None:
@@ -182,7 +182,7 @@ def is_result_unretrieved(future: asyncio.Future[Any]) -> bool:
 
 
 def expect_pending(task: asyncio.Task[Any]) -> None:
-    """Let a task be destroyed while it is pending, without a message in the log."""
+    """Suppress asyncio's log message for a task that is destroyed while it is pending."""
     task._log_destroy_pending = False  # type: ignore[attr-defined]
 
 
@@ -193,10 +193,10 @@ def awaited_future(task: asyncio.Task[Any]) -> object:
 
 @contextmanager
 def cancelling_all_tasks_with(cancel: Callable[[Cancel, asyncio.AbstractEventLoop], None]) -> Iterator[None]:
-    """Replace how `asyncio.run` and `asyncio.Runner` cancel what is unfinished.
+    """Replace the function with which `asyncio.run` and `asyncio.Runner` cancel unfinished tasks.
 
     Parameters:
-        cancel: gets asyncio's function, and the loop.
+        cancel: called with asyncio's own function and the loop.
     """
     module = cast(Any, runners)
     plain = module._cancel_all_tasks

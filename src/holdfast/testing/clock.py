@@ -44,7 +44,7 @@ class ManualClock:
         return self._now_s
 
     def monotonic(self) -> float:
-        """Return seconds since the clock was made."""
+        """Return seconds since the clock was created."""
         return self._monotonic_s
 
     def advance(self, delay_s: float) -> None:

@@ -2,9 +2,9 @@
 
 Tests that use none of these markers and ini options are not affected.
 
-- ``@pytest.mark.explore(schedules=…, chooser=…)``: an async test runs under the explorer.
-- ``@pytest.mark.no_leaks``, ``no_blocking``, ``no_network``, or ``holdfast_no_leaks = true`` and so on in the
-  configuration: for all tests.
+- ``@pytest.mark.explore(schedules=…, chooser=…)`` runs an async test under the explorer.
+- ``@pytest.mark.no_leaks``, ``no_blocking`` and ``no_network`` run a detector for a test; ``holdfast_no_leaks = true``
+  and so on in the configuration run it for all tests.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _FEWEST = 3
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options of the command line and of the configuration."""
+    """Add the command-line and configuration options."""
     group = parser.getgroup("holdfast")
     group.addoption("--explore-replay", metavar="FILE", help="run only the schedule, and the test, of this replay file")
     group.addoption(
@@ -145,7 +145,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 def _values(pyfuncitem: pytest.Function) -> dict[str, Any]:
-    """Return the fixtures and parameters that the test names; those that it uses otherwise are in force already."""
+    """Return the fixtures and parameters that the test takes as arguments; all others are already set up."""
     named = inspect.signature(pyfuncitem.obj).parameters.values()
     return {
         one.name: pyfuncitem.funcargs[one.name]
@@ -218,7 +218,7 @@ def _is_on(request: pytest.FixtureRequest, name: str) -> bool:
 
 @pytest.fixture(autouse=True)
 def _holdfast_watch(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Run the detectors that this test asked for; wider fixtures (module, session) are set up before and ignored."""
+    """Run the detectors requested for this test; module and session fixtures are set up before and ignored."""
     wanted = [name for name in _SWITCHES if _is_on(request, name)]
     if not wanted:
         yield
@@ -257,7 +257,7 @@ def _holdfast_watch(request: pytest.FixtureRequest) -> Iterator[None]:
 def pytest_fixture_setup(
     fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
 ) -> Generator[None, object, object]:
-    """Exclude resources of wider fixtures from a test's leaks."""
+    """Exclude resources of fixtures with a wider scope from a test's leaks."""
     before = None if fixturedef.scope == "function" else request.config.stash.get(_BEFORE, None)
     if before is None:
         return (yield)
@@ -266,7 +266,7 @@ def pytest_fixture_setup(
 
 
 def _told_leaks(left: list[str]) -> list[str]:
-    """Return a line for each leak, and what to do."""
+    """Return a line for each leak, and a last one with the remedy."""
     if not left:
         return []
     kinds = tuple(kind for kind in _KINDS if any(one.startswith(f"{kind}: ") for one in left))
@@ -304,7 +304,7 @@ def _check_no_leaks(item: pytest.Item) -> None:
 
 
 def _repeated(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test repeatedly where its memory is watched. Its fixtures are made once."""
+    """Run a test repeatedly if its memory is watched. Its fixtures are set up once."""
     marker = pyfuncitem.get_closest_marker("no_leaks")
     repeat = marker.kwargs.get("repeat", 0) if marker is not None else 0
     if not repeat:

@@ -1,10 +1,10 @@
 """The private names of `threading` that the explorer needs, each behind a public one.
 
-Conditions, events and queues of the standard library are written in Python on top of locks. An explored schedule gives
-them locks of its own, which a condition treats as it treats the interpreter's: by private methods.
+Conditions, events and queues of the standard library are written in Python on top of locks. An explored schedule
+supplies its own locks, on which a condition calls the same private methods as on the interpreter's.
 
-`PRIVATE_NAMES` lists what is used. Checked on CPython 3.11;
-``tests/testing/test_stdlib_internals.py`` fails on a Python in which one of them is missing.
+`PRIVATE_NAMES` lists the names, which were checked on CPython 3.11.
+``tests/testing/test_stdlib_internals.py`` fails on a Python that lacks one of them.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ PRIVATE_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "threading.Event": ("_cond",),
     "threading.RLock": ("_acquire_restore", "_is_owned", "_release_save"),
 }
-"""The names by their owners."""
+"""The private names, by owner."""
 
 MAKE_LOCK: Final = "_allocate_lock"
-"""The name in `threading` by which a condition makes the lock that a waiter waits for."""
+"""Name in `threading` of the function with which a condition creates the lock of a waiter."""
 CLOCK: Final = "_time"
-"""The name in `threading` of its monotonic clock."""
+"""Name in `threading` of its monotonic clock."""
 
 
 def lock_of_event(event: threading.Event) -> object:
@@ -36,15 +36,15 @@ def lock_of_event(event: threading.Event) -> object:
 
 
 def is_owned(lock: Any) -> bool:
-    """Whether this thread holds a re-entrant lock of the interpreter's."""
+    """Whether this thread holds a built-in re-entrant lock."""
     return bool(lock._is_owned())
 
 
 def release_save(lock: Any) -> Any:
-    """Release a re-entrant lock of the interpreter's entirely; return what `acquire_restore` needs."""
+    """Release a built-in re-entrant lock entirely; return what `acquire_restore` needs."""
     return lock._release_save()
 
 
 def acquire_restore(lock: Any, saved: Any) -> None:
-    """Take a re-entrant lock of the interpreter's as often as it was held before `release_save`."""
+    """Acquire a built-in re-entrant lock as many times as it was held before `release_save`."""
     lock._acquire_restore(saved)

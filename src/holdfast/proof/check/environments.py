@@ -1,4 +1,4 @@
-"""Frameworks that ``holdfast check`` has adapters for, each with an environment of its own, made on demand."""
+"""Frameworks that ``holdfast check`` has adapters for, and their environments, which are created on demand."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ FRAMEWORKS: Mapping[str, Framework] = {
         ),
     ),
 }
-"""By name on the command line."""
+"""The frameworks, by their names on the command line."""
 
 
 def cache_folder() -> Path:
@@ -100,7 +100,7 @@ def target_of(name: str, *, say: Callable[[str], None]) -> SubjectTarget:
 
 
 def _environment(name: str, framework: Framework, say: Callable[[str], None]) -> Path:
-    """Return the interpreter of the framework's environment; make the environment if it is missing."""
+    """Return the interpreter of the framework's environment; create the environment if it is missing."""
     wanted = sha256("\n".join((sys.version, *framework.packages)).encode()).hexdigest()[:12]
     folder = cache_folder() / f"{name}-{wanted}"
     python = folder / "bin" / "python"

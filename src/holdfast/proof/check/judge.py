@@ -27,7 +27,7 @@ async def judge(
     Parameters:
         target: the adapter and its Python.
         promises: names of the promises to test; all by default.
-        times: maximum number of tries for a probe that finds its promise broken or cannot run. Broken once is broken.
+        times: maximum number of tries for a probe that finds its promise broken or cannot run. One break suffices.
         progress: callback for each verdict.
     """
     versions: tuple[str, ...] = ()

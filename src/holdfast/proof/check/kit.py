@@ -1,7 +1,7 @@
 """The adapter's side of ``holdfast check``: the adapter interface, the tools of its agent, and the pipe to the judge.
 
 An adapter is a class with the methods of `Adapter`, in a file that imports its framework and nothing from Holdfast.
-This file runs it in a process of its own, in the framework's environment, and needs only the standard library:
+This file runs it in a separate process, in the framework's environment, and needs only the standard library:
 
     python kit.py my_adapter.py:MyAdapter
 
@@ -37,7 +37,7 @@ class NotOffered(Exception):
 
 
 class Setting:
-    """Where an adapter works.
+    """The environment of an adapter: model, folder and tools.
 
     Parameters:
         model_url: URL of an OpenAI Chat Completions server, with ``/v1``; any key and any model name will do. It only
@@ -45,8 +45,8 @@ class Setting:
         folder: a folder that outlives the process, for the framework's stored data.
         tools: plain functions, some async and some not. The agent gets all of them unchanged, in the framework's own
             way.
-        forced_tool: one more, sync. Give it to the agent, too, if the framework has a way to end such a tool by force,
-            and use that way.
+        forced_tool: one more function, which is sync. If the framework has a way to end such a tool by force, give it
+            to the agent in that way.
     """
 
     not_offered = NotOffered
@@ -61,7 +61,7 @@ class Setting:
         self.forced_tool = forced_tool
 
     def tasks(self) -> Tasks:
-        """Runs as asyncio tasks, for a framework without a submit function of its own."""
+        """Return `Tasks`, for a framework without a submit function of its own."""
         return Tasks()
 
 
@@ -162,7 +162,7 @@ class Tasks:
 
 
 # ── the tools ────────────────────────────────────────────────────────────────────────────────────────────────────────
-# They are as people write them: unaware that they may be cancelled.
+# They are written as users would write them: without regard to cancellation.
 
 
 def beat(file: str, seconds: float) -> str:
@@ -327,7 +327,7 @@ def main(target: str) -> None:
     os.dup2(nothing, 0)
     os.close(nothing)
     asyncio.run(_serve(target, incoming, outgoing))
-    os._exit(0)  # threads that the probes left behind would hold the exit up
+    os._exit(0)  # threads that the probes left behind would delay the exit
 
 
 if __name__ == "__main__":

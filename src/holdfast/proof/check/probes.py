@@ -422,7 +422,7 @@ async def leaks(bench: ProbeBench) -> tuple[Verdict, str]:
         await asyncio.sleep(0.3)
         return dict(await bench.subject.ask("inventory"))
 
-    before = await hundred()  # what the sessions and the pools keep for their next run is there then
+    before = await hundred()  # warm-up: creates what sessions and pools keep for later runs
     after = await hundred()
     text = ", ".join(f"{kind} {count} → {after[kind]}" for kind, count in before.items())
     grown = max(after[kind] - count for kind, count in before.items())

@@ -46,12 +46,12 @@ class SubjectTarget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Subject:
-    """One adapter in a process of its own. Use it in ``async with``; at the end the process and its tree are killed.
+    """One adapter in a separate process. Use it in ``async with``; at the end the process and its tree are killed.
 
     Parameters:
         target: the adapter.
-        model_url: where the fake model answers.
-        folder: what outlives a restart.
+        model_url: URL of the fake model.
+        folder: folder for data that outlives a restart.
     """
 
     def __init__(self, target: SubjectTarget, *, model_url: str, folder: Path) -> None:
@@ -126,7 +126,7 @@ class Subject:
 
         Raises:
             AdapterFailed: it raised, or the process ended.
-            NotOffered: the framework does not have it.
+            NotOffered: the framework lacks the feature.
             TimeoutError: no answer came in that time.
         """
         limit_s = LIMIT_S if limit_s is None else limit_s

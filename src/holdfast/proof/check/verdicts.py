@@ -58,5 +58,5 @@ def broken(evidence: str) -> tuple[Verdict, str]:
 
 
 def worst(tries: Sequence[tuple[Verdict, str]]) -> Verdict:
-    """Return the verdict of several tries: a promise broken once is broken."""
+    """Return the verdict of several tries: a promise that was broken in any of them counts as broken."""
     return next((verdict for verdict, _ in tries if verdict == "broken"), tries[-1][0])

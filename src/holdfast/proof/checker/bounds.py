@@ -22,7 +22,7 @@ def bounded(facts: Facts, ledger: Ledger) -> None:
 
     - a call that was never answered, or was answered after its bound (``answer_s``, for stops ``stop_s``) while no host
       was killed;
-    - a receipt that reports a later time;
+    - a stop's receipt that reports a longer time than its bound;
     - more messages waiting than the mailbox may hold;
     - a message refused as ``mailbox_full`` in a session whose mailbox was never full;
     - more restarts of a run than allowed, without a completed call between them;
@@ -166,8 +166,8 @@ def private(facts: Facts, ledger: Ledger) -> None:
     - a session's run is stopped for a reason that another principal gave;
     - a principal has more runs than its cap.
 
-    With a hostile principal: a send or a stop of another one is refused because the host or the caller is at a limit; a
-    stream gets a byte later than ``revoked_s`` after its key was revoked, or is not closed.
+    With a hostile principal, also: another principal's send or stop is refused because the host or the caller is at a
+    limit; a stream gets a byte later than ``revoked_s`` after its key was revoked, or is not closed.
     """
     senders: dict[str, set[str]] = {}
     for attempt, _ in facts.sends():

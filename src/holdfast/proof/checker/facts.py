@@ -167,17 +167,17 @@ class Attempt:
 
     @property
     def start(self) -> Stamp | None:
-        """When the agent function began."""
+        """The agent function's ``start`` stamp, if there is one."""
         return next((s for s in self.stamps if s.what == "start"), None)
 
     @property
     def finish(self) -> Stamp | None:
-        """The agent function's last act."""
+        """The agent function's ``finish`` stamp, if there is one."""
         return next((s for s in reversed(self.stamps) if s.what == "finish"), None)
 
 
 class Facts:
-    """Everything the rules look at. Raises `ValueError` for a history that does not begin with `Opened`."""
+    """Everything that the rules use. Raises `ValueError` for a history that does not begin with `Opened`."""
 
     def __init__(self, records: Iterable[Record]) -> None:
         self.records = sorted(records, key=lambda record: record.at)

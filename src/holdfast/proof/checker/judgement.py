@@ -3,7 +3,7 @@
 A judgement is ``broken`` when any rule found a violation, ``kept`` when there was at least one observation and no
 violation, and ``not observed`` otherwise. Each rule in `holdfast.proof.checker` documents its observations and
 violations. The rules allow for concurrency: a call without an answer may have had its effect, and a kill makes outcomes
-unknown. They accept every history that keeps the promises, so a violation is never a matter of load or luck.
+unknown. They accept every history that keeps the promises, so load or chance never causes a violation.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
         verdict: see the module.
         observations: number of observations.
         broken: number of violations; `violations` holds the first ones.
-        demanded: the recorder could have observed it, so ``not observed`` is a failure, too.
+        demanded: whether the recorder could observe it, so that ``not observed`` is a failure, too.
     """
 
     promise: str

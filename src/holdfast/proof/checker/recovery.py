@@ -128,11 +128,11 @@ def clean_shutdown(facts: Facts, ledger: Ledger) -> None:
 
     *Violations*:
 
-    - it was not answered;
+    - the drain was not answered;
     - it took longer than its deadline plus the slack;
     - the host's exit code is not 0 (1 with orphans);
     - a message was accepted after the report;
-    - the log contradicts the report about an interrupted or parked run;
+    - the log contradicts the report about an interrupted or suspended run;
     - code of a run keeps running after the report, or a list taken after it has a process of the host, and the orphans
       do not name it;
     - a reader that was connected when the drain began lost its connection without a final frame.

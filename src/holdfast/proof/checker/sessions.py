@@ -159,7 +159,7 @@ def no_message_lost(facts: Facts, ledger: Ledger) -> None:
     - runs take messages out of order;
     - a message has a higher seq than one that was sent after it was acknowledged;
     - two attempts with one key got two messages, or one content is in the log twice;
-    - a first attempt is called a duplicate;
+    - a first attempt is reported as a duplicate;
     - a message is in the log although each attempt was refused, or none was made;
     - a withdrawal or a reading of a settlement contradicts the log.
     """
@@ -329,8 +329,8 @@ def valid_transcript(facts: Facts, ledger: Ledger) -> None:
     - two calls share an id;
     - a later reading changes or loses an entry of an earlier one;
     - only some of a run's entries were visible;
-    - a run completed with an answer, and the last reading has no such answer;
-    - a message that a run completed is not there exactly once;
+    - a run completed with an answer, and the last reading lacks the answer;
+    - a message of a completed run is not in the last reading exactly once;
     - a run failed although none of its messages asked for an error.
     """
     latest: dict[Where, TranscriptRead] = {}
@@ -434,7 +434,7 @@ def atomic_state(facts: Facts, ledger: Ledger) -> None:
     - a call or child finishes without having started, or twice;
     - a later reading shows an earlier state, or a different terminal state;
     - a session that is read as idle names a run, or an active one does not;
-    - a client gets an error about states, or one without a name.
+    - a client gets an internal error: an illegal state transition, a stale lease, or one without a code of its own.
     """
     for log in facts.logs.values():
         for run in log.runs.values():

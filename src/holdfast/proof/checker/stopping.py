@@ -20,7 +20,7 @@ from holdfast.protocol.stopping import Cause, StopReceipt
 __all__ = ["broadcast", "isolation", "no_leaks", "stopped_means_stopped"]
 
 _ASKED = frozenset(("user", "stop", "message", "rollback"))
-"""Causes that only a request makes."""
+"""Kinds of causes that require a request."""
 
 
 def _branches(attempt: Attempt) -> dict[str, list[Stamp]]:
@@ -286,14 +286,14 @@ def _judge_rest(facts: Facts, ledger: Ledger, attempt: Attempt, request: StopReq
 def no_leaks(facts: Facts, ledger: Ledger) -> None:
     """P8: after a run ends, nothing of it remains except what its receipt names.
 
-    *Observations*: each ended run with stamps (its own code would show that it lives on), or before a reading of the
-    process list; each killed or ended host before a reading of the list; each quiet reading of a host's statistics
-    (compared with the last baseline before it).
+    *Observations*: each ended run that has stamps (later ones would show that its code still runs), or after which the
+    process list was read; each killed or ended host after which the list was read; each quiet reading of a host's
+    statistics (compared with the last baseline before it).
 
     *Violations*:
 
     - code of a run shows a sign of life after the run's end was known, beyond the number that its receipt names;
-    - a process of the run is in the list (or stamps) and is not named;
+    - a process of the run is in the list, or writes a stamp, and is not named;
     - a process outlives its host by more than ``death_s``;
     - a quiet host counts a run, something in its task tree, a process, or more tasks, threads or descriptors than at
       its baseline (plus the declared slack).
@@ -353,8 +353,8 @@ def _judge_leaks(facts: Facts, ledger: Ledger, run: LogRun, attempts: list[Attem
 
 
 def _dying(facts: Facts, host_pid: int, since: float, at: float) -> bool:
-    """Whether its host had been killed when the process had to be gone, and it is seen within the time it has to
-    die."""
+    """Whether a process may still be alive at `at`: its host was killed before `since`, and ``death_s`` have not yet
+    passed."""
     killed_at = facts.killed_at.get(host_pid)
     return killed_at is not None and killed_at <= since and at <= killed_at + facts.limits.death_s
 

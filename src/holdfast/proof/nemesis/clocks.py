@@ -13,7 +13,7 @@ from holdfast.proof.nemesis.episode import Episode
 __all__ = ["QUESTION_TTL_S", "clock_jumps"]
 
 QUESTION_TTL_S = 3600.0
-"""Time that questions stay open in this episode."""
+"""How long a question stays open in this episode, in seconds."""
 
 _JUMPS_S = (3 * 3600.0, -3 * 3600.0, 26 * 3600.0, -26 * 3600.0, 0.0)
 _QUIET_S = 0.3
@@ -24,8 +24,8 @@ _POLL_S = 0.05
 
 
 async def clock_jumps(episode: Episode) -> None:
-    """Set the clock while batches collect, questions are open and idempotency keys are stored; then between two
-    starts."""
+    """Set the clock while batches are being collected, questions are open and idempotency keys are stored; then between
+    two starts."""
     first = episode.content("emit")
     session = episode.admin.session(f"known-{ids.message_id()}")
     sent = await session.send(first, idempotency_key="known", agent=None)
@@ -52,7 +52,7 @@ async def clock_jumps(episode: Episode) -> None:
 
 
 async def _collects_in_time(episode: Episode, clock_s: float) -> None:
-    """Check that a batch that collects when the clock is set runs on time."""
+    """Check that a batch that is being collected when the clock is set runs on time."""
     session = episode.admin.session(f"collects-{ids.message_id()}")
     receipt = await session.send(
         episode.content("emit"), policy="collect", quiet_s=_QUIET_S, max_wait_s=_MOST_WAIT_S, agent=None
@@ -71,7 +71,7 @@ async def _collects_in_time(episode: Episode, clock_s: float) -> None:
 
 
 async def _is_set(episode: Episode, clock_s: float) -> None:
-    """Check that what the server writes down has the time of the new clock."""
+    """Check that the server's records have the time of the new clock."""
     session = episode.admin.session(f"dated-{ids.message_id()}")
     await session.send(episode.content("emit"), agent=None)
     off_s = (await session.info()).created_at - system_clock.now() - clock_s
@@ -124,7 +124,7 @@ async def _question_is_open(episode: Episode) -> None:
 
 
 async def _open_questions(session: object, count: int) -> bool:
-    """Wait a moment for `count` open questions; return whether they are there."""
+    """Wait a moment until `count` questions are open; return whether they are."""
     for _ in range(100):
         if len(await session.questions()) == count:  # type: ignore[attr-defined]
             return True

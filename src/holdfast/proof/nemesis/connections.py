@@ -31,7 +31,7 @@ _BYSTANDER_S = 1.0
 
 
 class _Bystander:
-    """Another user's runs, which last as long as the connections come and go."""
+    """Another user, whose runs continue while connections are opened and dropped."""
 
     def __init__(self, episode: Episode) -> None:
         self._episode = episode
@@ -39,7 +39,7 @@ class _Bystander:
         self._receipts: list[str] = []
 
     async def works(self) -> None:
-        """Send one thing after another, until cancelled."""
+        """Send one message after another, until cancelled."""
         while True:
             content = self._episode.content("emit", "call", "thread", span_s=_BYSTANDER_S)
             receipt = await self._session.send(content, agent=None)
@@ -91,7 +91,7 @@ async def connections(episode: Episode) -> None:
 
 
 async def _opened_and_dropped(episode: Episode, senders: list[str], count: int) -> None:
-    """Open a batch of connections, all at one time, and drop them."""
+    """Open a batch of connections, hold all of them open at once, and drop them."""
     lines = [RawConnection(episode.settings.port, episode.admin_key) for _ in range(count)]
     try:
         for line in lines:
@@ -107,7 +107,7 @@ async def _opened_and_dropped(episode: Episode, senders: list[str], count: int) 
 
 
 async def _begin(episode: Episode, line: RawConnection, kind: str, key: str) -> bool:
-    """Send what that kind sends; False if the server had closed the connection before."""
+    """Send the data of a connection of this kind; False if the server has already closed it."""
     message = {"content": episode.content("emit", span_s=0.0), "idempotency_key": ids.message_id(), "policy": "reject"}
     head, body = line.request("POST", f"/v1/sessions/{key}/messages", msgspec.json.encode(message))
     match kind:
@@ -124,7 +124,7 @@ async def _begin(episode: Episode, line: RawConnection, kind: str, key: str) -> 
 
 
 async def _held(episode: Episode, below: dict[str, int] | None = None) -> dict[str, int]:
-    """Return what the server's process holds, connections included; with `below`, once it is at most that."""
+    """Return the server's descriptors and memory; with `below`, wait a while until it has about as few descriptors."""
     deadline = system_clock.monotonic() + _GONE_S
     while True:
         try:
@@ -140,7 +140,7 @@ async def _held(episode: Episode, below: dict[str, int] | None = None) -> dict[s
 
 
 async def _come_to_rest(episode: Episode, senders: list[str]) -> None:
-    """Check that messages are settled whose senders did not wait for the answer."""
+    """Check that messages whose senders did not wait for the answer are settled."""
     for key in senders:
         session = episode.admin.session(key)
         deadline = system_clock.monotonic() + _GONE_S

@@ -151,7 +151,7 @@ class SmallDisk:
 
 
 class LimitedDisk:
-    """An in-memory disk; see the module. Use it on one loop. ``because``: why it is not a `SmallDisk`."""
+    """An ordinary folder with limits; see the module. Use it on one loop. ``because``: why not a `SmallDisk`."""
 
     def __init__(self, folder: Path, seed: Path, *, because: str = "") -> None:
         how = "a limit on the size of files (EFBIG), and files without the right to write"
@@ -161,7 +161,7 @@ class LimitedDisk:
         self._limit: tuple[int, int] | None = None
 
     async def fill(self, pid: int) -> None:
-        """A folder whose files cannot grow; see `Disk`."""
+        """Keep the server's files from growing; see `Disk`."""
         largest = max(file.stat().st_size for file in self.path.parent.iterdir())
         before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (largest, before[1]))

@@ -17,13 +17,13 @@ _ROUNDS = 2
 _REFUSED_WITHIN_S = 10.0
 _SLOW_S = 0.1
 _PADDING = " " * 65_536
-"""Large enough to use up the room that the store had taken before."""
+"""Large enough to exhaust the space that the store has already allocated."""
 _STORE_CANNOT_BE_USED = 7
 """The exit code of ``holdfast serve`` for a store that cannot be used."""
 
 
 class _Refusals:
-    """One person's sends while the disk takes nothing; each is refused, and none of them may have been stored."""
+    """One person's sends while the disk accepts no writes: each must be refused, and none may be stored."""
 
     def __init__(self, episode: Episode, code: str, status: int) -> None:
         self._episode = episode
@@ -52,7 +52,7 @@ class _Refusals:
         tally.check(False, f"no send was refused within {_REFUSED_WITHIN_S:g} s")
 
     async def repeat(self) -> None:
-        """Send again what was refused: no message is known, and each is taken now."""
+        """Send the refused messages again: none may be known, and each must be accepted now."""
         tally = self._episode.tally
         for key, content in self._refused:
             session = self._episode.admin.session(f"refused-{key}")
@@ -116,7 +116,7 @@ async def disk_read_only(episode: Episode) -> None:
     await refusals.repeat()
     await episode.kill()
     if isinstance(disk, LimitedDisk) and os.geteuid() == 0:
-        tally.injected["read-only at the start"] += 0  # root writes all the same
+        tally.injected["read-only at the start"] += 0  # root can write regardless
     else:
         episode.progress("started on a read-only disk")
         await disk.set_read_only(True)

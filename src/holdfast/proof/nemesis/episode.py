@@ -1,4 +1,4 @@
-"""One episode of a nemesis: a server of its own with levers and a disk, under the storm's load, for one fault.
+"""One episode of a nemesis: a dedicated server with levers and a disk, under the storm's load, for one fault.
 
 Every episode has the same steps: a warm-up and a baseline, load, the injections of the fault, then quiescence, a last
 reading of everything and a clean shutdown. The observations of clients, readers and agents form one history, judged by
@@ -82,7 +82,7 @@ class _Statistics(msgspec.Struct):
 
 
 class _Server(msgspec.Struct):
-    """The server's own report, as far as it is used."""
+    """The parts of the server's report that are used here."""
 
     statistics: _Statistics
 
@@ -160,14 +160,14 @@ class Episode:
         return ready
 
     async def start_again(self, after: str) -> None:
-        """Start the next server, which must start. Raises `ServerUnreachable`."""
+        """Start the next server. Raises `ServerUnreachable` if it does not start."""
         if self.tally.check(await self.start(), f"no start after {after}"):
             return
         refusal = await self.refused()
         raise ServerUnreachable(f"the server did not start after {after}: {refusal.message}", hint=refusal.hint)
 
     async def refused(self) -> StartupFailure:
-        """Return why the server did not start, and note its end."""
+        """Return why the server did not start, and record its end."""
         return read_startup_failure(await self.server.refused(), self.server.tail())
 
     def set_clock(self, clock_s: float) -> None:
@@ -278,7 +278,7 @@ class Episode:
         self.tally.check(told == "completed", f"after {after} a new message is not answered: {told}")
 
     async def figures(self, moment: str) -> None:
-        """Note the server's figures."""
+        """Record the server's statistics."""
         tree = await self.admin.tree(everybody=True)
         self.recorder.note(
             StatisticsRead,
@@ -292,7 +292,7 @@ class Episode:
     # ── from beginning to end ────────────────────────────────────────────────────────────────────────────────────
 
     async def begin(self) -> None:
-        """Start the first server, its baseline, and the load."""
+        """Start the first server, record its baseline, and start the load."""
         if not await self.start():
             refusal = await self.refused()
             raise ServerUnreachable(
@@ -322,7 +322,7 @@ class Episode:
             await until_gone(self.recorder, self.server.storm, LIMITS.death_s)
 
     async def _quiet(self) -> None:
-        """Wait a while until the server shows no live work; the last figures show it otherwise."""
+        """Wait a while until the server shows no live work; the last statistics show any that remains."""
         deadline = system_clock.monotonic() + LIMITS.death_s
         while in_tree(await self.admin.tree(everybody=True)) and system_clock.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.1)
@@ -352,11 +352,11 @@ async def open_episode(
     """Open an episode whose server has not started yet; remove everything at the end.
 
     Parameters:
-        recorder: gets the history.
+        recorder: receives the history.
         folder: an empty folder for all its files.
         changes: settings that differ from the storm's.
-        kills: the fault kills the server.
-        small: the server gets a small disk of its own.
+        kills: whether the fault kills the server.
+        small: whether the server gets a separate small disk.
     """
     sees = _SEES_OF_OTHERS if ask.agents else _SEES
     recorder.note(Opened, seed=ask.seed, mode="kill", sees=(*sees, "kills") if kills else sees, limits=LIMITS)

@@ -18,7 +18,7 @@ from holdfast.proof.nemesis.signals import signals
 __all__ = ["FAULTS", "KILLS", "Fault", "chosen"]
 
 KILLS = "kill"
-"""The fault with a storm of its own: SIGKILL at every failpoint."""
+"""The fault that is a separate storm: SIGKILL at every failpoint."""
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,11 +27,11 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     Parameters:
         name: name on the command line.
         title: description in one sentence.
-        kinds: each of these must have been injected at least once.
-        inject: does it, under load.
+        kinds: kinds of injections, each of which must be done at least once.
+        inject: injects the fault, under load.
         settings: the server's settings that differ from the storm's.
         kills: whether it kills the server, too.
-        disk: whether the server has its store on a small disk of its own.
+        disk: whether the server's store is on a separate small disk.
     """
 
     name: str

@@ -97,7 +97,7 @@ async def hostile_readers(episode: Episode) -> None:
 
 
 async def _connected(episode: Episode, key: str, kind: str) -> RawConnection:
-    """Return a stream that has begun."""
+    """Return a connection whose event stream has started."""
     line = RawConnection(episode.settings.port, episode.admin_key)
     try:
         await line.open(small=True)
@@ -114,7 +114,7 @@ async def _connected(episode: Episode, key: str, kind: str) -> RawConnection:
 
 
 async def _never_reads(episode: Episode, key: str, over: asyncio.Event) -> bool:
-    """Return whether the server has dropped it by the time when all is over."""
+    """Hold a stream unread until `over` is set; return whether the server has dropped it."""
     line = await _connected(episode, key, "never reads")
     try:
         await over.wait()

@@ -21,8 +21,8 @@ def page(outcomes: Sequence[FaultOutcome], command: str) -> str:
     """Return a table of the faults and the findings.
 
     Parameters:
-        outcomes: of one run.
-        command: the command that reproduces all of it.
+        outcomes: the outcomes of one run.
+        command: the command that repeats the run.
     """
     return "\n".join(_lines(outcomes, command)) + "\n"
 

@@ -1,4 +1,4 @@
-"""Run a nemesis: one episode for each fault, each judged on its own."""
+"""Run a nemesis: one episode for each fault, each judged separately."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ async def run_kills(
 
 
 async def _nothing(episode: object) -> None:
-    """Do nothing: the storm has injected it."""
+    """Do nothing: the storm injects this fault."""
 
 
 async def run_faults(

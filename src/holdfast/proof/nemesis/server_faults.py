@@ -5,7 +5,7 @@ attaches to all failpoints, and listens on a socket beside the store. Each recei
 position of all levers. The answer is how often each lever has had an effect so far.
 
 Invariants
-- This module makes no decisions for the product: it waits, raises SQLite's own errors, or repeats a hint.
+- This module makes no decisions for the product: it waits, raises errors of the store, or repeats a hint.
 - With all levers at zero, a server behaves as it would without this module.
 """
 
@@ -45,7 +45,7 @@ _SAME_COMMIT_S = 0.0005
 _PR_SET_PDEATHSIG = 1
 _SIGKILL = 9
 _SPARED = frozenset(("open", "add_key", "revoke_key"))
-"""Verbs that are not of a session: a start that fails is another fault."""
+"""Verbs that belong to no session: a failed start is another fault."""
 
 
 class Levers(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,8 +57,8 @@ class Levers(msgspec.Struct, frozen=True, kw_only=True):
         late_s: delay of each answer of the store after it is durable, in seconds.
         lose_every: lose one in this many answers of the store; 0 for none.
         read_only: refuse every write as SQLite does once a file is read-only.
-        hints: how often to repeat two hints to the host now: that every session in memory is ready, and what it already
-            knows.
+        hints: how often to repeat two hints to the host now: that every session in memory is ready, and its newest
+            stored events.
     """
 
     clock_s: float = 0.0
@@ -80,7 +80,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class _Victim:
-    """The levers of this process. They are pulled in a thread of their own, and felt in any."""
+    """The levers of this process. One thread sets them; they take effect in all threads."""
 
     def __init__(self, clock_s: float) -> None:
         self._levers = Levers(clock_s=clock_s)
@@ -95,7 +95,7 @@ class _Victim:
         return self._time() + self._levers.clock_s
 
     def passed(self, name: str) -> None:
-        """Act on a write at a failpoint, in the writer's thread."""
+        """Apply the levers to a write that reaches a failpoint, in the writer's thread."""
         _, verb, point = name.split(".")
         levers = self._levers
         if verb in _SPARED:
@@ -121,7 +121,7 @@ class _Victim:
                 raise StorageError("the store's answer was lost", hint="send again with the same idempotency key")
 
     def listen(self, listener: socket.socket) -> None:
-        """Obey one connection after another, forever."""
+        """Serve one connection after another, forever."""
         while True:
             connection, _ = listener.accept()
             with connection, connection.makefile("rwb", buffering=0) as lines:
@@ -148,7 +148,7 @@ class _Victim:
         done.set()
 
     async def _tell_again(self, host: Host, actor: Any) -> None:
-        """Announce a second time what was stored last."""
+        """Publish a session's newest stored events a second time."""
         try:
             events = await host.store.read_events(actor.session, after=max(0, actor.log.next_seq - 4), limit=8)
         except StorageError:
@@ -164,7 +164,7 @@ def _read_only() -> sqlite3.OperationalError:
 
 
 def _join_disk(pid: int) -> None:
-    """See the mounts of the process that keeps the disk. Only while this process has one thread."""
+    """Enter the namespaces of the process that keeps the disk. This process must have a single thread."""
     libc = ctypes.CDLL(None, use_errno=True)
     folder = os.getcwd()
     for kind, name in ((_CLONE_NEWUSER, "user"), (_CLONE_NEWNS, "mnt")):

@@ -65,8 +65,8 @@ class RemoteAccess:
     Parameters:
         url: its address.
         keys: the API key of each principal; None for a server without keys.
-        acting: each key acts for its principal, who need not be its own.
-        up: shared with another access to the same server; by default its own.
+        acting: whether each key acts for its principal, which need not be the key's own.
+        up: event shared with another access to the same server; by default a new one.
     """
 
     def __init__(

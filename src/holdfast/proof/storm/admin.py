@@ -1,7 +1,7 @@
 """Actions of an administrator on a server: creating and revoking keys, and deleting sessions.
 
-They are outside a storm's history: what is deleted cannot be read back. `settle` checks that every acknowledgement was
-kept.
+They are outside a storm's history, as a deleted session cannot be read back. `settle` checks that every acknowledged
+change was kept.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class _Keys(msgspec.Struct):
 
 
 class AdminLoad:
-    """The actions of one administrator. Of one loop.
+    """The actions of one administrator. Use it on one loop.
 
     Parameters:
-        client: the administrator's.
+        client: the administrator's client.
     """
 
     def __init__(self, client: Client) -> None:

@@ -30,7 +30,7 @@ STAMPS_VARIABLE = "HOLDFAST_STORM_STAMPS"
 STORM_VARIABLE = "HOLDFAST_STORM_NAME"
 
 _home: ContextVar[str | None] = ContextVar("holdfast_storm_home", default=None)
-"""The session for which code was started, to be found again wherever the runtime carries it."""
+"""The session that the code was started for; shows where the runtime propagates the ambient context."""
 
 _STUCK_S = 0.9
 _LISTENS = 10
@@ -205,7 +205,7 @@ class _Work:
             teller.ended(name, "thread", interrupt)
 
     async def _wait(self, name: str) -> None:
-        """Wait for the interrupt, long enough that a wait which ends by itself is not mistaken for one."""
+        """Wait for the interrupt, with a timeout long enough not to be mistaken for it."""
         self._teller.stamp("branch", name)
         try:
             await self._run.interrupt.sleep(_WAIT_S)
@@ -264,7 +264,7 @@ def agents(stamps: Stamps, storm: str, *, host: int) -> tuple[Agent, Agent]:
     """Return the replayable agent and the plain one.
 
     Parameters:
-        stamps: where they stamp.
+        stamps: the side file that they write to.
         storm: the storm's name, part of the marker of all its processes.
         host: the number of this host in the history: its pid, if it is a separate process.
     """

@@ -20,14 +20,14 @@ async def contend(load: Load, *, places: int, greedy: int, polite: int, span_s: 
     """Count each principal's turns while all of them have waiting sessions.
 
     The count begins when all principals' messages are accepted, and ends when one principal has no waiting session
-    left. If a principal's turns are over before the count begins (on a busy machine), try again with all slots in use
-    for twice as long.
+    left. If a principal's turns are over before the count begins (on a busy machine), all of this is repeated with the
+    slots in use for twice as long.
 
     Parameters:
-        load: a load that the contending sessions join.
+        load: the load that the contending sessions are added to.
         places: maximum number of concurrent runs of the host.
-        greedy, polite: number of runs that the first principal requests, and that each other one requests.
-        span_s: how long the slots are in use at first, in seconds.
+        greedy, polite: number of runs that the first principal requests, and that each of the others requests.
+        span_s: how long the slots are in use before the contention, in seconds.
     """
     for number in range(_TRIES):
         starts, accepted_at = await _starts(load, f"{number}", places, greedy, polite, span_s * 2**number)

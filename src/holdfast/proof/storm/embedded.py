@@ -37,7 +37,7 @@ class _Hosts:
 
     @property
     def number(self) -> int:
-        """The host's number in the history: the pid with the incarnation, as all of them live in this process."""
+        """The host's number in the history: the pid combined with the incarnation, as all hosts share this process."""
         return os.getpid() * 1000 + self.incarnation
 
     async def start(self) -> None:
@@ -55,7 +55,7 @@ class _Hosts:
         own_figures(self._access.host, self.incarnation, moment, self._recorder)
 
     async def drain(self, deadline_s: float) -> None:
-        """Drain and close, with readers and senders at it."""
+        """Drain and close the host while readers and senders use it."""
         host = self._access.host
         self._recorder.note(DrainRequested, incarnation=self.incarnation, deadline_s=deadline_s)
         report = await host.drain(deadline_s=deadline_s)
@@ -73,7 +73,7 @@ class _Hosts:
         self._recorder.note(HostExited, incarnation=self.incarnation)
 
     async def close(self) -> None:
-        """Close the host if one is open: the storm was broken off."""
+        """Close the open host, if any: the storm was aborted."""
         await self._access.host.close()
 
 

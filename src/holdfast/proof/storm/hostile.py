@@ -88,15 +88,15 @@ class _Made(msgspec.Struct):
 
 
 class Hostile:
-    """The actions of one hostile principal. Of one loop.
+    """The actions of one hostile principal. Use it on one loop.
 
     Parameters:
-        recorder: gets what it did.
-        server: the storm's own.
+        recorder: receives the record of its actions.
+        server: the storm's own server.
         access: the hostile principal's clients.
-        admin: creates and revokes its additional keys.
+        admin: client that creates and revokes its additional keys.
         key: its first API key.
-        port: the server's.
+        port: the server's port.
         streams: maximum number of open event streams of a principal.
         load: its own sessions, which are in the history.
         seed: random seed.
@@ -159,8 +159,9 @@ class Hostile:
         self._tasks = [asyncio.create_task(self._repeat(act), name=f"hostile {name}") for name, act in acts.items()]
 
     async def prepare(self) -> None:
-        """Start its own load, and create the sessions that it abuses: a large one and an idle one. The server is
-        up.
+        """Start its own load, and create the sessions that it abuses: a large one and an idle one.
+
+        The server must be up.
         """
         self.load.start()
         for number in range(_POURS):
@@ -248,7 +249,7 @@ class Hostile:
         return line
 
     def _count(self, act: str, status: int) -> bool:
-        """Count an act by its answer; True when it was let in."""
+        """Count an action by the status of its answer; return whether it was accepted."""
         self._did[act] += 1
         let_in, refused = 200 <= status < 300, status in _REFUSED
         self._felt[act] += let_in or refused
@@ -256,7 +257,11 @@ class Hostile:
         return let_in
 
     async def _asked(self, act: str, line: RawConnection, method: str, path: str, body: bytes = b"") -> bool:
-        """Ask, and read the status only; whether it was let in. Raises `OSError` or `TimeoutError`."""
+        """Send a request and read only the status; return whether it was accepted.
+
+        Raises:
+            OSError, TimeoutError: the server did not answer.
+        """
         head, body = line.request(method, path, body)
         async with asyncio.timeout(_ANSWER_S):
             await line.say(head + body)
@@ -302,7 +307,7 @@ class Hostile:
         self._refused[act] += refused
 
     async def _answers(self, line: RawConnection, requests: bytes) -> bytes:
-        """Write all of it, and what is answered within a second."""
+        """Write all requests, and return what the server answers within a second."""
         answers = bytearray()
         with suppress(TimeoutError):
             async with asyncio.timeout(1.0), asyncio.TaskGroup() as group:
@@ -372,7 +377,7 @@ class Hostile:
     # ── keys that are revoked ────────────────────────────────────────────────────────────────────────────────────
 
     async def _revoked_stream(self) -> None:
-        """Read a stream under a key of its own while it pours, revoke the key, and see when the last byte came."""
+        """Read a busy stream with a separate key, revoke the key, and record when the last byte arrived."""
         act = "revoked streams"
         body = {"principal": HOSTILE, "role": "user", "label": "to be revoked"}
         made = msgspec.json.decode((await self._admin.request("POST", "/v1/keys", body=body)).content, type=_Made)
@@ -402,12 +407,12 @@ class Hostile:
             self._recorder.note(StreamRevoked, key_id=made.key.key_id, late_s=late_s, ended=ended)
 
     async def _talk(self) -> None:
-        """Start a run in its large session that emits text all the time."""
+        """Start a run in its large session that emits text continuously."""
         plan = Plan(name=f"{self.load.prefix}{ids.message_id()}", pieces=_WORDS, span_s=_WORD_S)
         await self.load.send(self._large, self.load.message(self._large, plan, "interrupt"))
 
     async def _read(self, line: RawConnection, last_at: list[float]) -> None:
-        """Read until the stream is ended, by its last chunk or with its connection."""
+        """Read until the stream ends, with its last chunk or its connection."""
         end = b""
         while not end.endswith(_LAST_CHUNK) and (chunk := await line.take(_CHUNK_BYTES)):
             last_at[0] = system_clock.monotonic()

@@ -28,10 +28,10 @@ _SESSIONS = 6
 
 
 class People:
-    """One person with some sessions. Of one loop.
+    """One person with some sessions. Use it on one loop.
 
     Parameters:
-        client: the person's.
+        client: the person's client.
         chance: source of all random choices.
     """
 
@@ -56,7 +56,7 @@ class People:
         self._accepted[session.key, receipt.message_id] = name
 
     async def steer(self) -> None:
-        """Talk to an agent that listens while it works. Waiting messages and open questions come first."""
+        """Steer an agent while it works, once its session has no waiting messages or open questions."""
         key = self._chance.choice(self._keys)
         await self._unrest(key)
         session = self._client.session(key)
@@ -111,7 +111,7 @@ class People:
         return [*wrong, *await self._come_back(), *await self._lost_files()]
 
     async def _come_back(self) -> list[str]:
-        """Return the runs that stand in a transcript from which they were taken back."""
+        """Return the runs that are in a transcript although they were undone."""
         there: set[tuple[str, str | None]] = set()
         for key in {key for key, _ in self._taken_back}:
             try:
@@ -122,7 +122,7 @@ class People:
         return [f"run {run} was taken back, and stands in session {key}" for key, run in {*self._taken_back} & there]
 
     async def _lost_files(self) -> list[str]:
-        """Return the files that are not there as they were uploaded."""
+        """Return the uploaded files that are missing or changed."""
         wrong = []
         for digest, body in self._attached.items():
             self.checked += 1
@@ -136,7 +136,7 @@ class People:
         return wrong
 
     async def _unrest(self, key: str) -> str | None:
-        """Answer what a session asks until it is at rest; return the problem if it does not come to rest."""
+        """Answer a session's questions until it is quiescent; return the problem if it gets stuck."""
         session = self._client.session(key)
 
         async def look() -> SessionView:

@@ -1,4 +1,4 @@
-"""The storm over a server of its own, which it kills: once at every failpoint, then at random moments."""
+"""The storm over a dedicated server, which it kills: once at every failpoint, then at random moments."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ __all__ = ["kill_storm", "make_keys", "registered_failpoints"]
 
 _HIT_S = 60.0
 _OF_STOPS = ("interrupt", "stop_session")
-"""Verbs of the store that have to meet an active run."""
+"""Verbs of the store that must be called while a run is active."""
 
 _QUIET_S = 2.0
 """Time for which a server's memory must have been stable before it is compared, so that the load's own use does not
@@ -47,7 +47,7 @@ _BESIEGED_S = 8.0
 _BESIEGED_LONGEST_S = 60.0
 _HOSTILE_SESSIONS, _HOSTILE_RATE = 3, 10.0
 _AT_START = ("restart", "rescue")
-"""Verbs of the store that a start calls for what a kill has left."""
+"""Verbs of the store that a start calls to recover from a kill."""
 
 
 class _KillStorm:
@@ -85,7 +85,7 @@ class _KillStorm:
         await self.server.kill()
 
     async def begin(self, progress: Progress, *, contention: bool) -> None:
-        """Start the first server: its baseline, whose turn it is, and the load."""
+        """Start the first server, record its baseline, count turns under contention, start the load, and kill it."""
         await self.start()
         await self.load.warm_up()
         await self.figures("baseline")
@@ -99,7 +99,7 @@ class _KillStorm:
         await self.kill()
 
     async def besiege(self, hostile: Hostile, progress: Progress) -> None:
-        """Let a hostile principal act beside the load, until each of its acts was felt; it stays for the kills."""
+        """Let a hostile principal act beside the load until all its actions had an effect; it stays for the kills."""
         progress("a hostile principal beside the others")
         await self.settle_memory()
         hostile.read_holdings("before")
@@ -116,7 +116,7 @@ class _KillStorm:
         hostile.begin()
 
     async def settle_memory(self) -> None:
-        """Wait until the server's memory grows no more under the load that is on, a bounded time."""
+        """Wait, for a bounded time, until the server's memory stops growing under the current load."""
         most, quiet_s, began = 0, 0.0, system_clock.monotonic()
         while quiet_s < _QUIET_S and system_clock.monotonic() - began < _SETTLE_LONGEST_S:
             await self.watch(0.5)
@@ -183,7 +183,7 @@ class _KillStorm:
         await until_gone(self.recorder, self.storm, LIMITS.death_s)
 
     async def hit(self, name: str) -> bool:
-        """Let the next incarnation end itself at a failpoint, under load. The one before is dead already."""
+        """Let the next incarnation kill itself at a failpoint, under load. The previous one must be dead."""
         if name.split(".")[1] in _AT_START:
             await self.start()
             await self.load.linger(8, 5.0)
@@ -205,7 +205,7 @@ class _KillStorm:
         return died
 
     async def _provoke(self, verb: str) -> None:
-        """Do what makes the store execute a verb, again and again."""
+        """Repeatedly do what makes the host call a verb of the store."""
         acts: dict[str, Callable[[], Awaitable[None]]] = {
             "add_key": self.upkeep.make_a_key,
             "revoke_key": self.upkeep.make_a_key,
@@ -230,7 +230,7 @@ class _KillStorm:
             await asyncio.sleep(0.05)
 
     async def watch(self, seconds: float) -> None:
-        """Look at the processes until the time is over. Raises what broke in the load."""
+        """Watch the processes for `seconds`. Raises the error that broke the load."""
         end = system_clock.monotonic() + seconds
         while (left := end - system_clock.monotonic()) > 0:
             await asyncio.sleep(min(0.5, left))
@@ -240,7 +240,7 @@ class _KillStorm:
             self.raise_broken()
 
     def raise_broken(self) -> None:
-        """Raise what broke in the load: the storm itself is at fault then."""
+        """Raise the error that broke the load, if any: the storm itself is then at fault."""
         broken = self.load.broken or (None if self.hostile is None else self.hostile.broken)
         if broken is not None:
             raise broken
@@ -258,7 +258,7 @@ class _KillStorm:
 
 
 def registered_failpoints() -> tuple[str, ...]:
-    """Return all failpoints of a server, from every module that it imports. A store is moved by a command."""
+    """Return the failpoints of all modules of a server, except those of moving a store, which is a command."""
     import holdfast.server
     import holdfast.storage.sqlite  # noqa: F401
 
@@ -281,7 +281,7 @@ async def kill_storm(
     contention: bool = True,
     hostile: bool = False,
 ) -> None:
-    """Run a storm over a server of its own.
+    """Run a storm over a dedicated server.
 
     Parameters:
         recorder: receives the history; it already has the opening record.

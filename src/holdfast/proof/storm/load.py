@@ -333,7 +333,7 @@ class Load:
             self.recorder.note(StopAnswered, token=token, receipt=receipt)
 
     async def _cut_short(self, session: StormSession) -> None:
-        """Start something rich that takes its time, and interrupt or stop it in the middle."""
+        """Start a run with much slow work, and interrupt or stop it in the middle."""
         chance = session.chance
         plan = make_plan(self._name(), chance, span_s=4 * self._span_s)
         if chance.random() < 0.3:
@@ -351,7 +351,7 @@ class Load:
         await self._flood(self.chance.choice(self.sessions))
 
     async def _flood(self, session: StormSession) -> None:
-        """Send more than the mailbox holds while a run is on, then stop the session."""
+        """Send more than the mailbox holds while a run is active, then stop the session."""
         plan = Plan(name=self._name(), pieces=("nap",), span_s=20 * self._span_s)
         await self.send(session, self.message(session, plan, "queue"))
         small = [Plan(name=self._name(), pieces=("emit",), span_s=0.0) for _ in range(self.limits.mailbox + 3)]

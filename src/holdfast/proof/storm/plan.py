@@ -28,10 +28,11 @@ Piece = Literal[
     "listen",
     "pour",
 ]
-"""``emit`` text; a ``call`` that may be made again, or only ``once``; a ``task``, a ``thread``, a stubborn ``process``
-tree, a ``child``; several in ``parallel``; a task that takes its time to ``tidy`` up; a thread that is ``stuck``; a
-``nap``; ``fail``; a program that foreign code starts, ``raw``; a task, a thread and a process tree that ``wait`` for
-the interrupt; ``ask`` a person; ``listen`` to messages that steer; ``pour`` out more than a socket holds."""
+"""``emit``: emit text; ``call``: an idempotent call; ``once``: one that is not; ``task``, ``thread``, ``child``: start
+one; ``process``: a tree that ignores SIGTERM; ``parallel``: several of these; ``tidy``: a task with slow cleanup;
+``stuck``: a thread that blocks; ``nap``: sleep; ``fail``: raise; ``raw``: a program that foreign code starts;
+``wait``: a task, a thread and a process tree that wait for the interrupt; ``ask``: ask a person; ``listen``: take
+steering messages; ``pour``: emit more than a socket holds."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):

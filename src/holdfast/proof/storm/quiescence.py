@@ -26,11 +26,11 @@ async def quiescent(key: str, look: Callable[[], Awaitable[SessionView]]) -> str
     """Watch a session until it is quiescent, and return None; or until it is stuck, and return a description.
 
     Parameters:
-        key: the session's.
-        look: reads the session. Retries while the server is unreachable.
+        key: the session's key.
+        look: reads the session; called again while the server is unreachable.
 
     Raises:
-        any other error of `look`, such as `NotFound`.
+        HoldfastError: any other error of `look`, such as `NotFound`.
     """
     view: SessionView | None = None
     deadline = system_clock.monotonic() + STANDSTILL_S

@@ -33,7 +33,7 @@ async def remote_storm(
     progress: Progress,
     rate: float | None = None,
 ) -> None:
-    """Run a storm over the server at `url`, as four principals if the key may act for others, else as its own.
+    """Run a storm over the server at `url`, as four principals if the key may act for others, else as one.
 
     Parameters:
         recorder: receives the history, including its opening record.
@@ -94,7 +94,7 @@ async def remote_storm(
 
 
 async def _may_act(url: str, key: str | None) -> bool:
-    """Whether the key may act for other users. Raises `HoldfastError` when it may nothing at all."""
+    """Whether the key may act for other users. Raises `HoldfastError` if it has no access at all."""
     async with Client(url, key, user=PRINCIPALS[0], retry_s=0.0) as client:
         try:
             await client.sessions(limit=1)

@@ -1,4 +1,4 @@
-"""Run one of three storms and return its history: embedded, over a server of its own, or over a URL."""
+"""Run one of three storms and record its history: embedded, over a dedicated server, or over a URL."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CRASH_SESSIONS = 8
 
 @contextmanager
 def _a_folder(folder: Path | None) -> Iterator[Path]:
-    """Yield that folder, or one that is deleted when the storm is over."""
+    """Yield `folder`, or else a temporary one, which is deleted when the storm is over."""
     if folder is None:
         with tempfile.TemporaryDirectory(prefix="holdfast-storm-") as name:
             yield Path(name)
@@ -44,10 +44,10 @@ async def conduct_embedded(
     folder: Path | None = None,
     hostile: bool = False,
 ) -> None:
-    """Storm a host in this process. It cannot be killed, so a small server of its own is killed a few times afterwards.
+    """Storm a host in this process. It cannot be killed, so a small dedicated server is killed a few times afterwards.
 
     Parameters:
-        recorder: gets the history.
+        recorder: receives the history.
         sessions, seconds, seed, rate: number of sessions, duration, random seed, and actions per second over all
             sessions.
         progress: callback for progress messages.
@@ -93,7 +93,7 @@ async def conduct_kills(
     folder: Path | None = None,
     hostile: bool = False,
 ) -> None:
-    """Storm a server of its own, killed once at every failpoint (or at `points`), then at random for `seconds`.
+    """Storm a dedicated server, killed once at every failpoint (or at `points`), then at random for `seconds`.
 
     Parameters:
         folder: folder to keep the store and related files in; by default they are deleted at the end.

@@ -1,7 +1,7 @@
-"""Schedules of a storm: some tick all the time; others are created, paused and deleted.
+"""Schedules of a storm: some tick continuously; others are created, paused and deleted.
 
 A ticking schedule is the only sender of its session, so in the end the session has one message per tick; `settle`
-checks that. They are outside a storm's history.
+checks that. These schedules are outside a storm's history.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _SEEN_S = 0.1
 
 
 class ScheduleLoad:
-    """The schedules of one principal. Of one loop.
+    """The schedules of one principal. Use it on one loop.
 
     Parameters:
-        client: the principal's.
+        client: the principal's client.
     """
 
     def __init__(self, client: Client) -> None:
@@ -57,7 +57,7 @@ class ScheduleLoad:
             self._changed.ask(name, state)
             await act()
             self._changed.answer(name, state)
-            await asyncio.sleep(_SEEN_S)  # a kill now finds it in a state that was answered
+            await asyncio.sleep(_SEEN_S)  # a kill now finds it in an acknowledged state
 
     @staticmethod
     def _text(name: str) -> str:
@@ -83,7 +83,7 @@ class ScheduleLoad:
         return wrong
 
     async def _unlike_answered(self) -> list[str]:
-        """Return the schedules that are not as they were answered to be."""
+        """Return the schedules whose state contradicts an acknowledgement."""
         states: dict[str, str] = {}
         for name in self._changed.names:
             self.checked += 1

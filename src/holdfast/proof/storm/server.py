@@ -44,7 +44,7 @@ if sys.platform == "linux":
 from holdfast.cli import main
 main()
 """
-"""A server that is killed with the storm (PR_SET_PDEATHSIG), however that ends."""
+"""A server that is killed when the storm ends (PR_SET_PDEATHSIG), however it ends."""
 _AGENTS = ("holdfast.proof.storm.served:replayable", "holdfast.proof.storm.served:plain")
 
 

@@ -88,7 +88,7 @@ def _connections() -> set[str]:
 
 
 def _descriptors(pid: int) -> int:
-    """Count open descriptors of a process, but for TCP connections: those are its clients'."""
+    """Count the open descriptors of a process, except TCP connections, which belong to its clients."""
     connections = _connections()
     count = 0
     for descriptor in os.listdir(f"/proc/{pid}/fd"):

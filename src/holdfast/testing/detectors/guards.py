@@ -2,8 +2,8 @@
 
 Invariants:
 
-- A refusal is raised at once and recorded: code that swallows it still fails its test.
-- Nothing is patched outside the ``with`` blocks; the audit hook stays installed, but does nothing there.
+- A refusal is raised at once and recorded, so code that swallows it still fails its test.
+- Nothing is patched outside the ``with`` blocks; the audit hook stays installed, but does nothing outside them.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _audit(event: str, values: tuple[Any, ...]) -> None:
 def network_refused() -> Iterator[list[str]]:
     """Refuse connections to other machines, and lookups of their addresses, in all threads. Yields the refusals.
 
-    Only Python's own sockets are seen, not those that C extensions open, such as uvloop.
+    Only Python's own sockets are covered, not those of C extensions such as uvloop.
     """
     global _audit_installed
     if not _audit_installed:
@@ -165,9 +165,9 @@ _BLOCKING: tuple[tuple[Any, str, _Blocks, str], ...] = (
 
 @contextmanager
 def blocking_refused() -> Iterator[list[str]]:
-    """Refuse calls that block their thread, wherever an event loop runs. Yields the refusals.
+    """Refuse blocking calls in threads that run an event loop. Yields the refusals.
 
-    Names that were imported before (``from time import sleep``) and blocking C code are not seen.
+    Functions that were imported by name before (``from time import sleep``) and blocking C code are not detected.
     """
     refused: list[str] = []
     with ExitStack() as stack:

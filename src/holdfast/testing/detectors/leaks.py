@@ -41,12 +41,12 @@ _STDLIB = os.path.dirname(os.__file__) + os.sep
 _ANYIOS = "TestRunner._run_tests_and_fixtures"
 """The task in which anyio's pytest plugin runs tests; its runner ends it."""
 _TURNS = 10
-"""Turns of the loop that a task which is about to end may take."""
+"""Number of loop iterations that unfinished tasks get to end by themselves."""
 _DESCRIPTORS = ("/proc/self/fd", "/dev/fd")
 
 
 class Inventory:
-    """The resources that this process has now.
+    """A snapshot of this process's resources.
 
     Parameters:
         kinds: kinds of resources to check.
@@ -92,8 +92,8 @@ class Inventory:
 def left_to_runners() -> Iterator[list[str]]:
     """Yield the tasks that `asyncio.run` and `asyncio.Runner` found unfinished, each described in one line.
 
-    They cancel such tasks, so nothing is left, but the test did not end them itself. A task that needs one more turn of
-    the loop gets it.
+    The runners cancel such tasks, so nothing is left, but the test did not end them itself. Before that, the tasks get
+    a few more iterations of the loop.
     """
     left: list[str] = []
 
@@ -118,7 +118,7 @@ def left_to_runners() -> Iterator[list[str]]:
 
 @cache
 def _open_uvloops_pipe() -> None:
-    """Open uvloop's pipe for signals now: its first loop opens one that stays for all loops."""
+    """Open uvloop's signal pipe now: the first loop opens it, and it stays open for later loops."""
     if importlib.util.find_spec("uvloop") is not None:
         import uvloop
 
@@ -139,7 +139,7 @@ def _threads() -> dict[object, str]:
 
 
 def _place(thread: threading.Thread) -> str:
-    """Return where it is now, preferring other code to the standard library's."""
+    """Return where the thread is now, preferably outside the standard library."""
     stack = thread_stack(thread)[::-1]
     if not stack:
         return ""
@@ -147,7 +147,7 @@ def _place(thread: threading.Thread) -> str:
 
 
 def _waits_for_its_next_use(thread: threading.Thread) -> bool:
-    """Whether it is an idle thread of Holdfast's, or an idle one of a loop's own executor."""
+    """Whether it is an idle thread of Holdfast or of a loop's own executor."""
     frame = sys._current_frames().get(thread.ident or 0)
     codes = [one.f_code for one, _ in traceback.walk_stack(frame)] if frame is not None else []
     if thread.name.startswith("holdfast"):

@@ -1,13 +1,13 @@
 """Detector of growing memory: repeated work that leaves more objects behind each time.
 
-One run shows nothing about memory: caches, pools and imports keep what they made. So the work is repeated a few times
-until these are filled, then a few times more. After each run, the detector counts objects by class, and the items in
+A single run shows nothing about memory: caches, pools and imports keep what they allocate. So the work is repeated a
+few times to fill them, then a few times more. After each run, the detector counts objects by class, and the items in
 each list, dict, set and deque that the garbage collector tracks. Only what has grown **every** time is reported.
 
-That finds objects kept by Holdfast, by the code under test, and by the libraries in between. It does not find what
-grows only now and then, what C code takes for itself, a dict of nothing but texts and numbers (the collector does not
-track it), a container that is replaced by a larger one, nor one text that gets longer. Caches of the standard library
-and records of pytest's fixtures are ignored. A cache of another library, or a ``deque(maxlen=…)``, that grows with
+This finds objects kept by Holdfast, by the code under test, and by other libraries. It does not find growth in only
+some of the runs, memory that C code allocates, a dict of only texts and numbers (the collector does not track it), a
+container that is replaced by a larger one, or a text that gets longer. Caches of the standard library and records of
+pytest's fixtures are ignored. A cache of another library, or a ``deque(maxlen=…)``, that grows with
 every run is reported although it is bounded.
 """
 
@@ -65,7 +65,7 @@ def _do(work: Callable[[], object]) -> None:
 def _count(by_class: dict[str, int], held: dict[int, int]) -> None:
     """Fill in how many objects of each class there are, and how much each container holds.
 
-    The collector does not track dicts of numbers and names only, so those that count do not count themselves.
+    The collector does not track a dict of only names and numbers, so these two dicts do not count themselves.
     """
     for one in gc.get_objects():
         kind = type(one)
@@ -86,12 +86,12 @@ def _growing(counts: list[dict[Any, int]]) -> dict[Any, int]:
 
 
 def _is_plain(name: str) -> bool:
-    """Whether a dotted name is of the standard library or of pytest."""
+    """Whether a dotted name belongs to the standard library or to pytest."""
     return name.partition(".")[0] in _PLAIN
 
 
 def _home_of(number: int) -> str | None:
-    """Return where a container is kept, for people; None if that is unknown."""
+    """Return a description of where a container is kept; None if it is gone or to be ignored."""
     found = next((one for one in gc.get_objects() if id(one) == number), None)
     if found is None:
         return None
@@ -106,7 +106,7 @@ def _home_of(number: int) -> str | None:
 
 
 def _names_of(thing: object) -> Iterator[tuple[object, str]]:
-    """Yield the modules and objects that hold it, each with the name."""
+    """Yield the modules and objects that have it as an attribute, each with the attribute's name."""
     for holder in gc.get_referrers(thing):
         owners = gc.get_referrers(holder) if isinstance(holder, dict) else [holder]
         for owner in owners:

@@ -1,17 +1,17 @@
-"""Threads of an explored schedule: real threads, one of which runs at a time; they switch at our primitives.
+"""Threads of an explored schedule: real threads that run one at a time and switch only at the explorer's primitives.
 
-A *strand* is such a thread. Code of ours that runs in threads gets the primitives of this module in place of the
-interpreter's while it is explored (see `holdfast.testing.explorer.patching`), so that who goes next is one more choice.
+A *strand* is such a thread. While code that uses threads is explored, the explorer's primitives replace the
+interpreter's (see `holdfast.testing.explorer.patching`), so that the next thread to run is one more choice.
 
 Invariants
 
-- Either the loop's thread runs or exactly one strand does; all others wait for their carrier's ``go``. Only the loop's
-  thread chooses: a strand hands back to it at each of its switch points, and first reports whether it could continue.
-- A strand is an actor of the loop. What it chooses from stands in the same list of choices, so it replays and shrinks.
-- The loop's thread may be left in the middle of a step, at a switch point of its own: then only strands go, until it is
-  chosen to continue, or until what it blocks for has come.
-- No switch point lies inside a mutex of the interpreter's own that was made before the test, so none is ever contended;
-  what the test makes itself is ours (see `holdfast.testing.explorer.thread_primitives`).
+- Either the loop's thread runs or exactly one strand does; all others wait for their carrier's ``go``. At a switch
+  point, a strand that does not choose itself hands control back to the loop's thread, which runs the chosen step.
+- A strand is an actor of the loop. Choices of strands are in the same list as all others, so they replay and shrink.
+- The loop's thread may pause in the middle of a step, at a switch point. Then only strands run, until the loop's thread
+  is chosen to continue, or until the condition that it waits for is met.
+- No switch point lies inside a built-in mutex that was created before the test, so no such mutex is ever contended;
+  locks that the test creates are the explorer's (see `holdfast.testing.explorer.thread_primitives`).
 - When a schedule is over, each strand that still waits raises `Unwound` until it has ended.
 """
 
@@ -35,7 +35,7 @@ from holdfast.testing.explorer.stepped_loop import Actor, LoopStep, SteppedLoop
 __all__ = ["ControlledThread", "ThreadController", "Unwound", "end_carriers", "strands_here"]
 
 _PATIENCE_S: Final = 30.0
-"""How long, in real time, a strand may take from one switch point to the next."""
+"""Maximum real time, in seconds, that a strand may take from one switch point to the next."""
 _UNWINDING_TRIES: Final = 100
 _start_plainly = pool_module.start_plainly
 
@@ -45,7 +45,7 @@ class Unwound(BaseException):
 
 
 class _Carrier:
-    """A real thread that carries strands, one after another."""
+    """A real thread that runs strands, one after another."""
 
     def __init__(self) -> None:
         self.go: LockType = allocate_lock()
@@ -67,7 +67,7 @@ class _Carrier:
             self.back.release()
 
     def end(self) -> None:
-        """Let the thread end; it carries no strand."""
+        """End the thread and wait for it; it must not be running a strand."""
         self.go.release()
         self.thread.join()
 
@@ -77,13 +77,13 @@ _by_thread: dict[int, ControlledThread] = {}
 
 
 def end_carriers() -> None:
-    """End the threads that carry no strand, after an exploration."""
+    """End the idle threads after an exploration."""
     while _idle_carriers:
         _idle_carriers.pop().end()
 
 
 def strands_here() -> ThreadController | None:
-    """Return the strands of the schedule that this thread belongs to, as its loop or as one of them; None elsewhere."""
+    """Return the controller of the schedule that this thread belongs to; None outside a schedule."""
     loop = asyncio._get_running_loop()
     if loop is not None:
         return getattr(loop, "strands", None)
@@ -95,12 +95,12 @@ class ControlledThread(Actor):
     """One thread of a schedule.
 
     Parameters:
-        strands: those of its loop.
-        fn: what it runs.
-        name: for people.
-        must_end: a schedule after which it is still on has failed.
-        thread: what `threading.current_thread` gives there; None for the real one.
-        future: gets its result or error.
+        strands: the controller of its schedule.
+        fn: the function to run in it.
+        name: display name.
+        must_end: whether the schedule fails if it ends before this thread.
+        thread: object that `threading.current_thread` returns in it; None for the real thread.
+        future: receives its result or error.
     """
 
     __slots__ = (
@@ -140,7 +140,7 @@ class ControlledThread(Actor):
 
     @property
     def ident(self) -> int | None:
-        """The identity of the real thread, while there is one."""
+        """The identifier of the real thread, while there is one."""
         return None if self.carrier is None else self.carrier.thread.ident
 
     def described(self) -> str:
@@ -152,7 +152,7 @@ class ControlledThread(Actor):
 
 
 def _places(stack: traceback.StackSummary) -> str:
-    """Format where a thread is, without what carries it and what stands in for the interpreter's own waits."""
+    """Format where a thread is, without frames of the explorer, `threading` and `contextvars`."""
     beside = (
         os.path.join(os.path.dirname(__file__), name)
         for name in ("isolation_guard.py", "patching.py", "runtime_primitives.py", "thread_primitives.py")
@@ -163,10 +163,10 @@ def _places(stack: traceback.StackSummary) -> str:
 
 
 class ThreadController:
-    """The threads of one schedule, and what of the runtime there is one of for each process.
+    """The threads of one schedule, and its own instances of the runtime's per-process singletons.
 
     Parameters:
-        loop: whose schedule it is.
+        loop: the schedule's loop.
     """
 
     def __init__(self, loop: SteppedLoop) -> None:
@@ -175,12 +175,12 @@ class ThreadController:
         self.running: ControlledThread | None = None
         self.over = False
         self.blocked = ""
-        """Where the loop's own thread waits forever, when it does."""
+        """Where the loop's own thread waits forever; empty if it does not."""
         self._own: dict[str, Any] = {}
         self._context = Context()
-        self._loop_left = False  # the loop's thread is in the middle of a step,
-        self._left_by = loop.running_actor  # of this actor,
-        self._may_go_on = False  # and does not block
+        self._loop_left = False  # whether the loop's thread is paused in the middle of a step
+        self._left_by = loop.running_actor  # the actor of that step
+        self._may_go_on = False  # whether the loop's thread could continue the step
         self._going_on: LoopStep | None = None
 
     def start(self, strand: ControlledThread) -> None:
@@ -205,7 +205,7 @@ class ThreadController:
         return [strand for strand in self.all if not strand.ended]
 
     def the_only(self, what: str, make: Callable[[], Any]) -> Any:
-        """Return this schedule's own instance of what exists once per process."""
+        """Return this schedule's own instance of a per-process singleton."""
         found = self._own.get(what)
         if found is None:
             found = self._own[what] = make()
@@ -222,7 +222,7 @@ class ThreadController:
                 self._switch(may_go_on=True)
         elif not strand.ending:
             if not loop.runnable and not self._loop_left and loop.clock is None and loop.steps < loop.max_steps:
-                loop.steps += 1  # no other could go
+                loop.steps += 1  # nothing else could run
                 return
             self._let_go(strand)
             if not self._goes_on(strand):
@@ -235,7 +235,7 @@ class ThreadController:
 
         Parameters:
             ready: checked again whenever `wake` is called with ``waiting``.
-            waiting: the strands that wait for the same.
+            waiting: the strands that wait for this condition.
             what: name of the awaited condition, shown in a deadlock.
             timeout_s: in virtual seconds; None waits without a limit.
         """
@@ -260,14 +260,14 @@ class ThreadController:
         return True
 
     def wake(self, waiting: dict[ControlledThread, None]) -> None:
-        """Wake all of these, so that they check again."""
+        """Wake these strands, so that they check their condition again."""
         if not self.over:
             for strand in waiting:
                 self._let_go(strand)
         waiting.clear()
 
     def sleep(self, delay_s: float) -> None:
-        """`time.sleep`; on the loop's own thread time does not pass, but others may run."""
+        """Replace `time.sleep`; on the loop's own thread, no time passes, but others may run."""
         if self.running is None or delay_s <= 0:
             self.pause()
         else:
@@ -276,7 +276,7 @@ class ThreadController:
     # on a strand
 
     def _goes_on(self, strand: ControlledThread) -> bool:
-        """Choose who goes next as the loop's thread would, and whether it is this one: that saves two hand-overs."""
+        """Choose the next step as the loop's thread would; True if it is this strand's, which saves two hand-overs."""
         loop = self.loop
         if loop.halted is not None or (self._loop_left and not self._may_go_on):
             return False  # a loop that blocks checks by itself whether it can continue
@@ -331,7 +331,7 @@ class ThreadController:
 
     def _let_go(self, strand: ControlledThread) -> None:
         if strand.timer is not None:
-            strand.timer.cancel()  # also when it has fired: one step lets it go
+            strand.timer.cancel()  # even if it has fired: one step is enough
         self.loop.make_runnable(self._new_step(strand))
 
     def _resume(self, strand: ControlledThread) -> None:
@@ -352,7 +352,7 @@ class ThreadController:
             self.running = None
             loop.running_actor = before
             if not came_back:
-                strand.ended = True  # as far as this schedule goes; its real thread is given up
+                strand.ended = True  # for this schedule; its real thread is abandoned
         if not came_back:
             loop.halt(
                 NotExplorable(
@@ -377,8 +377,8 @@ class ThreadController:
             asyncio._set_running_loop(self.loop)
 
     def _switch(self, *, may_go_on: bool) -> bool:
-        """Let strands go in the middle of a step, until the loop's thread is chosen; or one of them, if it may not
-        continue. False when none can."""
+        """Run strands in the middle of a step until the loop's thread is chosen, or only one if that thread must wait.
+        Return True only after such a single strand."""
         loop = self.loop
         runnable = loop.runnable
         if loop.halted is not None:
@@ -407,7 +407,7 @@ class ThreadController:
             self._loop_left = False
 
     def _offered(self) -> list[LoopStep]:
-        """Return who can go in the middle of a step of the loop."""
+        """Return the steps that can run in the middle of a step of the loop."""
         loop = self.loop
         if loop.stale:
             loop.drop_cancelled()

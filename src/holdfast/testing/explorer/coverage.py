@@ -10,7 +10,7 @@ _KEPT = 1 << 18
 
 
 class States:
-    """Number of different numbers noted: exact up to a quarter of a million, estimated within 1 % above.
+    """Count of the different states noted: exact up to a quarter of a million, above that an estimate within 1 %.
 
     When the set is full, it keeps only numbers whose last bit is 0 (then the last two bits, and so on). The count is
     the size of the set times the number of states that each kept one represents.

@@ -40,18 +40,18 @@ _SHRINKING_STEPS = 100_000
 class ExplorationReport:
     """Coverage of an exploration that found no failure.
 
-    A *state* is how many steps each task, and the callbacks of each task, have taken so far; two schedules that come to
-    it in different orders count it once. Equal states may still hold other values, so this is a lower bound.
+    A *state* is the number of steps that each task, and the callbacks of each task, have taken so far. Two schedules
+    that reach it in different orders count it once. Equal states may hold different data: this is a lower bound.
 
     Parameters:
-        schedules: how many were run.
+        schedules: number of schedules run.
         distinct: number of different schedules.
         exhausted: whether every possible schedule was run (only the exhaustive chooser can tell).
-        states: different states that were visited.
+        states: number of different states visited.
         states_exact: whether ``states`` is exact; it is an estimate above about 260,000.
-        steps: steps taken in all.
+        steps: total number of steps.
         choices: number of steps with two or more choices.
-        longest: the most choices in one schedule.
+        longest: maximum number of choices in one schedule.
         elapsed_s: real time, in seconds.
     """
 
@@ -94,24 +94,24 @@ def explore(
 ) -> ExplorationReport:
     """Run ``test()`` on a fresh loop for each schedule, and report the first failing schedule, shortened.
 
-    A schedule fails when the test raises, a callback raises, nothing can run any more, it does not end, tasks are left
-    over, or a task failed and its result was never retrieved. Time is virtual. Each failure is repeated once to see
-    that the test is deterministic, and so is the 1st, 2nd, 4th, 8th … schedule that passes. Call it outside of any
-    running loop.
+    A schedule fails if the test or a callback raises, nothing can run any more, it takes more than ``max_steps`` steps,
+    tasks are left over, or a task's error is never retrieved. Time is virtual. To check that the test is deterministic,
+    each failure is repeated once, and so is the 1st, 2nd, 4th, 8th … schedule that passes. Call it outside any running
+    loop.
 
     Parameters:
-        test: makes the coroutine; called anew for each schedule, inside the running loop.
-        schedules: maximum number to run. With ``exhaustive``, see ``Report.exhausted`` for whether those were all.
+        test: returns the coroutine; called once for each schedule, inside the running loop.
+        schedules: maximum number to run. With ``exhaustive``, `ExplorationReport.exhausted` is true if those were all.
         chooser: ``random``, ``pct`` (for orders that random choice rarely finds) or ``exhaustive`` (small models that
             do not wait in a loop).
         seed: for ``random`` and ``pct``; the same seed gives the same schedules.
-        depth: for ``pct``: how many orderings the bug needs.
+        depth: for ``pct``: number of ordering constraints that the bug needs.
         replay: the numbers of a `ScheduleFailure`, or its ``recorded``; runs this one schedule only. A `Replay` brings
             its own ``max_steps``, ``late_s`` and ``tasks``.
         max_steps: a longer schedule fails as a livelock.
         late_s: how late a step may be, in virtual seconds after it could run. With 0, time passes only when nothing
-            can run; with more, deadlines within that time may overtake work that could still be done.
-        tasks: ``eager``: a new task takes its first step at once, as with `asyncio.eager_task_factory`; on each
+            can run; otherwise, deadlines within that time may fire before work that is ready.
+        tasks: ``eager``: a new task takes its first step at once, as with `asyncio.eager_task_factory`, but on every
             version of Python.
         shrink: run the test up to 300 times more (100,000 steps in all) to find a simpler schedule with the same
             failure.
@@ -120,8 +120,8 @@ def explore(
         ScheduleFailure: a schedule failed; its ``__cause__`` is the test's exception.
         ValueError: ``schedules``, ``depth`` or ``max_steps`` is below 1, ``late_s`` is not a duration, ``replay`` has a
             number below 0, or ``chooser`` or ``tasks`` is unknown.
-        TypeError: ``test`` makes no coroutine, ``replay`` is not a list of numbers, or a number is not an integer.
-        BaseException: anything but an `Exception`, unchanged: a time limit of pytest ends the exploration and is not a
+        TypeError: ``test`` returns no coroutine, ``replay`` is not a list of numbers, or a number is not an integer.
+        BaseException: anything but an `Exception`, unchanged: a pytest time limit ends the exploration and is not a
             finding. A failure raised by ``pytest.fail`` or ``pytest.raises`` counts as a finding.
     """
     __tracebackhide__ = True
@@ -225,7 +225,7 @@ def explore(
 
 
 def _made_short(outcome: ScheduleOutcome, run: Callable[[Chooser], ScheduleOutcome]) -> tuple[ScheduleOutcome, str]:
-    """Return the simplest outcome found that fails in the same way, and how it was found, for people."""
+    """Return the simplest outcome found that fails in the same way, and a description of how it was found."""
     best, wanted, steps = outcome, outcome.signature, 0
 
     def attempt(candidate: Sequence[int]) -> Sequence[int] | None:
@@ -265,8 +265,8 @@ def _name_of(test: Callable[..., object]) -> str:
 def run_virtual(coro: Coroutine[Any, Any, T], *, max_steps: int = 1_000_000) -> T:
     """Run one coroutine in asyncio's own order on virtual time, and return its result.
 
-    ``asyncio.sleep(3600)`` takes no time; ``loop.time()`` moves by an hour. ``await asyncio.sleep(0.001)`` means "until
-    all others wait". Executor calls work (time does not advance during one); sockets and processes do not.
+    ``asyncio.sleep(3600)`` takes no real time; ``loop.time()`` advances by an hour. ``await asyncio.sleep(0.001)``
+    resumes once all other tasks wait. Executor calls work (time stands still during one); sockets and processes do not.
 
     Parameters:
         coro: runs as the task ``main``.

@@ -20,10 +20,10 @@ _Ts = TypeVarTuple("_Ts")
 
 
 class ExploredLoop(SteppedLoop):
-    """A stepped loop with threads of its own.
+    """A stepped loop, together with the threads of the schedule.
 
     Parameters:
-        chooser: who picks.
+        chooser: picks the next step.
         max_steps, late_s, tasks: see `SteppedLoop`.
     """
 
@@ -41,7 +41,7 @@ class ExploredLoop(SteppedLoop):
     def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
-        """Like `call_soon`; also for the threads of the schedule, of which others may go before it returns."""
+        """Like `call_soon`, but also for threads of the schedule; other threads may run before it returns."""
         if threading.get_ident() == self.home:
             return self.call_soon(callback, *args, context=context)
         strands = self.strands
@@ -54,12 +54,12 @@ class ExploredLoop(SteppedLoop):
         return step
 
     def close(self) -> None:
-        """Like `SteppedLoop`'s; ends the threads last."""
+        """Close as `SteppedLoop` does, then end the threads."""
         super().close()
         self.strands.unwind()
 
     def run_in_executor(self, executor: Executor | None, func: Callable[[*_Ts], _T], *args: *_Ts) -> asyncio.Future[_T]:
-        """Like asyncio's on the runtime's own executor, whose threads the schedule has; others are refused."""
+        """Like asyncio's, but only for the runtime's own executor, whose threads belong to the schedule."""
         from holdfast.runtime.adoption.tasks import PoolExecutor
 
         if executor is None and isinstance(default_executor(self), PoolExecutor):
@@ -82,6 +82,6 @@ class ExploredLoop(SteppedLoop):
         return super().unretrieved() + self.strands.unretrieved()
 
     def unwind(self, steps: int = 10_000) -> None:
-        """Like `SteppedLoop`'s; ends the threads last."""
+        """Unwind as `SteppedLoop` does, then end the threads."""
         super().unwind(steps)
         self.strands.unwind()

@@ -1,4 +1,4 @@
-"""Failures of a schedule and their report: task names, where they wait, and the numbers that replay it."""
+"""Failures of a schedule and their report: the tasks, where they wait, and the numbers that replay the schedule."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class ScheduleFailure(AssertionError):
         kind: ``error`` (the test raised), ``callback`` (a loop callback raised), ``deadlock`` (nothing can run and no
             timer is set), ``livelock`` (more than ``max_steps`` steps), ``leak`` (tasks are left over), ``unretrieved``
             (a task's error was never retrieved), ``not_explorable`` (a real thread, process or socket was used),
-            ``nondeterminism`` (the same choices led elsewhere).
-        text: what happened, for people.
+            ``nondeterminism`` (the same choices gave another result).
+        text: description of the failure.
         replay: the choices of the schedule; give them to ``explore(test, replay=...)``.
         schedules: number of schedules that were run, the failing one included.
         tasks: one entry for each unfinished task: its name and where it waits.

@@ -2,8 +2,8 @@
 
 Invariants:
 
-- Only threads of a schedule (the one that runs an `ExploredLoop` at that moment, and those that belong to it) are
-  refused anything; all other threads continue as before.
+- Only threads of a schedule (the one that currently runs an `ExploredLoop`, and those that belong to it) are
+  restricted; all other threads continue as before.
 - The loop records each refusal: a test that catches it still fails.
 - All patches are undone when the exploration is over; the audit hook stays installed, but does nothing outside an
   exploration.
@@ -57,7 +57,7 @@ def garbage_left() -> Iterator[None]:
     enabled, frozen = gc.isenabled(), gc.get_freeze_count()
     gc.disable()
     if not frozen:  # else most is frozen already, and additions could not be distinguished and unfrozen
-        gc.freeze()  # what was there before need not be looked at between schedules
+        gc.freeze()  # objects from before need not be examined between schedules
     try:
         yield
     finally:
@@ -90,7 +90,7 @@ def _audit(event: str, _: tuple[Any, ...]) -> None:
 
 @contextmanager
 def real_world_closed() -> Iterator[None]:
-    """Refuse actions that no schedule can repeat, in the thread that explores."""
+    """Refuse actions that no schedule can repeat, in the threads of an explored schedule."""
     global _audit_installed
     if not _audit_installed:
         _audit_installed = True
@@ -103,7 +103,7 @@ def real_world_closed() -> Iterator[None]:
             loop.refuse_thread()
         start_thread(thread)
 
-    def guarded_start_by_hand(*values: Any) -> int:  # tells no audit hook before Python 3.12
+    def guarded_start_by_hand(*values: Any) -> int:  # raises no audit event before Python 3.12
         if (loop := _explored_loop()) is not None:
             loop.refuse_thread()
         return start_by_hand(*values)

@@ -1,4 +1,4 @@
-"""Gives code that runs in threads the primitives of a schedule while it is explored.
+"""Replace the thread primitives of explored code with those of the schedule.
 
 The runtime's own code gets those of `holdfast.testing.explorer.runtime_primitives`, all other code those of
 `holdfast.testing.explorer.thread_primitives`: in `threading` and `queue`, and wherever a module outside of the standard
@@ -6,7 +6,7 @@ library imported them by name.
 
 Invariants
 
-- Only names of modules and `Event.is_set` are replaced, and each is put back when the exploration is over.
+- Only module attributes and `Event.is_set` are replaced, and each is restored when the exploration is over.
 - A replaced name depends on the thread that uses it: outside a schedule, it acts as the original.
 """
 
@@ -57,21 +57,21 @@ _shared_threads = threads.shared_threads
 def start_thread(fn: Callable[..., T], /, *values: Any, name: str | None = None) -> asyncio.Future[T]:
     """Run ``fn(*values)`` as a thread of the explored schedule; await the result.
 
-    It is a real thread, and only it or the loop or another one of the schedule runs at a time. Others may go where it
-    uses a primitive of the runtime: an `Interrupt`'s blocking waits, a scope, a `BoundedQueue`, hand-overs to the loop;
-    where it uses a lock, condition, event, semaphore, barrier or queue of `threading` and `queue` that was made in the
-    test; and where it waits for one that was made before, or sleeps. The schedule fails when the test ends before it.
+    It is a real thread, but of the loop and the schedule's threads only one runs at a time. Others may run whenever it
+    uses a runtime primitive (an `Interrupt`'s blocking waits, a scope, a `BoundedQueue`, hand-overs to the loop);
+    uses a lock, condition, event, semaphore, barrier or queue of `threading` and `queue` that the test created; waits
+    for one that was created before; or sleeps. The schedule fails if the test ends before the thread.
 
     Parameters:
         fn: a plain function.
         values: its arguments.
-        name: name to show; default: the function's.
+        name: display name; default: the function's.
 
-    Awaiting it raises what ``fn`` raised; for `StopIteration`, and for what is neither an `Exception` nor
-    `holdfast.errors.Interrupted`, a `RuntimeError` with it as its cause.
+    Awaiting the future raises the error of ``fn``. A `StopIteration`, or an error that is neither an `Exception` nor
+    `holdfast.errors.Interrupted`, is raised as the cause of a `RuntimeError`.
 
     Raises:
-        RuntimeError: no schedule is explored here.
+        RuntimeError: this thread belongs to no explored schedule.
     """
     strands = strands_here()
     if strands is None:
@@ -100,7 +100,7 @@ def _succeed(future: asyncio.Future[T], result: T) -> None:
 
 
 def _carried(error: BaseException, label: str) -> BaseException:
-    """Return the error as a future can carry it: a call for exit would end the loop that awaits it."""
+    """Return an error that a future can carry: a `SystemExit` would end the loop that awaits it."""
     if isinstance(error, (Exception, Interrupted)) and not isinstance(error, StopIteration):
         return error
     instead = RuntimeError(f"thread {label!r} raised {type(error).__name__}: {error}")
@@ -114,26 +114,26 @@ def _fail(future: asyncio.Future[Any], error: BaseException) -> None:
 
 
 class _Threading:
-    """The module `threading`, for code of ours."""
+    """Replacement for the module `threading` in the runtime's own code."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(threading, name)
 
     @staticmethod
     def Lock() -> Any:
-        """Return a lock of the schedule, if one is explored here."""
+        """Return a lock of the explored schedule; a real one outside a schedule."""
         strands = strands_here()
         return REAL_LOCK() if strands is None else Lock(strands)
 
     @staticmethod
     def RLock() -> Any:
-        """Return a re-entrant lock of the schedule, if one is explored here."""
+        """Return a re-entrant lock of the explored schedule; a real one outside a schedule."""
         strands = strands_here()
         return REAL_RLOCK() if strands is None else RLock(strands)
 
     @staticmethod
     def Thread(*, target: Callable[..., object], name: str, **options: Any) -> Any:
-        """Return a thread of the schedule, if one is explored here."""
+        """Return a thread of the explored schedule; a real one outside a schedule."""
         strands = strands_here()
         if strands is None:
             return threading.Thread(target=target, name=name, **options)
@@ -148,19 +148,19 @@ class _Threading:
 
 
 class _Time:
-    """The module `time`, for code of ours."""
+    """Replacement for the module `time` in the runtime's own code."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(time, name)
 
     @staticmethod
     def monotonic() -> float:
-        """Return the schedule's time, if one is explored here."""
+        """Return the explored schedule's time; real time outside a schedule."""
         return _now()
 
     @staticmethod
     def sleep(delay_s: float) -> None:
-        """Let the schedule's time pass, if one is explored here."""
+        """Sleep in the explored schedule's time; in real time outside a schedule."""
         strands = strands_here()
         if strands is None:
             _sleep(delay_s)
@@ -169,20 +169,20 @@ class _Time:
 
 
 class _Queue:
-    """The module `queue`, for code of ours."""
+    """Replacement for the module `queue` in the runtime's own code."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(queue, name)
 
     @staticmethod
     def SimpleQueue() -> Any:
-        """Return a queue of the schedule, if one is explored here."""
+        """Return a queue of the explored schedule; a real one outside a schedule."""
         strands = strands_here()
         return REAL_SIMPLE_QUEUE() if strands is None else SimpleQueue(strands)
 
 
 class _Dispatcher:
-    """The dispatcher thread of the schedule, if one is explored here, or the real one."""
+    """The dispatcher thread of the explored schedule; the real one outside a schedule."""
 
     def __init__(self, real: Any) -> None:
         self._real = real
@@ -269,7 +269,7 @@ _SWAPPED: Final[tuple[tuple[ModuleType | type, str, Any], ...]] = (
 
 
 def _imported_by_name() -> list[tuple[ModuleType, str, Any]]:
-    """Return the names outside of the standard library and the runtime that stand for what is replaced."""
+    """Return the module attributes outside the standard library and the runtime that refer to a replaced object."""
     instead = {
         id(REAL_LOCK): OwnLock,
         id(REAL_RLOCK): OwnRLock,

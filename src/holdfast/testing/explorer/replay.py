@@ -24,13 +24,13 @@ class Replay:
     """One schedule of one test, to be run again with ``explore(test, replay=…)`` or ``pytest --explore-replay FILE``.
 
     Parameters:
-        test: which test: pytest's node id, or ``module:name``.
-        choices: which of the steps that could run was taken, wherever there were at least two.
+        test: pytest's node id of the test, or ``module:name``.
+        choices: index of the step that was taken, wherever at least two could run.
         late_s: as passed to `explore`.
         tasks: as passed to `explore`.
         max_steps: as passed to `explore`.
         kind: how the schedule failed; see `ScheduleFailure`.
-        text: the same, for people.
+        text: description of the failure.
         versions: versions of Holdfast and Python at the time of recording.
     """
 

@@ -1,4 +1,4 @@
-"""The primitives that the runtime's own code gets while it is explored: each use of one is a switch point."""
+"""Thread primitives for the runtime's own code while it is explored: each use of one is a switch point."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Lock:
     """`threading.Lock` for the threads of a schedule.
 
     Parameters:
-        strands: those of the schedule.
-        quiet: only waiting for the lock is a switch point, not acquiring and releasing it. Conditions wait with such
-            locks.
+        strands: the schedule's controller.
+        quiet: only waiting for the lock is a switch point, not acquiring or releasing it. Conditions use such locks
+            for their waiters.
     """
 
     __slots__ = ("_quiet", "is_locked", "owner", "strands", "waiting")
@@ -90,7 +90,7 @@ class RLock:
         self._depth = 0
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        """Take it once more."""
+        """Acquire the lock once more."""
         lock = self._lock
         if not (lock.is_locked and lock.owner is lock.strands.running) and not lock.acquire(blocking, timeout):
             return False
@@ -98,7 +98,7 @@ class RLock:
         return True
 
     def release(self) -> None:
-        """Give it back once.
+        """Release the lock once.
 
         Raises:
             RuntimeError: this thread does not hold it.
@@ -119,7 +119,7 @@ class RLock:
 class SimpleQueue:
     """`queue.SimpleQueue` for the threads of a schedule."""
 
-    # Names that a subclass of a test's own would not use.
+    # Names that are unlikely in a test's subclass.
     __slots__ = ("explored_items", "explored_strands", "explored_waiting")
 
     def __init__(self, strands: ThreadController) -> None:
@@ -131,13 +131,13 @@ class SimpleQueue:
         return "an empty queue"
 
     def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
-        """Hand an item over."""
+        """Add an item."""
         self.explored_items.append(item)
         self.explored_strands.wake(self.explored_waiting)
         self.explored_strands.pause()
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        """Take the first item.
+        """Remove and return the first item.
 
         Raises:
             queue.Empty: the queue is empty, and no item came in time.
@@ -150,7 +150,7 @@ class SimpleQueue:
         return self.explored_items.popleft()
 
     def get_nowait(self) -> Any:
-        """Take the first item, if there is one."""
+        """Remove and return the first item, without waiting for one."""
         return self.get(block=False)
 
     def empty(self) -> bool:
@@ -182,7 +182,7 @@ class Thread:
 
     @property
     def ident(self) -> int | None:
-        """The identity of the real thread, while there is one."""
+        """The identifier of the real thread, while there is one."""
         return None if self._strand is None else self._strand.ident
 
     def start(self) -> None:
@@ -195,7 +195,7 @@ class Thread:
         return self._strand is not None and not self._strand.ended
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait for its end."""
+        """Wait until the thread has ended."""
         strand = self._strand
         assert strand is not None, "a thread that was not started"
         self._strands.wait(lambda: strand.ended, strand.joining, f"the end of thread {self.name!r}", timeout)

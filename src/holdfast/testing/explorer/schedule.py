@@ -41,17 +41,17 @@ class ScheduleOutcome:
 
     Parameters:
         kind: see `ScheduleFailure`.
-        text: what happened, for people.
+        text: description of the failure.
         error: the error that the test or a callback raised.
-        tasks: the unfinished ones and where they wait.
+        tasks: the unfinished tasks and where they wait.
         went: the actors of the last steps, oldest first.
         result: what the test returned.
-        steps: how many were taken.
+        steps: number of steps taken.
         elapsed_s: elapsed virtual time, in seconds.
         choices: the index that was picked, for each step with two or more choices.
-        widths: the number of choices, for each of them.
-        picked: the age of the picked actor, for each of them.
-        actors: all of them, by age.
+        widths: the number of choices, for each of these steps.
+        picked: the number of the picked actor, for each of these steps.
+        actors: all actors, in order of creation.
         states: after each step, a number that stands for the step counts of all actors.
     """
 
@@ -101,11 +101,11 @@ class ScheduleOutcome:
         shrunk: str = "",
         recorded: Replay | None = None,
     ) -> ScheduleFailure:
-        """Return the error that reports it.
+        """Return the error that reports this outcome.
 
         Parameters:
             schedules: number of schedules that were run, this one included.
-            label: the chooser that made it.
+            label: description of the chooser that made the choices.
             again_with: further arguments that `explore` needs for the replay.
             shrunk: description of how it was shortened.
             recorded: the replay.
@@ -130,7 +130,7 @@ class ScheduleOutcome:
         )
 
     def compared_with(self, again: ScheduleOutcome) -> ScheduleOutcome:
-        """Return this outcome, or a report that the same choices led elsewhere."""
+        """Return this outcome, or a failure if the same choices gave a different one."""
         for at, (width, picked) in enumerate(zip(self.widths, self.picked, strict=True)):
             if at >= len(again.widths):
                 return self._differs(f"the second time it ended before choice {at}")
@@ -175,7 +175,7 @@ class ScheduleOutcome:
 
 
 def _told_steps(went: Sequence[str]) -> str:
-    """Format who went as one line, with a count for repeats in a row."""
+    """Format the actors of the last steps as one line, with a count for consecutive repeats."""
     if not went:
         return ""
     runs = [(name, sum(1 for _ in group)) for name, group in groupby(went)]
@@ -242,7 +242,7 @@ def run_one(loop: VirtualLoop, test: Callable[[], Coroutine[Any, Any, Any]], pic
 
 
 def _judge(loop: VirtualLoop, main: asyncio.Task[Any], outcome: ScheduleOutcome) -> None:
-    """Fill in how a schedule ended whose main task is done."""
+    """Fill in the outcome of a schedule whose main task is done."""
     if main.cancelled():
         outcome.kind, outcome.text = "error", "the test was cancelled"
         outcome.error = asyncio.CancelledError()
@@ -284,7 +284,7 @@ def _is_pytests_failure(error: BaseException) -> bool:
 
 
 def _told(error: BaseException) -> str:
-    """Format the error in one line; of a group, its first leaf as well."""
+    """Format the error in one line; for a group, with its first leaf."""
     leaf = _first_leaf(error)
     return _in_words(error) if leaf is error else f"{_in_words(error)}, first {_in_words(leaf)}"
 

@@ -2,7 +2,7 @@
 
 Delta debugging on the list of choices. A candidate is kept when it fails in the same way and is simpler: first by how
 many of its choices are not 0 (0 is what asyncio would have done), then by its length, then by the sum. The comparison
-uses the choices that the run really made, so a candidate may name choices that do not exist.
+uses the choices that the run actually made, so a candidate may name choices that do not exist.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Shrunk:
 
     Parameters:
         choices: those of the failure.
-        attempt: runs a candidate; returns the choices it really made if it failed in the same way, else None.
+        attempt: runs a candidate; returns the choices it actually made if it failed in the same way, else None.
         runs: maximum number of candidates to run.
     """
 
@@ -64,7 +64,7 @@ def shrink(choices: Sequence[int], attempt: Callable[[Sequence[int]], Sequence[i
 
 
 def _greedily(best: Shrunk, candidates: Callable[[Sequence[int]], Iterator[list[int]]]) -> None:
-    """Take the first candidate that works, and look again from there."""
+    """Keep the first candidate that is simpler, and search again from it."""
     again = True
     while again and not best.spent:
         again = any(best.try_one(candidate) for candidate in candidates(best.choices))

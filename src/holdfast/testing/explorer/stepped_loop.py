@@ -2,10 +2,10 @@
 
 Invariants:
 
-- `SteppedLoop` hands every runnable *actor* to its chooser. A task is an actor; the plain callbacks that an actor
-  schedules (timers included) are one more actor, whose callbacks stay in order among themselves, as transports need it.
-- Choice 0 is the step that became runnable first, as in asyncio; but steps that became runnable together stand in the
-  order of their actors' age and not of the calls, so that walking a set of tasks does not make two runs differ.
+- `SteppedLoop` offers every runnable *actor* to its chooser. A task is an actor; the plain callbacks that an actor
+  schedules (timers included) are one more actor, whose callbacks run in order, as transports require.
+- Choice 0 is the step that became runnable first, as in asyncio. But steps that became runnable together are ordered by
+  the age of their actors, not by the calls, so that iterating over a set of tasks does not make two runs differ.
 - A list of choices identifies a schedule: the same choices give the same schedule.
 """
 
@@ -34,7 +34,7 @@ class Actor:
     """Something that takes steps: a task, a thread, the callbacks that one actor scheduled, or the clock.
 
     Parameters:
-        number: the actor's age: the first one is 0. Equal in two runs of one schedule.
+        number: position in the order of creation, from 0; the same in all runs of a schedule.
         task: the task, for a task.
         scheduled_by: for callbacks, the actor that scheduled them.
     """
@@ -53,7 +53,7 @@ class Actor:
 
     @property
     def name(self) -> str:
-        """The task's name, or whose callbacks these are."""
+        """The task's name, or a description of the other kinds of actors."""
         if self.task is not None:
             return self.task.get_name()
         if self.scheduled_by is not None:
@@ -73,7 +73,7 @@ class LoopStep(StepHandle):
     loop: SteppedLoop
 
     def on_cancel(self) -> None:
-        """Keep the chooser from being offered the step."""
+        """Make sure that the step is not offered to the chooser."""
         self.loop.stale = True
 
     def overdue(self, steps: int) -> bool:
@@ -85,7 +85,7 @@ class LoopStep(StepHandle):
 
 
 class Chooser(Protocol):
-    """Picks who goes next. One chooser serves all schedules of an exploration, one after the other."""
+    """Picks the next step. One chooser serves all schedules of an exploration, one after the other."""
 
     def begin(self) -> bool:
         """Prepare for the next schedule; False when all are done."""
@@ -104,10 +104,10 @@ class SteppedLoop(VirtualLoop):
     """An asyncio loop whose chooser picks the next step among all that can run.
 
     Parameters:
-        chooser: who picks.
-        max_steps: `Livelock` is raised when more steps than this were taken.
-        late_s: how late a step may be, in virtual seconds after it could run. While none would be later than that,
-            letting the time pass to the next timer is one more choice.
+        chooser: picks the next step.
+        max_steps: maximum number of steps; one more raises `Livelock`.
+        late_s: how late a step may be, in virtual seconds after it could run. While no step would be later than that,
+            advancing the time to the next timer is one more choice.
         tasks: ``eager``: a new task takes its first step inside ``create_task``.
     """
 
@@ -125,12 +125,12 @@ class SteppedLoop(VirtualLoop):
         self.picked: list[int] = []
         self.actors: list[Actor] = []
         self.states: list[int] = []
-        """After each step: a number for how many steps each actor has taken."""
+        """After each step, a number that stands for the step counts of all actors."""
         self.recent: deque[Actor] = deque(maxlen=64)
         self.halted: Exception | None = None
         """The error that ends the schedule, although the running code may have caught it."""
         self.chosen: LoopStep | None = None
-        """Who goes next, when a thread has chosen another than itself."""
+        """The next step, if a thread has chosen one that is not its own."""
         self.stepping = False
         """Whether a step is being taken."""
         self.stale = False
@@ -141,10 +141,10 @@ class SteppedLoop(VirtualLoop):
         self._pick: Callable[[Sequence[LoopStep]], int] = chooser.pick
         self._by_task: dict[asyncio.Task[Any], Actor] = {}
         self.runnable: list[LoopStep] = []
-        """One step of each actor that can go; the first to become runnable stands first."""
+        """One step of each actor that can run; the first to become runnable comes first."""
         self.running_actor = self.new_actor(None, None)
         self.clock: LoopStep | None = None
-        """The step that lets time pass, where that is a choice."""
+        """The step that advances the time, if that can be chosen."""
         self._late_s = late_s
         if late_s > 0:
             self.clock = LoopStep(0.0, self.pass_time, (), self, None, self.new_actor(None, None))
@@ -177,11 +177,11 @@ class SteppedLoop(VirtualLoop):
             return _Task(coro, loop=self, **options)
         task = super().create_task(coro, **options)
         if task not in self._by_task and not task.done():
-            self.new_actor(task, None)  # a factory of the test's own began it
+            self.new_actor(task, None)  # the test's own task factory created it
         return task
 
     def callbacks_of(self, actor: Actor) -> Actor:
-        """Return the actor of the callbacks that this one schedules."""
+        """Return the actor for the callbacks that this actor schedules."""
         # Callbacks that callbacks schedule stay with them.
         if actor.task is None and actor.scheduled_by is not None:
             return actor
@@ -204,11 +204,11 @@ class SteppedLoop(VirtualLoop):
     def make_timer(
         self, when: float, callback: Callable[..., object], args: Sequence[Any], context: Context | None
     ) -> LoopStep:
-        """Return a timer, whose actor is that of the callbacks of what runs."""
+        """Return a timer; its actor is the one for callbacks of the running actor."""
         return LoopStep(when, callback, args, self, context, self.callbacks_of(self.running_actor))
 
     def make_runnable(self, handle: LoopStep) -> None:  # type: ignore[override]
-        """Offer a step to the chooser from now on, after those that its actor has already."""
+        """Offer a step to the chooser from now on, after the steps that its actor already has."""
         actor = handle.actor
         if actor.runnable:
             actor.queue.append(handle)
@@ -224,7 +224,7 @@ class SteppedLoop(VirtualLoop):
         runnable.insert(at, handle)
 
     def take(self, at: int) -> LoopStep:
-        """Remove the runnable step at this index, in order to run it; its actor's next one follows."""
+        """Remove the runnable step at this index in order to run it, and offer its actor's next one."""
         step = self.runnable.pop(at)
         actor = step.actor
         actor.runnable = False
@@ -290,7 +290,7 @@ class SteppedLoop(VirtualLoop):
         """Count a step of this actor.
 
         Raises:
-            Livelock: the step is one too many.
+            Livelock: this step exceeds ``max_steps``.
         """
         self.steps += 1
         if self.steps > self.max_steps:
@@ -301,7 +301,7 @@ class SteppedLoop(VirtualLoop):
         self.states.append(self._state)
 
     def close(self) -> None:
-        """Like asyncio's; drops what keeps the loop in cycles, so that it goes without the garbage collector."""
+        """Close as asyncio does, and break reference cycles, to free the loop without the garbage collector."""
         super().close()
         self._is_closed = True
         for actor in self.actors:
@@ -331,7 +331,7 @@ class SteppedLoop(VirtualLoop):
         """Do nothing: no thread can wake a stepped loop."""
 
     def settle(self) -> None:
-        """Let what can still run at this instant end, in asyncio's order, outside of the trace."""
+        """Run everything that can still run at this instant, in asyncio's order, outside the trace."""
         pick, clock = self._pick, self.clock
         traced = len(self.choices)
         self._pick, self.clock = _first, None
@@ -349,7 +349,7 @@ class SteppedLoop(VirtualLoop):
         return bool(self.runnable)
 
     def unwind(self, steps: int = 10_000) -> None:
-        """Cancel what is left and let it end in asyncio's order."""
+        """Cancel the remaining tasks and let them end, in asyncio's order."""
         self._pick = _first
         self.clock = None
         self.halted = self.chosen = None
@@ -357,7 +357,7 @@ class SteppedLoop(VirtualLoop):
         self.halted = self.chosen = None
 
     def refuse_thread(self) -> NoReturn:
-        """Refuse a real thread; names what can be used instead."""
+        """Refuse a real thread; the error names the alternatives."""
         self.refuse(
             "a real thread was used under the explorer, where schedules must be repeatable; start it with "
             "holdfast.testing.start_thread, or in a scope: scope.spawn(…, on='thread'), or run that part as a "
@@ -393,8 +393,8 @@ class SteppedLoop(VirtualLoop):
 
 
 def _start_eagerly(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> asyncio.Task[Any]:
-    # Not asyncio's own factory of 3.12: with that a task would take its first step before the loop knows it, as if
-    # it were its creator; and a schedule is the same on each version of Python.
+    # Not asyncio's own factory of 3.12: with it, a task would take its first step before the loop knows the task, so
+    # the step would count as its creator's. Also, a schedule is then the same on every version of Python.
     assert isinstance(loop, SteppedLoop)
     task: asyncio.Task[Any] = asyncio.Task(coro, loop=loop, **options)
     loop.begin_now(task)

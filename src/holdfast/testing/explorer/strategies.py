@@ -50,7 +50,7 @@ class PctChooser:
     fair choice rarely reaches. The clock (see ``late_s``) gets a new priority each time it was preferred.
 
     Parameters:
-        depth: how many orderings the bug needs, at most; 3 finds most.
+        depth: maximum number of ordering constraints that the bug needs; 3 finds most bugs.
         seed: the same seed gives the same schedules.
     """
 
@@ -142,7 +142,7 @@ class ReplayChooser:
 
 
 class NearChooser(ReplayChooser):
-    """Repeats choices that may not fit: one that is not on offer becomes the last that is."""
+    """Repeats choices that may not exist: if one is not on offer, picks the last one that is."""
 
     def pick(self, runnable: Sequence[LoopStep]) -> int:
         """Return the recorded number, or the nearest one on offer."""

@@ -1,4 +1,4 @@
-"""The locks and queues that an explored test makes from `threading` and `queue`: each use of one is a switch point.
+"""Replacements for the locks and queues that an explored test creates: each use of one is a switch point.
 
 During an exploration, these classes replace `threading.Lock`, `threading.RLock` and `queue.SimpleQueue`
 (see `holdfast.testing.explorer.patching`). `Condition`, `Event`, `Semaphore`, `Barrier`, `Queue` and their relatives
@@ -7,10 +7,10 @@ are written in Python on top of locks, so they follow.
 Invariants
 
 - Outside a schedule, the constructors return the interpreter's own objects.
-- An object that outlives its schedule (a module's lock made on first use) is free in the next one and belongs to it;
-  used by a thread outside of any schedule, it is the interpreter's own.
-- A lock that a test made itself is held at one switch point at least, so that another thread can find it taken. The
-  mutex inside of a condition or a queue is not: its state is never queried.
+- An object that outlives its schedule (such as a module's lock created on first use) moves to the next schedule, where
+  it starts unlocked; a thread outside any schedule uses a built-in one behind it.
+- A lock that the test created is held during at least one switch point, so that another thread can find it locked. The
+  mutex inside a condition or a queue is not, as its state is never queried.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _making: Final = threading.Lock()
 
 
 class _StandIn(type):
-    """The type of a class that stands in for one of the interpreter's: instances of that count as its own."""
+    """Metaclass of a replacement for a built-in class, whose instances count as instances of the replacement."""
 
     def __instancecheck__(cls, instance: object) -> bool:
         real = _REAL_TYPES.get(cls.__name__)
@@ -49,13 +49,13 @@ class _StandIn(type):
 
 
 def _schedule_here() -> ThreadController | None:
-    """Return the strands to make an object for, if any."""
+    """Return the controller of the schedule that a new object would belong to, if any."""
     strands = strands_here()
     return None if strands is None or strands.over else strands
 
 
 def _moves_to(strands: ThreadController, here: ThreadController | None) -> bool:
-    """Whether an object of these strands is used in a later schedule."""
+    """Whether an object of the schedule of `strands` is used in a later one, `here`."""
     return here is not None and strands.over and not here.over
 
 
@@ -65,7 +65,7 @@ class OwnLock(Lock, metaclass=_StandIn):
     __slots__ = ("__weakref__", "_found_held", "_real_one")
 
     def __new__(cls, *, found_held: bool | None = None) -> Any:
-        """Return one of the schedule, or the interpreter's own outside of one."""
+        """Return a lock of the schedule; a built-in one outside a schedule."""
         return REAL_LOCK() if _schedule_here() is None else object.__new__(cls)
 
     def __init__(self, *, found_held: bool | None = None) -> None:
@@ -82,7 +82,7 @@ class OwnLock(Lock, metaclass=_StandIn):
         return super().__str__()
 
     def _in_schedule(self) -> bool:
-        """Whether a thread of the schedule uses it; moves it to a later schedule."""
+        """Whether a thread of the schedule uses the lock. Moves the lock to a later schedule that uses it."""
         here = strands_here()
         if here is self.strands:
             return True
@@ -139,7 +139,7 @@ class OwnLock(Lock, metaclass=_StandIn):
         return self.is_locked
 
     def _is_owned(self) -> bool:
-        # What a condition asks before it wakes or waits: not a switch point.
+        # A condition calls this before it wakes or waits: not a switch point.
         return self.is_locked if self._in_schedule() else self._real().locked()
 
     def _at_fork_reinit(self) -> None:
@@ -155,7 +155,7 @@ class OwnRLock(metaclass=_StandIn):
     __slots__ = ("__weakref__", "_depth", "_lock", "_real_one")
 
     def __new__(cls) -> Any:
-        """Return one of the schedule, or the interpreter's own outside of one."""
+        """Return a lock of the schedule; a built-in one outside a schedule."""
         return REAL_RLOCK() if _schedule_here() is None else object.__new__(cls)
 
     def __init__(self) -> None:
@@ -194,7 +194,7 @@ class OwnRLock(metaclass=_StandIn):
         return True
 
     def release(self) -> None:
-        """Give it back once.
+        """Release the lock once.
 
         Raises:
             RuntimeError: this thread does not hold it.
@@ -213,7 +213,7 @@ class OwnRLock(metaclass=_StandIn):
             self._lock.release()
 
     def _pause(self) -> None:
-        # Taking it once more is invisible, but not what the thread did before and does then.
+        # Acquiring it again is invisible to other threads, but the code before and after that is not.
         if self._lock._found_held:
             self._lock.strands.pause()
 
@@ -260,7 +260,7 @@ class OwnSimpleQueue(SimpleQueue, metaclass=_StandIn):
     __class_getitem__: Any = classmethod(GenericAlias)
 
     def __new__(cls) -> Any:
-        """Return one of the schedule, or the interpreter's own outside of one; of a subclass always one of it."""
+        """Return a queue of the schedule, or an instance of a subclass; a built-in queue outside a schedule."""
         is_plain = cls is OwnSimpleQueue
         return REAL_SIMPLE_QUEUE() if is_plain and _schedule_here() is None else object.__new__(cls)
 
@@ -282,7 +282,7 @@ class OwnSimpleQueue(SimpleQueue, metaclass=_StandIn):
         return True
 
     def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
-        """Hand an item over."""
+        """Add an item."""
         if not self._in_schedule():
             self._real_one.put(item)
             return
@@ -290,11 +290,11 @@ class OwnSimpleQueue(SimpleQueue, metaclass=_StandIn):
         super().put(item)
 
     def put_nowait(self, item: Any) -> None:
-        """Hand an item over."""
+        """Add an item."""
         self.put(item)
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        """Take the first item; timeouts are in virtual seconds.
+        """Remove and return the first item; timeouts are in virtual seconds.
 
         Raises:
             queue.Empty: the queue is empty, and no item came in time.
@@ -321,6 +321,6 @@ class OwnSimpleQueue(SimpleQueue, metaclass=_StandIn):
 
 
 def look(lock: object) -> None:
-    """Let others go before a thread looks at what this lock guards without taking it."""
+    """Let other threads run before a thread that does not hold this lock reads the state that it guards."""
     if type(lock) is OwnLock and lock._in_schedule():
         lock.strands.pause()

@@ -28,8 +28,8 @@ _Ts = TypeVarTuple("_Ts")
 
 _START_S = 1_000.0
 _SAME_INSTANT_S = 1e-9
-# How long, in real time, a stuck loop waits for a thread to wake it: one that began after the loop did or runs an
-# executor call; one that was there before, and may have nothing to do with it.
+# How long, in real time, a stuck loop waits for a thread to wake it: if one has started since or runs an executor call;
+# if there are only older ones, which may be unrelated.
 _PATIENCE_S = 10.0
 _PATIENCE_WITH_OLD_THREADS_S = 1.0
 _MANY_CANCELLED = 100
@@ -42,7 +42,7 @@ class VirtualLoop(BareLoop):
     real threads; time does not jump during one.
 
     Parameters:
-        max_steps: `Livelock` is raised when more handles than this have run.
+        max_steps: maximum number of handles to run; one more raises `Livelock`.
     """
 
     virtual = True
@@ -79,7 +79,7 @@ class VirtualLoop(BareLoop):
         return timer
 
     def set_timer(self, timer: LoopTimer) -> None:
-        """Let a timer fire in its time."""
+        """Schedule a timer."""
         self._timers_made += 1
         timer.is_scheduled = True
         heapq.heappush(self._timers, (timer.when(), self._timers_made, timer))
@@ -91,7 +91,7 @@ class VirtualLoop(BareLoop):
         return LoopTimer(when, callback, args, self, context)
 
     def on_timer_cancelled(self, timer: asyncio.TimerHandle) -> None:
-        """Drop cancelled timers when they are many."""
+        """Drop the cancelled timers once there are many."""
         self._timers_cancelled += 1
         if self._timers_cancelled > _MANY_CANCELLED and self._timers_cancelled * 2 > len(self._timers):
             self._timers = [entry for entry in self._timers if not entry[2].cancelled()]
@@ -149,7 +149,7 @@ class VirtualLoop(BareLoop):
         return handle
 
     def make_runnable(self, handle: asyncio.Handle) -> None:
-        """Let a handle run after those that can run already."""
+        """Queue a handle after those that can already run."""
         self._fifo.append(handle)
 
     def run_step(self) -> None:
@@ -220,11 +220,11 @@ class VirtualLoop(BareLoop):
         return main[0]
 
     def note_threads(self) -> None:
-        """Remember the threads that were there before the test."""
+        """Record the threads that existed before the test."""
         self._old_threads = frozenset(threading.enumerate())
 
     def settle(self) -> None:
-        """Let what can still run at this instant end, in asyncio's order; no time passes."""
+        """Run everything that can still run at this instant, in asyncio's order; no time passes."""
         if self.can_run():
             self._inside(lambda: None, lambda: not self.can_run())
 
@@ -274,7 +274,7 @@ class VirtualLoop(BareLoop):
         self.run_until(begin, is_finished, self.home)
 
     def on_wakeup(self) -> None:
-        """Let a stuck loop look again."""
+        """Wake a stuck loop."""
         self._bell.set()
 
     def refuse(self, text: str) -> NoReturn:

@@ -1,4 +1,4 @@
-"""The server: it answers each request by the script, and records how the answer ended."""
+"""The server: it answers each request from the script, and records how the answer ended."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ class Reply:
     """One answer of a script.
 
     Parameters:
-        text, reasoning: answer and thoughts of the model.
+        text, reasoning: the model's answer and its reasoning.
         calls: names and arguments of the requested calls; arguments given as text are sent unchanged, JSON or not.
-        reason: reason of the end; ``stop`` becomes ``calls`` if there are calls.
-        usage: tokens it reports.
-        piece: characters in one piece of text.
-        pace_s: time before each piece.
-        headers_s: time before the status line; `math.inf` for never.
-        status: a status other than 200 is an error with `message`.
-        message: of the error.
+        reason: reason for the end of the answer; ``stop`` becomes ``calls`` if there are calls.
+        usage: token counts to report.
+        piece: maximum number of characters in a piece of text.
+        pace_s: time before each piece, in seconds.
+        headers_s: time before the status line, in seconds; `math.inf` for never.
+        status: HTTP status; any other than 200 sends an error with `message`.
+        message: text of the error.
         retry_after_s: sent as ``Retry-After`` with an error.
-        fault: fault after `after` pieces: ``cut`` the connection; ``short``: end the answer early, with valid HTTP;
-            ``garbage`` instead of JSON; an ``error`` inside the stream; ``stall``.
+        fault: fault after `after` pieces. ``cut``: break the connection; ``short``: end the answer early, with valid
+            HTTP; ``garbage``: send invalid JSON; ``error``: send an error inside the stream; ``stall``: send no more.
         after: number of complete pieces before the fault.
     """
 
@@ -86,14 +86,14 @@ class Exchange:
     """One request, and how its answer ended. Times are those of the server's event loop (``loop.time()``).
 
     Parameters:
-        path, headers, body: what came.
-        connection: the number of its connection, from 1.
+        path, headers, body: those of the request.
+        connection: number of the request's connection, from 1.
         opened_at: when the request was complete.
-        headers_sent: whether the status line went out.
-        pieces: number of sent pieces of the answer.
+        headers_sent: whether the status line was sent.
+        pieces: number of pieces of the answer sent so far.
         ended: ``whole``; ``faulty``, as scripted; ``closed``: the client closed the connection first; None before the
             end.
-        ended_at: when.
+        ended_at: when the answer ended.
     """
 
     path: str
@@ -124,7 +124,7 @@ class Exchange:
 
 
 class ModelServer:
-    """A model provider that answers by a script. An async context manager; it serves while it is entered.
+    """A model provider that answers from a script. An async context manager that serves within its block.
 
     Parameters:
         script: replies in order, one for each request, with status 500 after the last one; or a function from the
@@ -143,7 +143,7 @@ class ModelServer:
         self._server: asyncio.Server | None = None
         self.key = key
         self.opened = 0
-        """Connections that were made so far."""
+        """Number of connections made so far."""
         self.exchanges: list[Exchange] = []
         """All requests so far, oldest first."""
 
@@ -180,7 +180,7 @@ class ModelServer:
 
     @property
     def connected(self) -> int:
-        """Connections that are open now."""
+        """Number of open connections."""
         return len(self._connections)
 
     async def requests(self, count: int, *, limit_s: float = 10.0) -> Exchange:
@@ -270,7 +270,7 @@ class _Connection(asyncio.Protocol):
             self._task.cancel()
 
     def drop(self) -> asyncio.Task[None]:
-        """Close it from here; return its task, which ends soon."""
+        """Close the connection; return its task, which ends soon."""
         assert self._transport is not None and self._task is not None
         self._task.cancel()
         self._transport.abort()

@@ -1,1 +1,1 @@
-"""Conformance suites for what plugs into Holdfast: stores, models, agents and channels."""
+"""Conformance suites for Holdfast's ports: stores, models, agents and channels."""

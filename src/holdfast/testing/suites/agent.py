@@ -9,7 +9,7 @@ With pytest::
         run_agent_check(check, SUBJECT)
 
 The suite supplies a step that waits, fails, blocks a thread or starts a program; the check then tests Holdfast's
-promises. Each check makes its own hosts, on in-memory stores.
+promises. Each check creates its own hosts, on in-memory stores.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PATIENCE_S = 2.0
 
 
 def run_agent_check(check: AgentCheck, subject: AgentSubject) -> None:
-    """Run one check on an event loop of its own, for 30 seconds at most.
+    """Run one check on a new event loop, for at most 30 seconds.
 
     Raises:
         AssertionError: the agent breaks one of Holdfast's promises; a note names it.

@@ -45,7 +45,7 @@ class AgentSubject:
     Parameters:
         make: takes a step (a function named ``step`` with one parameter ``text: str``) and returns an agent that calls
             it once for each message, with the message's text, and whose answer ends with what the step returned.
-        steps: ``async`` where the framework takes no plain functions.
+        steps: ``async`` if the framework does not accept plain functions.
         recall: returns an agent whose answer contains the whole earlier conversation of the session; None if the
             framework keeps no conversation.
     """
@@ -122,7 +122,7 @@ async def until(seen: Callable[[], bool], what: str) -> None:
 
 
 async def within(answer: Awaitable[Any], what: str) -> Any:
-    """Return the answer. Raises `AssertionError` if none comes in time, or if Holdfast refuses or fails instead."""
+    """Return the answer. Raises `AssertionError` if it does not come in time, or if Holdfast raises an error."""
     try:
         async with asyncio.timeout(_PATIENCE_S):
             return await answer

@@ -82,7 +82,7 @@ async def an_interrupt_at_any_turn_of_the_loop_ends_everything(subject: AgentSub
         inside += 1
         try:
             for _ in range(_STEP_TURNS):
-                # Once stopped, it ends by nothing else; otherwise a slow receipt could come after its end by chance.
+                # After the interrupt, the step must not end by itself, or it might have ended before a slow receipt.
                 await asyncio.sleep(1000.0 if stopping else 0.0)
             check_interrupt()
             return said(text)

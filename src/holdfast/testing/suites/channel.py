@@ -1,4 +1,4 @@
-"""Conformance suite for the port of channels (`holdfast.channels.port`): run it on your own channel.
+"""Conformance suite for the channel port (`holdfast.channels.port`): run it on your own channel.
 
 With pytest::
 
@@ -6,7 +6,7 @@ With pytest::
     def test_my_channel_conforms(check, tmp_path):
         run_channel_check(check, lambda: MyNetwork(tmp_path))
 
-A subject makes a `Network`: a small network of the channel's kind, in which the suite plays the people.
+A subject creates a `Network`: a small network of the channel's kind, whose users the suite simulates.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["CHANNEL_CHECKS", "ChannelCheck", "ChannelSubject", "Copy", "Network"
 
 _PATIENCE_S = 5.0
 _QUIET_S = 0.1
-"""How long to wait for what must not come."""
+"""How long to wait for a message that must not arrive, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class Network(Protocol):
         ...
 
     async def write(self, address: str, content: str) -> str:
-        """Write as a person, and return the ``incoming_id`` that the network assigned."""
+        """Write a message as a user, and return the ``incoming_id`` that the network assigned."""
         ...
 
     async def copies(self, address: str) -> Sequence[Copy]:
@@ -74,7 +74,7 @@ _CHECKS: list[ChannelCheck] = []
 
 
 def run_channel_check(check: ChannelCheck, subject: ChannelSubject) -> None:
-    """Run one check on an event loop of its own, for 30 seconds at most.
+    """Run one check on a new event loop, for at most 30 seconds.
 
     Raises:
         AssertionError: the channel breaks the port's rules; a note names the rule.
@@ -89,7 +89,7 @@ def _check(check: ChannelCheck) -> ChannelCheck:
 
 
 class _Inbox:
-    """Inbox that takes messages as a host does."""
+    """Inbox that accepts messages as a host does."""
 
     def __init__(self) -> None:
         self.taken: list[Incoming] = []
@@ -189,7 +189,7 @@ async def messages_of_one_address_come_in_order_and_one_by_one(subject: ChannelS
 
 @_check
 async def what_was_not_taken_comes_again_under_its_id(subject: ChannelSubject) -> None:
-    """A message whose `receive` raised is not acknowledged: it comes again, in its place, and none is lost."""
+    """A message whose `receive` raised is not acknowledged: it is received again, in order, and none is lost."""
     async with subject() as network:
         inbox = _Inbox()
         here = network.addresses[0]
@@ -277,8 +277,8 @@ async def a_first_attempt_that_only_looks_like_a_repeat_is_shown(subject: Channe
 
 @_check
 async def a_failed_delivery_says_whether_to_try_again(subject: ChannelSubject) -> None:
-    """An outage is a `DeliveryFailed` with a time; once it is over, the next attempt arrives. An unknown address is a
-    `DeliveryFailed` without a time."""
+    """During an outage, a delivery raises `DeliveryFailed` with a retry time; afterwards, the next attempt arrives. For
+    an unknown address, it raises `DeliveryFailed` without one."""
     async with subject() as network, _open(network, _Inbox()) as channel:
         here = network.addresses[0]
         async with network.outage():

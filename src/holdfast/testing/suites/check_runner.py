@@ -20,17 +20,17 @@ LIMIT_S = 30.0
 
 
 def run_check(check: Callable[[S], Awaitable[None]], subject: S, *, port: str, limit_s: float = LIMIT_S) -> None:
-    """Run one check on an event loop of its own. Its errors get a note with the rule.
+    """Run one check on a new event loop. Its errors get a note with the rule.
 
     Parameters:
-        check: one of a suite.
-        subject: what is checked.
-        port: where the rules are documented, for the note.
+        check: a check of a suite.
+        subject: the subject under test.
+        port: place where the rules are documented, for the note.
         limit_s: timeout, in seconds.
 
     Raises:
         AssertionError: the subject breaks the rule.
-        TimeoutError: it did not answer.
+        TimeoutError: the check did not end in time.
         unittest.SkipTest: the subject lacks the feature under test.
     """
 

@@ -1,4 +1,4 @@
-"""Conformance suite for the port of models (`holdfast.agents.model`): run it on your own model.
+"""Conformance suite for the model port (`holdfast.agents.model`): run it on your own model.
 
 With pytest, for a model that speaks OpenAI's or Anthropic's protocol::
 
@@ -63,7 +63,7 @@ _ADD = ToolSpec(
 
 
 def run_model_check(check: ModelCheck, subject: ModelSubject) -> None:
-    """Run one check on an event loop of its own, for 30 seconds at most.
+    """Run one check on a new event loop, for at most 30 seconds.
 
     Raises:
         AssertionError: the model breaks the port's rules; a note names the rule.
@@ -99,7 +99,7 @@ def _end(parts: Sequence[Part]) -> EndPart:
 
 
 async def _quiet(provider: Provider, what: str) -> None:
-    """Check that no answer is in progress, by the provider's account."""
+    """Check that no answer is in progress, according to the provider."""
     try:
         async with asyncio.timeout(_AT_ONCE_S):
             await provider.quiet()
@@ -124,7 +124,7 @@ async def a_model_says_its_name_and_its_room(subject: ModelSubject) -> None:
 
 @_check
 async def an_answer_comes_in_pieces_and_ends_with_one_end_part(subject: ModelSubject) -> None:
-    """Text comes while it is generated, not at the end; the last part is the only `EndPart`."""
+    """Text arrives while it is generated, not at the end; the last part is the only `EndPart`."""
     async with subject([Reply(text=_TEXT)]) as provider:
         parts = await _parts(provider.model, _ask())
         end = _end(parts)
@@ -147,7 +147,7 @@ async def what_a_request_cost_is_told(subject: ModelSubject) -> None:
 
 @_check
 async def calls_come_whole_and_in_order(subject: ModelSubject) -> None:
-    """Each of several calls in one answer is a part of its own, with all its arguments; the reason is ``calls``."""
+    """Each of several calls in one answer is a separate part with all its arguments; the reason is ``calls``."""
     wanted = [("add", {"a": 1, "b": 2}), ("add", {"a": 3, "b": 4})]
     async with subject([Reply(text="I add.", calls=wanted)]) as provider:
         parts = await _parts(provider.model, _ask("add", tools=True))
@@ -227,7 +227,7 @@ async def whatever_a_stopped_run_left_is_taken(subject: ModelSubject) -> None:
 
 @_check
 async def attachments_that_are_gone_or_odd_do_not_spoil_a_request(subject: ModelSubject) -> None:
-    """A request names deleted files, and files that the provider does not support, and is still answered."""
+    """A request that names deleted files, or files that the provider does not support, is still answered."""
     files = (
         Attachment(digest="a" * 64, media_type="image/png", name="cat.png", size_bytes=6),
         Attachment(digest="b" * 64, media_type="application/x-odd", name="odd.bin", size_bytes=2),
@@ -247,7 +247,7 @@ async def attachments_that_are_gone_or_odd_do_not_spoil_a_request(subject: Model
 
 @_check
 async def requests_at_the_same_time_keep_apart(subject: ModelSubject) -> None:
-    """A model is shared by all runs: each gets its own answer, and a cancel of one leaves the others alone."""
+    """A model is shared by all runs: each gets its own answer, and cancelling one does not affect the others."""
     texts = [f"answer number {n}, " * 10 for n in range(4)]
     async with subject([Reply(text=text, pace_s=0.002) for text in texts]) as provider:
         tasks = [asyncio.create_task(_parts(provider.model, _ask(f"question {n}"))) for n in range(len(texts))]
@@ -275,7 +275,7 @@ _WAITS: dict[str, tuple[Reply, int]] = {
 
 @_check
 async def a_cancel_closes_the_connection_at_once(subject: ModelSubject) -> None:
-    """Wherever the reading task waits, its cancel ends the request; nothing is asked again."""
+    """Wherever the reading task waits, cancelling it ends the request, which is not retried."""
     for where, (reply, pieces) in _WAITS.items():
         async with subject([reply, Reply(text=_TEXT)]) as provider:
             asking = asyncio.create_task(_parts(provider.model, _ask()))
@@ -375,7 +375,7 @@ _FAILURES: dict[str, tuple[Reply, bool]] = {
 
 @_check
 async def a_failure_says_whether_to_try_again_and_is_not_repeated_here(subject: ModelSubject) -> None:
-    """It is a `ModelFailed` whose ``retry_after_s`` is set where a retry may help; only the loop retries.
+    """A failure is a `ModelFailed` whose ``retry_after_s`` is set if a retry may help; only the loop retries.
 
     An answer that breaks off is a failure, too: a partial text or partial arguments never count as complete.
     """

@@ -50,7 +50,7 @@ def served_model(make: Callable[[ModelServer], Model]) -> ModelSubject:
     """Return the subject for models that speak one of the protocols of the `ModelServer`.
 
     Parameters:
-        make: returns a model that asks the server at ``server.url``; ``server.environment`` has the variables.
+        make: returns a model that uses the server at ``server.url``; ``server.environment`` has variables for it.
     """
 
     @contextlib.asynccontextmanager

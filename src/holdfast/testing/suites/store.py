@@ -1,4 +1,4 @@
-"""Conformance suite for the port of stores: run it on your own store.
+"""Conformance suite for the store port: run it on your own store.
 
 With pytest::
 
@@ -54,7 +54,7 @@ _CHECKS: list[Check] = []
 
 
 def run_store_check(check: Check, make_store: MakeStore) -> None:
-    """Run one check on an event loop of its own, for 30 seconds at most.
+    """Run one check on a new event loop, for at most 30 seconds.
 
     Raises:
         AssertionError: the store breaks the port's rules; its notes name the rule and the verb that was called last.

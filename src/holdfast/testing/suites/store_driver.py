@@ -50,7 +50,7 @@ async def opened(make_store: MakeStore, *, at: float = 1.0) -> AsyncIterator[Dri
 
 
 class _Watched:
-    """A store, and the name of the verb that was asked for last."""
+    """A store, and the name of the verb that was called last."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -127,7 +127,7 @@ class Driver:
         return self.store.append(claim.lease, events, nth=nth)
 
     async def log(self, session: int) -> list[Stored]:
-        """Return the whole log, read in small pieces and checked to have no holes."""
+        """Return the whole log, read in small pieces and checked for gaps."""
         events: list[Stored] = []
         while True:
             more = await self.store.read_events(session, after=events[-1].seq if events else 0, limit=3)

@@ -75,7 +75,7 @@ async def _run(on: Driver, claim: Claim) -> RunView:
 
 
 async def _parked(on: Driver, *, key: str = "k") -> Claim:
-    """Park a run that waits for the answer to ``q1``; return its claim, which is stale."""
+    """Unload a run that waits for the answer to ``q1``; return its claim, which is then stale."""
     claim = await on.start(key=key)
     await on.store.suspend(claim.lease, _question())
     assert await on.store.park(claim.lease, at=35.0) == Parked(ready=False)

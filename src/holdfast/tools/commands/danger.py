@@ -91,7 +91,7 @@ def _reads_commands(command: str | list[str]) -> bool:
 
 
 def _is_harmless(command: SimpleCommand) -> bool:
-    """Return `harmless_commands.is_harmless`; for ``sh -c``, judge the inner command line."""
+    """Return `harmless.is_harmless`; for ``sh -c``, judge the inner command line."""
     if command.name.text is not None and command.name.text.rpartition("/")[2] in _SHELLS:
         *options, line = command.arguments or (Word(None),)
         if options and re.fullmatch(r"-[a-z]*c", options[-1].text or "") and line.text is not None:

@@ -1,4 +1,4 @@
-"""Search the files of a workspace for a pattern. Runs in its own process: a bad pattern may never return."""
+"""Search the files of a workspace for a pattern. Runs in its own process: matching a bad pattern may never end."""
 
 from __future__ import annotations
 

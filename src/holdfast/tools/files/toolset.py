@@ -38,9 +38,9 @@ class Files(Toolset):
     stopped before the replacement writes nothing.
 
     Parameters:
-        workspace: where the files are. None: see `Workspace`.
+        workspace: folder of the files. None: see `Workspace`.
         read_bytes: maximum number of bytes that one call returns.
-        approval: whether a person must approve each file change, or a predicate on the arguments that decides.
+        approval: whether a person must approve each file change, or a predicate that decides from the arguments.
 
     Raises:
         ConfigurationError: see `Workspace`.

@@ -2,7 +2,7 @@
 
 One connection serves the runs of all sessions; for a program, optionally one connection per principal. See
 `holdfast.tools.mcp.connection` for how they are kept apart. A server program ends with the host. When a call is
-interrupted or exceeds its deadline, the server is asked to cancel it.
+interrupted or exceeds its deadline, a cancel request is sent to the server.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class McpServer(Toolset):
         headers: headers of each HTTP request, such as ``authorization``.
         timeout_s: deadline of a call, in seconds; None: the run's own.
         connect_s: timeout for connecting, and for a call that waits for a connection, in seconds.
-        approval: whether a person must approve each call, or a predicate on the server's tool and the arguments.
+        approval: whether a person must approve each call, or a predicate that decides from the tool and its arguments.
         prefix: prefix of tool names in place of ``<name>_``.
         tell_caller: send the caller's identity with each call: principal, session and call, in ``_meta``. None: send
             it to a program, but not to a URL.
@@ -280,7 +280,7 @@ class _Own:
 
 
 def _fitting(schema: dict[str, Any], arguments: dict[str, Any], /) -> dict[str, Any]:
-    """Check the arguments against the server's schema as far as we understand it; the server has the last word."""
+    """Check the arguments against the supported parts of the server's schema; the server checks the rest."""
     try:
         check_schema(arguments, schema)
     except (AttributeError, LookupError, RecursionError, TypeError, ValueError):

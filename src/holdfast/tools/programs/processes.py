@@ -60,7 +60,7 @@ class BackgroundProcess:
         self.started: Oneshot[Program | Exception] = Oneshot()
         self.ended: Oneshot[str] = Oneshot()
         self.wanted = True
-        """False once someone has asked for its end: it needs no message then."""
+        """False once its end was requested: the session then needs no message."""
         self.watching: list[Oneshot[bool]] = []
         """Calls waiting for its end; each is set when the call returns: True if that call reports the end."""
         self.scope: Scope | None = None
@@ -113,8 +113,8 @@ class Processes(Toolset):
         lifetime_s: maximum run time of a process, in seconds; it is ended afterwards.
         wait_limit_s: maximum wait that the model may request, in seconds.
         pass_environment, environment: see `Terminal`.
-        approval: whether a person must approve each start and each write to a process (which may be a shell), or a
-            predicate on the arguments that decides. For a write it gets the text as ``command``.
+        approval: whether a person must approve starting a process and writing to one (which may be a shell), or a
+            predicate that decides from the arguments. For a write, the text is passed to it as ``command``.
 
     Raises:
         ConfigurationError: see `Workspace` and `clean_environment`.

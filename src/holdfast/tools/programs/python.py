@@ -72,7 +72,7 @@ _decode = msgspec.json.Decoder(_Hello | _Use | _Value).decode
 class Python(Toolset):
     """The tool ``python`` for a model: runs a script in a fresh interpreter, in the workspace, with the agent's tools.
 
-    Its confinement depends on `sandbox` and on this machine, see `tools.sandbox`; the tool's description states it. If
+    Its confinement depends on `sandbox` and on this machine (see `Sandbox`); the tool's description states it. If
     the network must be denied and this machine cannot do so, every call is refused.
 
     Parameters:

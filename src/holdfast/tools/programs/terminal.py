@@ -39,7 +39,7 @@ class Terminal(Toolset):
         pass_environment: names or patterns of additional environment variables to pass on; secrets are
             refused.
         environment: variables to add, with their values.
-        approval: whether a person must approve each command, or a predicate on the arguments that decides.
+        approval: whether a person must approve each command, or a predicate that decides from the arguments.
 
     Raises:
         ConfigurationError: see `Workspace` and `clean_environment`.

@@ -4,7 +4,7 @@ Started as a file by a bare interpreter, so it imports only the standard library
 ``limits`` (numbers by name), ``places`` (null: no namespaces; else the visible file system) and ``filter`` (of
 system calls, as hexadecimal digits; null: none). The program follows.
 
-- Everything is set up before the program starts; a failed setup ends this with exit code 125 and one line.
+- Everything is set up before the program starts; if the setup fails, the launcher exits with 125 and one line.
 - Three processes: this one waits outside the process-id namespace, its child is that namespace's first process, and
   the program is the child of that. When the program ends, the kernel kills all that it left in the namespace.
 - The program has no capability in its user namespace, so it cannot undo a read-only mount, and it cannot create a
@@ -224,7 +224,7 @@ def _bound_pids(processes: int) -> None:
 
 
 def _forbid_user_namespaces() -> None:
-    """Forbid user namespaces: in its own one the program would regain all capabilities."""
+    """Forbid new user namespaces, in which the program would regain all capabilities."""
     with open(f"{_STAGE}/proc/sys/user/max_user_namespaces", "w") as file:
         file.write("0")
 

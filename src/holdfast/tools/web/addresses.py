@@ -23,7 +23,7 @@ _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _V4_SPECIAL = tuple(
     map(ipaddress.IPv4Network, ("0.0.0.0/8", "168.63.129.16/32", "192.0.0.0/24", "192.88.99.0/24", "224.0.0.0/3"))
 )
-"""In addition to `ipaddress`: this network, a cloud's own service, protocol assignments, relays, multicast."""
+"""Non-public besides those of `ipaddress`: this network, cloud services, protocol assignments, relays, multicast."""
 _V6_GLOBAL = ipaddress.IPv6Network("2000::/3")
 _V6_SPECIAL = tuple(map(ipaddress.IPv6Network, ("2001::/23", "2002::/16", "3fff::/20")))
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")

@@ -307,7 +307,7 @@ class _Window:
         return self._context.pages[-1]
 
     def stop_loading(self) -> None:
-        """Tell the page to stop loading; its caller has stopped waiting."""
+        """Request that the page stops loading, as its caller no longer waits."""
         if self._stopping is None:
             self._stopping = self._loop.create_future()
         self.wake()

@@ -31,7 +31,7 @@ _REFUSALS = 100
 
 
 class WebGate:
-    """A proxy that listens on ``gate.url`` while entered (``async with Gate(rules) as gate:``), in the current scope.
+    """A proxy that listens on ``gate.url`` within ``async with WebGate(rules) as gate:``, in the current scope.
 
     Parameters:
         rules: hosts and ports that may be reached.

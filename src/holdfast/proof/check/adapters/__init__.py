@@ -1,2 +1,2 @@
-"""One adapter a file. The kit runs each adapter in its framework's environment; an adapter imports nothing but the
+"""One adapter per file. The kit runs each adapter in its framework's environment; an adapter imports nothing but the
 framework."""

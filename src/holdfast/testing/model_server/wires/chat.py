@@ -47,11 +47,11 @@ class ChatWire:
         self._calls = 0
 
     def objection(self) -> str | None:
-        """See `ConnectionWriter.objection`."""
+        """See `WireFormat.objection`."""
         return first_objection(self._body, _objections)
 
     def request(self) -> ModelRequest:
-        """See `ConnectionWriter.request`."""
+        """See `WireFormat.request`."""
         messages: list[ModelMessage] = []
         instructions: list[str] = []
         names: dict[str, str] = {}
@@ -86,11 +86,11 @@ class ChatWire:
         return ModelRequest(messages=tuple(messages), instructions="\n\n".join(instructions), tools=tools)
 
     def start(self) -> bytes:
-        """See `ConnectionWriter.start`."""
+        """See `WireFormat.start`."""
         return self._chunk({"role": "assistant", "content": ""})
 
     def part(self, part: Part) -> bytes:
-        """See `ConnectionWriter.part`."""
+        """See `WireFormat.part`."""
         match part:
             case TextPart():
                 return self._chunk({"content": part.text})
@@ -126,17 +126,17 @@ class ChatWire:
         yield b"data: [DONE]\n\n"
 
     def broken(self, message: str) -> bytes:
-        """See `ConnectionWriter.broken`."""
+        """See `WireFormat.broken`."""
         return b"data: " + self.error(500, message) + b"\n\n"
 
     @staticmethod
     def key_of(headers: Mapping[str, str]) -> str | None:
-        """See `ConnectionWriter.key_of`."""
+        """See `WireFormat.key_of`."""
         return bearer(headers)
 
     @staticmethod
     def error(status: int, message: str) -> bytes:
-        """See `ConnectionWriter.error`."""
+        """See `WireFormat.error`."""
         return openai_error(status, message)
 
     def _frame(self) -> dict[str, Any]:

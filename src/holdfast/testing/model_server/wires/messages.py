@@ -48,11 +48,11 @@ class MessagesWire:
         self._calls = 0
 
     def objection(self) -> str | None:
-        """See `ConnectionWriter.objection`."""
+        """See `WireFormat.objection`."""
         return first_objection(self._body, _objections)
 
     def request(self) -> ModelRequest:
-        """See `ConnectionWriter.request`."""
+        """See `WireFormat.request`."""
         messages: list[ModelMessage] = []
         names: dict[str, str] = {}
         for message in self._body["messages"]:
@@ -92,7 +92,7 @@ class MessagesWire:
         return ModelRequest(messages=tuple(messages), instructions=text_of(self._body.get("system")), tools=tools)
 
     def start(self) -> bytes:
-        """See `ConnectionWriter.start`."""
+        """See `WireFormat.start`."""
         message = {
             "id": f"msg_{self._number}",
             "type": "message",
@@ -106,7 +106,7 @@ class MessagesWire:
         return event_lines("message_start", {"message": message})
 
     def part(self, part: Part) -> bytes:
-        """See `ConnectionWriter.part`."""
+        """See `WireFormat.part`."""
         match part:
             case TextPart():
                 return self._delta("text", {"text": ""}, {"type": "text_delta", "text": part.text})
@@ -161,17 +161,17 @@ class MessagesWire:
         )
 
     def broken(self, message: str) -> bytes:
-        """See `ConnectionWriter.broken`."""
+        """See `WireFormat.broken`."""
         return b"event: error\ndata: " + self.error(529, message) + b"\n\n"
 
     @staticmethod
     def key_of(headers: Mapping[str, str]) -> str | None:
-        """See `ConnectionWriter.key_of`."""
+        """See `WireFormat.key_of`."""
         return headers.get("x-api-key") or None
 
     @staticmethod
     def error(status: int, message: str) -> bytes:
-        """See `ConnectionWriter.error`."""
+        """See `WireFormat.error`."""
         kinds = {
             400: "invalid_request_error",
             401: "authentication_error",

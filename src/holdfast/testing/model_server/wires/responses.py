@@ -52,11 +52,11 @@ class ResponsesWire:
         self._text = ""
 
     def objection(self) -> str | None:
-        """See `ConnectionWriter.objection`."""
+        """See `WireFormat.objection`."""
         return first_objection(self._body, _objections)
 
     def request(self) -> ModelRequest:
-        """See `ConnectionWriter.request`."""
+        """See `WireFormat.request`."""
         messages: list[ModelMessage] = []
         instructions = [self._body.get("instructions") or ""]
         names: dict[str, str] = {}
@@ -88,11 +88,11 @@ class ResponsesWire:
         return ModelRequest(messages=tuple(messages), instructions=told, tools=tools)
 
     def start(self) -> bytes:
-        """See `ConnectionWriter.start`."""
+        """See `WireFormat.start`."""
         return self._event("response.created", response=self._response("in_progress"))
 
     def part(self, part: Part) -> bytes:
-        """See `ConnectionWriter.part`."""
+        """See `WireFormat.part`."""
         match part:
             case TextPart():
                 return b"".join(self._say(part.text))
@@ -168,17 +168,17 @@ class ResponsesWire:
         return self._event("response.completed", response=self._response("completed", part))
 
     def broken(self, message: str) -> bytes:
-        """See `ConnectionWriter.broken`."""
+        """See `WireFormat.broken`."""
         return self._event("error", message=message, code="server_error", param=None)
 
     @staticmethod
     def key_of(headers: Mapping[str, str]) -> str | None:
-        """See `ConnectionWriter.key_of`."""
+        """See `WireFormat.key_of`."""
         return bearer(headers)
 
     @staticmethod
     def error(status: int, message: str) -> bytes:
-        """See `ConnectionWriter.error`."""
+        """See `WireFormat.error`."""
         return openai_error(status, message)
 
     def _place(self) -> dict[str, Any]:
