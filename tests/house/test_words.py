@@ -34,10 +34,10 @@ EXAMPLES = {
     "docstring 'What'": "What is stored.",
 }
 CEILINGS = {
-    "is no": 34,
-    "say": 11,
-    "somebody": 5,
-    "go on": 1,
+    "is no": 32,
+    "say": 10,
+    "somebody": 4,
+    "go on": 0,
     "told": 7,
     "whoever": 1,
     "so many": 1,
