@@ -35,7 +35,7 @@ FLUSH_EVERY_S = 0.02
 BEAT_S = 0.005
 """Interval of the beat on which all runs flush, so that their output reaches the store together."""
 SILENT_S = 0.1
-"""Idle time after which the next event is flushed immediately."""
+"""Seconds without a flush after which the next event is flushed after `FIRST_FLUSH_S`, not on the beat."""
 BEHIND_AT = 1024
 """Number of buffered events at which the run starts to wait for the log."""
 BEHIND_BYTES = 262_144

@@ -173,7 +173,7 @@ class Suspension:
     # ── ending ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def stop(self, session: int, principal: str, run_id: str, cause: Cause) -> asyncio.Task[StopReceipt]:
-        """End a run that is not live and whose interrupt is recorded. The task returns once its slot is free."""
+        """End a run that is not live and whose interrupt is recorded. The task ends once the run's slot is free."""
         resuming = self._resuming.get(run_id)
         if resuming is not None and resuming.cause is None:
             resuming.cause = cause

@@ -342,7 +342,7 @@ class Stamp(RecordBase, frozen=True, kw_only=True, tag="stamp"):
         member: kind of the branch.
         pid: pid of the process that wrote the stamp; `host_pid`: pid of its host.
         cooperative: whether the branch watches its interrupt.
-        cause: for ``told``: the reason of the first cause, as the branch saw it.
+        cause: for ``told``: the reason given by the root cause, as the branch saw it.
         seen_session: for ``tick`` and ``told``: the session that the ambient context named, if any.
         effect: for ``effect``: the call's name, unique within the run.
         idempotent: for ``effect``: whether the call was declared idempotent.

@@ -416,7 +416,7 @@ class Loop:
         return [Refuse(call=call, text=text, problem=problem)]
 
     def decided(self, answer: Answer) -> list[Effect]:
-        """Handle a person's answer to the question of that call."""
+        """Handle a person's answer to the approval question for a call."""
         self._leave("calling", "decided")
         call = self._open[answer.question_id]
         reason = f": {answer.text}" if answer.text else ""

@@ -82,7 +82,7 @@ class BoundedReader(asyncio.BufferedProtocol):
 
 
 class CoalescingProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP protocol within limits, on a transport that coalesces small writes.
+    """uvicorn's HTTP protocol with limits on sizes and pipelining, on a transport that coalesces small writes.
 
     Parameters:
         connections: the server's connections.

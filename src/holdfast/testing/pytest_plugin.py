@@ -299,7 +299,8 @@ def _check_no_leaks(item: pytest.Item) -> None:
         raise pytest.UsageError(f"{item.nodeid}: no_leaks(repeat={repeat!r}): a number of runs, {_FEWEST} or more")
     if repeat and (inspect.iscoroutinefunction(getattr(item, "obj", None))):
         raise pytest.UsageError(
-            f"{item.nodeid}: no_leaks(repeat=…) is for plain test functions; call asyncio.run(…) in one"
+            f"{item.nodeid}: no_leaks(repeat=…) does not support async tests; "
+            "write a plain function that calls asyncio.run(…)"
         )
 
 

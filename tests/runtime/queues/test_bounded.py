@@ -440,6 +440,26 @@ def test_closing_ends_a_waiting_thread_and_refuses_the_next() -> None:
     asyncio.run(test())
 
 
+def test_a_waiting_thread_learns_that_the_loop_was_closed() -> None:
+    queue = BoundedQueue[int](1)
+
+    async def fill() -> tuple[threading.Thread, list[object]]:
+        queue.put_nowait(0)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0):
+                await queue.put(0)  # so that the queue knows its loop
+        started = in_thread(lambda: queue.put_threadsafe(1))
+        async with asyncio.timeout(10):
+            while not queue.statistics().waiting_putters:
+                await asyncio.sleep(0)
+        return started
+
+    thread, outcome = asyncio.run(fill())
+    thread.join(10)
+    assert not thread.is_alive()
+    assert isinstance(outcome[0], QueueClosed)
+
+
 def test_a_thread_needs_a_queue_that_knows_its_loop() -> None:
     queue = BoundedQueue[int](1)
     with pytest.raises(RuntimeError, match="does not know its loop"):

@@ -94,7 +94,7 @@ def _reply(answer: Answer) -> dict[str, Any]:
 
 
 async def ask_all(context: RunContext, questions: Sequence[Question]) -> list[Answer]:
-    """Ask people one question after the other, and wait for all answers; earlier answers come from the journal.
+    """Open all questions, in order, then wait for all answers; those of an earlier attempt come from the journal.
 
     Raises as `Run.ask_user`.
     """

@@ -1,7 +1,7 @@
 """Schedules of a storm: some tick continuously; others are created, paused and deleted.
 
 A ticking schedule is the only sender of its session, so in the end the session has one message per tick; `settle`
-checks that. These schedules are outside a storm's history.
+checks that. A storm's history does not record its schedules, so they are checked here.
 """
 
 from __future__ import annotations

@@ -26,7 +26,9 @@ _SHARED = frozenset({"multiprocessing.resource_tracker", "multiprocessing.forkse
 
 
 class StartHooks:
-    """Patches of this process that stay while programs are adopted or starts on abandoned threads must be refused.
+    """Patches of the functions with which this process starts programs.
+
+    They stay in place while programs are adopted, and then for as long as starts on abandoned threads must be refused.
 
     Parameters:
         adoption: installation that decides about starts.

@@ -11,6 +11,8 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections import deque
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
@@ -25,6 +27,9 @@ from holdfast.runtime.queues.wait_queue import Waiter, WaitQueue, release
 __all__ = ["BoundedQueue", "BoundedQueueStatistics"]
 
 T = TypeVar("T")
+
+_LOOK_EVERY_S = 0.2
+"""Seconds after which a blocked thread checks whether the loop was closed, which wakes no thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +149,7 @@ class BoundedQueue(Generic[T]):
             raise QueueClosed(f"the event loop of {self.name} is closed") from error
         interrupt = current_interrupt()
         if interrupt is None:
-            self._await_acceptance(accepted, timeout_s)
+            self._await_acceptance(accepted, timeout_s, loop)
             return
 
         def give_up(_: Cause) -> None:
@@ -152,7 +157,7 @@ class BoundedQueue(Generic[T]):
 
         with interrupt.on_trigger(give_up):
             try:
-                self._await_acceptance(accepted, timeout_s)
+                self._await_acceptance(accepted, timeout_s, loop)
             except CancelledError:
                 cause = interrupt.cause
                 assert cause is not None
@@ -303,10 +308,20 @@ class BoundedQueue(Generic[T]):
         accepted.set_result(None)
         return True
 
-    def _await_acceptance(self, accepted: Future[None], timeout_s: float | None) -> None:
-        try:
-            accepted.result(timeout_s)
-        except TimeoutError:
-            if accepted.cancel():
-                raise QueueFull(f"{self.name} had no room within {timeout_s:g} s") from None
-            accepted.result()
+    def _await_acceptance(
+        self, accepted: Future[None], timeout_s: float | None, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        """Block until the loop has accepted or refused the item; a loop that was closed never does."""
+        until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            left_s = max(0.0, until - time.monotonic())
+            try:
+                return accepted.result(min(left_s, _LOOK_EVERY_S))
+            except TimeoutError:
+                if left_s > _LOOK_EVERY_S and not loop.is_closed():
+                    continue
+            if not accepted.cancel():
+                return accepted.result()
+            if loop.is_closed():
+                raise QueueClosed(f"the event loop of {self.name} was closed")
+            raise QueueFull(f"{self.name} had no room within {timeout_s:g} s")

@@ -114,7 +114,7 @@ class CancelClaim:
 
 
 class BodyClaim(CancelClaim):
-    """The body of ``async with scope``, in the task that entered it."""
+    """Claim of the body of ``async with scope`` on the task that entered the scope."""
 
     __slots__ = ("cancelling_before", "generator", "name")
 

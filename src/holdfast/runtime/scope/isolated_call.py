@@ -3,8 +3,8 @@
 Invariants
 - The function and its values are pickled before a process is used, so an unpicklable value fails in the caller.
 - The process (`holdfast.runtime.workers.main`) is a member of the call's scope for the duration of the call. An idle
-  process of the same owner is reused if available. A process is replaced only if it has not started the function, so a
-  function is never called twice.
+  process of the same owner is reused if available. If it exits before it has started the function, another one takes
+  its place. Once the function has started, the call fails instead, so a function is never called twice.
 - An interrupt of the call raises `Interrupted` in the function; after the grace period, its process tree is killed.
 - When the call ends, its process is idle and clean, or its whole tree is dead.
 

@@ -4,11 +4,11 @@ A single run shows nothing about memory: caches, pools and imports keep what the
 few times to fill them, then a few times more. After each run, the detector counts objects by class, and the items in
 each list, dict, set and deque that the garbage collector tracks. Only what has grown **every** time is reported.
 
-This finds objects kept by Holdfast, by the code under test, and by other libraries. It does not find growth in only
-some of the runs, memory that C code allocates, a dict of only texts and numbers (the collector does not track it), a
-container that is replaced by a larger one, or a text that gets longer. Caches of the standard library and records of
-pytest's fixtures are ignored. A cache of another library, or a ``deque(maxlen=…)``, that grows with
-every run is reported although it is bounded.
+This finds objects kept by Holdfast, by the code under test, and by other libraries. It does not find: growth in only
+some of the runs; memory allocated by C code; a growing dict of only strings and numbers (the collector does not track
+it); a container that is replaced by a larger one; or a string that is replaced by a longer one. Caches of the standard
+library and records of pytest's fixtures are ignored. A cache of another library, or a ``deque(maxlen=…)``, that grows
+with every run is reported although it is bounded.
 """
 
 from __future__ import annotations

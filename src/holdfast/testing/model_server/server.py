@@ -40,7 +40,7 @@ class Reply:
     Parameters:
         text, reasoning: the model's answer and its reasoning.
         calls: names and arguments of the requested calls; arguments given as text are sent unchanged, JSON or not.
-        reason: reason for the end of the answer; ``stop`` becomes ``calls`` if there are calls.
+        reason: why the answer ends (the finish reason); ``stop`` is sent as ``calls`` if there are calls.
         usage: token counts to report.
         piece: maximum number of characters in a piece of text.
         pace_s: time before each piece, in seconds.
