@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections import deque
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
@@ -312,13 +311,13 @@ class BoundedQueue(Generic[T]):
         self, accepted: Future[None], timeout_s: float | None, loop: asyncio.AbstractEventLoop
     ) -> None:
         """Block until the loop has accepted or refused the item; a loop that was closed never does."""
-        until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        left_s = math.inf if timeout_s is None else timeout_s
         while True:
-            left_s = max(0.0, until - time.monotonic())
             try:
                 return accepted.result(min(left_s, _LOOK_EVERY_S))
             except TimeoutError:
                 if left_s > _LOOK_EVERY_S and not loop.is_closed():
+                    left_s -= _LOOK_EVERY_S
                     continue
             if not accepted.cancel():
                 return accepted.result()
