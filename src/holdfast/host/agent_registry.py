@@ -29,7 +29,10 @@ class AgentRegistry:
         self.default = next(iter(self.by_name))
 
     def find(self, name: str, *, among: frozenset[str] | None = None) -> Agent:
-        """Return the agent of that name, if in `among`. Raises `UnknownAgent`, which lists only agents in `among`."""
+        """Return the agent called `name`. Raises `UnknownAgent` if the agent does not exist or is not in `among`.
+
+        If `among` is None, all agents are allowed. The error lists only allowed agents.
+        """
         agent = self.by_name.get(name) if among is None or name in among else None
         if agent is None:
             visible = sorted(self.by_name if among is None else among & self.by_name.keys())

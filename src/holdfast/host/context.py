@@ -102,7 +102,7 @@ class HostContext:
         object.__setattr__(self, "scope", scope)
 
     def start_task(self, coroutine: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-        """Start a task owned by the host: outside every run, and referenced until it is done."""
+        """Start a task that belongs to the host, not to a run. The host references the task until it is done."""
         task = self.loop.create_task(coroutine, name=f"holdfast {name}", context=self.variables.copy())
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)

@@ -77,7 +77,7 @@ class SessionDirectory:
                 break
 
     def close_streams(self) -> None:
-        """End all event streams after their pending events; new ones end at the end of their log."""
+        """End every event stream after its pending events. A stream that is opened later ends at the end of its log."""
         self._closed = True
         for live in self.live.values():
             live.log.close()
