@@ -12,14 +12,14 @@ __all__ = ["AgentRegistry"]
 
 
 class AgentRegistry:
-    """The agents of a host, the default one first.
+    """The agents of a host; the default agent is the first.
 
     Parameters:
-        agent: the default agent.
-        others: further agents, by name or as a sequence; without `agent`, the first one is the default.
+        agent: the default agent; if None, the first of `others` is the default.
+        others: further agents, as a mapping from name to agent or as an iterable of agents.
 
     Raises:
-        ConfigurationError: no agent, or a duplicate agent name.
+        ConfigurationError: if no agent is given, or if two agents have the same name.
     """
 
     __slots__ = ("by_name", "default")

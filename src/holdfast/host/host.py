@@ -50,16 +50,17 @@ class Host:
     """Hosts agents in this process. Use it as ``async with Host(agent) as host``.
 
     Parameters:
-        agent: the default agent.
-        agents: further agents, by name or as a sequence; without `agent`, the first one is the default.
-        store: a URL (``sqlite:///file``, ``memory://``) or a store that is not yet open.
-        settings: all limits and timeouts; their `store` is used unless the parameter `store` is given.
-        clock: source of wall-clock time.
+        agent: the default agent; if None, the first of `agents` is the default.
+        agents: further agents, as a mapping from name to agent or as an iterable of agents.
+        store: a store URL (``sqlite:///file``, ``memory://``) or a store that is not yet open; None uses the store
+            that `settings` configures.
+        settings: all limits and timeouts; None uses the default settings.
+        clock: the source of wall-clock time.
 
     Call all methods on the loop that started the host. A host can be started only once.
 
     Raises:
-        ConfigurationError: no agent, or a duplicate agent name.
+        ConfigurationError: if no agent is given, or if two agents have the same name.
     """
 
     def __init__(
@@ -191,10 +192,10 @@ class Host:
     async def drain(self, *, deadline_s: float | None = None) -> DrainReport:
         """Accept no new work, let runs finish until the deadline, then unload or interrupt the rest. Idempotent.
 
-        Runs that wait for people are unloaded, or interrupted, at once.
+        A run that waits only for people is unloaded at once, or interrupted if it cannot be unloaded.
 
         Parameters:
-            deadline_s: default: the setting ``drain_timeout_s``.
+            deadline_s: time that runs have to finish, in seconds; None uses the setting ``drain_timeout_s``.
         """
         if self._draining is None:
             seconds = self.settings.drain_timeout_s if deadline_s is None else deadline_s
@@ -261,7 +262,7 @@ class Host:
         self.directory.close_streams()
 
     def _on_server_exit(self) -> None:
-        """Drain the host and end its streams: the exiting web server waits for the streams before it closes the host."""
+        """Drain the host and end its streams; the exiting web server closes the host only once the streams have ended."""
 
         async def end() -> None:
             await self.drain()
@@ -367,7 +368,7 @@ class Host:
 
 
 def _configured_store(settings: Settings) -> str:
-    """Return the URL of the configured store, or of one that an older version created in this folder."""
+    """Return the URL of the configured store, or of a store that an older version created in the current folder."""
     if settings.store != DEFAULT_STORE:
         return settings.store
     found = default_store(environ={})
