@@ -137,7 +137,7 @@ class Budget:
         self.share = min(share, limit)
         self._hint = hint
         self.on_refused: Callable[[str, str], None] | None = None
-        """Called with the principal and a message when a charge would exceed the principal's share; None disables it."""
+        """Callback, called with the principal and a message when a charge would exceed the principal's share."""
         self._held: dict[str, int] = {}
         self._used = 0
         self._refused = 0
@@ -179,8 +179,8 @@ class Budget:
                 together are limited to its share.
 
         Raises:
-            BudgetExceeded, HostBusy: as for `charge`, if the wait times out or too many charges of the principal
-                wait; also raised at once if `amount` exceeds a share.
+            BudgetExceeded, HostBusy: as for `charge`, if the wait times out. Raised at once if `amount` can never fit,
+                or if the principal has too many waiting charges.
         """
         if self._has_room(principal, amount) and not self._lined_up:
             return self.charge(principal, amount)
@@ -359,7 +359,7 @@ class LoopTime:
         self._total: dict[str, float] = {}
 
     def spend(self, principal: str, seconds: float) -> float:
-        """Charge a piece of work that takes `seconds`. Return the delay before the principal's next piece, in seconds."""
+        """Charge a piece of work that takes `seconds`. Return the seconds to wait before the principal's next piece."""
         now = self._clock.monotonic()
         debt, at = self._debt.get(principal, (0.0, now))
         debt = max(0.0, debt - (now - at) * self._share) + seconds
@@ -425,25 +425,26 @@ class Budgets:
     """All budgets of a host, created from its settings.
 
     Parameters:
-        settings: the limits and shares.
-        clock: source of the time.
-        report: called with a message when a principal is refused at its share; at most once a minute for each.
+        settings: the settings that contain the limits and shares.
+        clock: the source of monotonic time.
+        report: callback, called with a message when a principal exceeds its share, at most once a minute for each
+            principal and kind of message.
 
     Attributes:
         memory: bytes of request and response bodies in progress.
-        histories: bytes of whole transcripts in memory: those of runs, until they end, and those of edits. Separate
-            from `memory`, since a run may wait for requests of its principal.
-        connections: open connections, `UNKNOWN` ones included; the server sets the limits once it knows its
-            descriptors.
+        histories: bytes of whole transcripts in memory. Runs hold their transcripts until they end, and edits until
+            they are done. Separate from `memory`, because a run may wait for requests of its principal.
+        connections: open connections, including those of the principal `UNKNOWN`. The server sets the limits once it
+            knows how many file descriptors it may use.
         streams: open event streams.
         stops: stops in progress.
         writes: bytes of large messages being written to the store. One principal's share is small enough to be written
-            in a single transaction without delaying the next one.
-        listings: complete lists in progress, from the read until the client has received the response.
+            in a single transaction without delaying the next transaction.
+        listings: requests for complete lists in progress, from the read until the client has received the response.
         edits: undo, compact and fork in progress. Each reads a whole transcript, and compact waits for a model.
-        reads: pages and attachment parts being read. The size of a page is known only once it is read, and parallel
-            reads of one principal could occupy all of the store's readers.
-        loop_time: loop time of large responses, in seconds.
+        reads: pages and attachment parts being read. The size of a page is known only once the page is read, and
+            parallel reads of one principal could occupy all readers of the store.
+        loop_time: event loop time taken by large responses, in seconds.
         fires: schedule firings.
         wrong_keys: attempts with a wrong approval key.
     """
@@ -490,7 +491,7 @@ class Budgets:
             budget.on_refused = self.tell
 
     async def take_read(self, principal: str) -> Charge:
-        """Wait for the principal's turn to read something large from the store. Release the charge after the read.
+        """Wait until the principal may start a large read from the store. The caller must release the charge after it.
 
         Raises `BudgetExceeded` or `HostBusy` if the principal's other reads take too long.
         """
@@ -499,17 +500,18 @@ class Budgets:
     async def read_page(
         self, principal: str, read: Callable[[], Awaitable[T]], weigh: Callable[[T], int]
     ) -> tuple[T, Charge]:
-        """Read a page of about ``PAGE_BYTES``, charging its memory first. The caller must release the charge.
+        """Charge memory for a page of about ``PAGE_BYTES``, then read the page. The caller must release the charge.
 
-        A page that turns out larger, such as one large event, is read again once there is room for it.
+        If the page turns out larger, for example because of one large event, it is dropped and read again once there
+        is room for its size.
 
         Parameters:
             principal: the principal to charge.
-            read: reads the page.
-            weigh: returns the bytes of a page.
+            read: callback that reads the page.
+            weigh: callback that returns the size of a page, in bytes.
 
         Raises:
-            BudgetExceeded, HostBusy: timed out waiting for room.
+            BudgetExceeded, HostBusy: if the wait for room times out.
         """
         amount = _COPIES * PAGE_BYTES
         while True:
@@ -536,18 +538,20 @@ class Budgets:
         *,
         within_s: float | None,
     ) -> tuple[Sequence[E], Charge]:
-        """Read a consistent transcript and charge its memory; up to ``FREE_BYTES`` are free. Release the charge.
+        """Read a consistent transcript and charge its memory. The caller must release the charge.
 
-        No part of the transcript stays in memory during a wait for room; it is read again afterwards.
+        Transcripts of up to ``FREE_BYTES`` are not charged. While this method waits for room, it keeps no part of the
+        transcript in memory; it reads the transcript again afterwards.
 
         Parameters:
             principal: the principal to charge.
-            read: returns the entries, or their size if that exceeds the given number of bytes.
-            weigh: returns the memory size of entries.
-            within_s: as for `Budget.wait_for`.
+            read: callback that takes a limit in bytes and returns the entries, or only their size if it exceeds the
+                limit.
+            weigh: callback that returns the size of entries in memory, in bytes.
+            within_s: timeout for each wait for room, in seconds; None waits indefinitely.
 
         Raises:
-            BudgetExceeded, HostBusy: larger than a share, or timed out waiting for room.
+            BudgetExceeded, HostBusy: if the transcript exceeds a principal's share, or if a wait for room times out.
         """
         found = await read(FREE_BYTES)
         if not isinstance(found, int):
@@ -575,7 +579,7 @@ class Budgets:
             del found
 
     def tell(self, principal: str, text: str, kind: str = "share") -> None:
-        """Report an action of a principal, at most once a minute for each principal and kind."""
+        """Report the message `text` about a principal, at most once a minute for each principal and `kind`."""
         now = self._clock.monotonic()
         who = (principal, kind)
         if now - self._told.get(who, -_TELL_EVERY_S) >= _TELL_EVERY_S:
@@ -585,7 +589,7 @@ class Budgets:
             self._report(text)
 
     def usage(self, principal: str | None = None) -> dict[str, BudgetUsage]:
-        """Return every budget by name, for all principals or the given one."""
+        """Return a snapshot of each budget by name, for `principal`; None covers the whole host."""
         return {
             "memory": self.memory.usage(principal),
             "connections": self.connections.usage(principal),

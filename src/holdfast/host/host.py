@@ -262,7 +262,7 @@ class Host:
         self.directory.close_streams()
 
     def _on_server_exit(self) -> None:
-        """Drain the host and end its streams; the exiting web server closes the host only once the streams have ended."""
+        """Drain the host and end its streams, because the exiting web server waits for them before closing the host."""
 
         async def end() -> None:
             await self.drain()

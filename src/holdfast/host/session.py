@@ -135,7 +135,10 @@ class Session:
         return await self._settled(future, timeout_s)
 
     def _refuse_to_wait_for_itself(self) -> None:
-        """Raise `WaitsForItself` if a run of this session is waiting: its message may settle only after the run ends."""
+        """Raise `WaitsForItself` if the caller belongs to a run of this session.
+
+        The message may settle only after that run has ended.
+        """
         scope = current_scope()
         while scope is not None:
             run = self._parts.launcher.live.get(scope.name)
