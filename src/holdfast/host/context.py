@@ -38,7 +38,7 @@ class Lifecycle:
         self.draining = False
         """Whether the host refuses new work."""
         self.past_deadline = False
-        """Whether the drain's deadline has expired, so that runs get no more time to finish."""
+        """Whether the drain's deadline has expired, so that runs are no longer given time to finish."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -61,7 +61,7 @@ class LiveRun(Protocol):
         """Unload a quiescent run if a later claim can resume it. Return whether the run is being unloaded."""
 
     def unload_on_stop(self) -> None:
-        """Make the next stop unload the run instead of ending it, if the host can resume the run when it next starts."""
+        """Make the next stop unload the run instead of ending it, if the run can resume at the host's next start."""
 
     def give_up(self) -> None:
         """Stop waiting for the store and write nothing more for the run. The host ends the run when it next starts."""
