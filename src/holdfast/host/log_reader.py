@@ -1,7 +1,7 @@
 """Read a session's log from a cursor: first the stored events, then new events as they arrive.
 
-A run never waits for a reader. A slow reader catches up from the store. If events were pruned before they were read, the
-reader yields a `Gap` in their place.
+A run never waits for a reader. A slow reader catches up from the store. If events were pruned before they were read,
+the reader yields a `Gap` in their place.
 """
 
 from __future__ import annotations

@@ -197,7 +197,7 @@ class RunExecution:
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def start(self) -> None:
-        """Start the agent and watch for interrupts and for the end of the run's scope."""
+        """Start the agent. Called in the host's context, so that the agent inherits nothing from a caller."""
         try:
             self.scope.open()
             self._handle = self.scope.spawn(perform(self.run), name=self._agent.name)
