@@ -31,7 +31,7 @@ class AgentRegistry:
     def find(self, name: str, *, among: frozenset[str] | None = None) -> Agent:
         """Return the agent called `name`. Raises `UnknownAgent` if the agent does not exist or is not in `among`.
 
-        If `among` is None, all agents are allowed. The error lists only allowed agents.
+        Without `among`, all agents are allowed. The error lists only allowed agents.
         """
         agent = self.by_name.get(name) if among is None or name in among else None
         if agent is None:

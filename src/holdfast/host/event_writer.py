@@ -33,7 +33,7 @@ therefore written with the run's commit, even if iterations are slow."""
 FLUSH_EVERY_S = 0.02
 """Approximate interval between the flushes of a run with steady output."""
 BEAT_S = 0.005
-"""Interval of the beat that all runs share for their flushes, so that the store gets the output of many runs at once."""
+"""Interval of the beat on which all runs flush, so that the store receives the output of many runs at once."""
 SILENT_S = 0.1
 """If a run has not flushed for this many seconds, its next event is flushed after `FIRST_FLUSH_S`, not on the beat."""
 BEHIND_AT = 1024

@@ -340,7 +340,7 @@ class Host:
     def find_agent(self, name: str, *, among: frozenset[str] | None = None) -> Agent:
         """Return the agent called `name`. Raises `UnknownAgent` if the agent does not exist or is not in `among`.
 
-        If `among` is None, all agents are allowed. The error lists only allowed agents.
+        Without `among`, all agents are allowed. The error lists only allowed agents.
         """
         return self.parts.of_sessions.agents.find(name, among=among)
 

@@ -290,9 +290,10 @@ async def open_log(
     follow: str | None,
     keepalive_s: float,
 ) -> SessionLog:
-    """Return a reader of the events after the cursor `after`. If `after` is None, reading starts at the first event.
+    """Return a reader of the events after the cursor `after`. Without a cursor, it starts with the first event.
 
-    If `after` is None or ``"0"`` and `follow` is None, the session need not exist yet; the reader waits for it.
+    If `after` is ``"0"`` or not given, and `follow` is not given, the session need not exist yet: the reader waits
+    until it does.
 
     Raises:
         UnknownSession: if the session does not exist, and `after` or `follow` refers to it.

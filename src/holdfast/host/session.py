@@ -284,7 +284,7 @@ class Session:
     ) -> Answer:
         """Record an answer to a question. Servers use this to name the `answerer`.
 
-        If `answerer` is None, the answer is recorded as the session owner's, given in the host's process. Raises the
+        Without an `answerer`, the answer is recorded as the session owner's, given in the host's process. Raises the
         errors of `SessionAPI.answer` and `SessionAPI.approve`.
         """
         return await give_answer(
