@@ -1,7 +1,7 @@
 """Carry out the store's decisions: start and stop runs for accepted messages, and claim runs of queued sessions.
 
-All code here runs on the host's loop, in callbacks of the store's futures, so that no await separates a durable decision
-from its action.
+All code here runs on the host's loop, in callbacks of the store's futures, so that no await separates a durable
+decision from the resulting action.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ class Drain:
             self._ended += 1
 
     async def _until_unused(self, deadline_s: float) -> None:
-        """Wait until every run has ended, including runs that pending sends or claims may still start, or time out."""
+        """Wait at most `deadline_s` until every run has ended, including runs that pending sends or claims may start."""
         try:
             async with asyncio.timeout(deadline_s) as self._deadline:
                 await self._queue.unused()

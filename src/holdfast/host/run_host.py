@@ -189,7 +189,7 @@ class RunHostAdapter:
     # ── steering ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def steer(self, step: int) -> Sequence[Message]:
-        """Take the messages steered to this run before `step`. On return, the store has recorded them as taken."""
+        """Take the messages steered to this run. On return, the store has recorded that the run took them at `step`."""
         if not self.steering:
             return ()
         self.steering = False  # before the store looks: a later message sets it again
@@ -207,7 +207,7 @@ class RunHostAdapter:
         self._actor.publish(done.events)
 
     async def _steered_at(self, step: int) -> Sequence[Message]:
-        """Read from the log which messages the run took before `step`, because the store's reply was lost."""
+        """Read the messages that the run took at `step` from the log, because the store's reply was lost."""
         store, actor = self._context.store, self._actor
         accepted: dict[str, MessageAccepted] = {}
         taken: list[Message] = []
