@@ -111,7 +111,10 @@ class Drain:
             self._ended += 1
 
     async def _until_unused(self, deadline_s: float) -> None:
-        """Wait at most `deadline_s` until every run has ended, including runs that pending sends or claims may start."""
+        """Wait up to `deadline_s` seconds until every run has ended.
+
+        This includes runs that a pending send or claim is about to start.
+        """
         try:
             async with asyncio.timeout(deadline_s) as self._deadline:
                 await self._queue.unused()

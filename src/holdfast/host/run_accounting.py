@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["RunAccounting"]
 
 RECORDED: frozenset[str] = frozenset(("user", "stop", "message", "rollback", "shutdown", "lease_lost"))
-"""Kinds of interrupt that `RunAccounting` need not record: they were recorded before, or must not be recorded."""
+"""Kinds of interrupt that `RunAccounting` does not record, because they are already recorded or deliberately not."""
 
 
 class RunAccounting:
