@@ -64,7 +64,7 @@ class SessionDirectory:
             live.publish(events)
 
     async def catch_up(self, live: LiveSession) -> None:
-        """Publish stored events that were not published because the store's replies were lost. Raises `StorageError`."""
+        """Publish stored events whose publication was missed because store replies were lost. Raises `StorageError`."""
 
         def read() -> Awaitable[Sequence[Stored]]:
             return self._context.store.read_events(
@@ -84,7 +84,7 @@ class SessionDirectory:
         self.awaited.close()
 
     def evict(self, *, idle_for_s: float) -> None:
-        """Drop every session from memory that has been idle for at least `idle_for_s` seconds. The store keeps it.
+        """Drop from memory every session that has been idle for at least `idle_for_s` seconds. The store keeps it.
 
         The queue of sessions to check contains each live session once, ordered by when the session was loaded or last
         checked.

@@ -26,6 +26,8 @@ def retry_delay_s(tries: int) -> float:
 async def retry(context: HostContext, what: str, call: Callable[[], Awaitable[T]]) -> T:
     """Call the store and return the result. If the call fails with `StorageError`, retry it for some seconds.
 
+    `StaleFence` is raised at once.
+
     Parameters:
         what: name of the call in incident reports.
         call: function that makes the call.
@@ -48,7 +50,8 @@ async def retry_until_drain(
 
     Parameters:
         call: function that makes the call.
-        on_error: callback, called with each `StorageError` of a failed call; None ignores these errors.
+        on_error: callback, called with each `StorageError` except `StaleFence` and `StoreCorrupt`, which are raised at
+            once.
     """
     tries = 0
     while True:
