@@ -1,14 +1,15 @@
-"""Schedules on a host: one timer for the next due schedule, and handles for their owners.
+"""Schedules on a host: a scheduler with one timer for the next due schedule, and handles for the schedules' owners.
 
 Invariants:
 
-- One timer and at most one check at a time serve any number of schedules; while nothing is due, the store is not
+- One timer and at most one check at a time serve any number of schedules. While nothing is due, the store is not
   queried.
-- Due schedules fire in batches in which principals take turns; a batch without progress is not repeated at once.
-- Wall-clock time decides what is due. It is checked at least every `LOOK_EVERY_S`, so that clock jumps in either
-  direction are noticed.
-- A schedule that is unreadable, or whose tick is refused, does not block any other.
-- A draining host fires nothing more; the remaining ticks are due, or missed, at the next start.
+- Due schedules fire in batches in which principals take turns. If a batch makes no progress, the next check waits for
+  `AGAIN_S`.
+- Wall-clock time decides what is due. The wall clock is checked at least every `LOOK_EVERY_S`, so that clock jumps in
+  either direction are noticed.
+- A schedule that is unreadable, or whose tick is refused, does not block other schedules.
+- A draining host fires no more schedules. The remaining ticks are due, or missed, at the next start.
 """
 
 from __future__ import annotations
@@ -53,14 +54,14 @@ LOOK_EVERY_S = 30.0
 AGAIN_S = 1.0
 """Delay before a check is repeated after a store error or without progress."""
 BACK_S = 1.0
-"""A wall clock that falls behind the monotonic clock by more than this was set back."""
+"""If the wall clock falls behind the monotonic clock by more than this many seconds, it is taken to be set back."""
 BATCH = 256
-"""Maximum number of schedules fired together."""
+"""Maximum number of schedules that fire in one batch."""
 TRIES = 3
 """Maximum number of attempts to run a schedule manually while the schedule is being changed."""
 ID_LENGTH = 200
 TEXT_LENGTH = 100_000
-"""Maximum length of a schedule's message, since many of them may be in memory together."""
+"""Maximum length of a schedule's message, because the messages of many schedules may be in memory at once."""
 
 
 class Scheduler:

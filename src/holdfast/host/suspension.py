@@ -4,8 +4,8 @@ Invariants
 - An unloaded run is resumed only by a claim. Every such claim is resumed or ended by this module, whichever part of the
   host requested the claim.
 - From the claim until the run is live or has ended, `_resuming` contains the run. An interrupt in that time is recorded
-  there and ends the run. An interrupt before the claim makes a claim itself and thereby ends the run; an interrupt after
-  that time reaches the live run.
+  there and ends the run. An earlier interrupt claims the run itself and thereby ends it. A later interrupt reaches the
+  live run.
 - A claim is handled in its callback, before any later result of the store. If the store returns a claim twice, the run
   is therefore known to be live or being resumed.
 """
@@ -54,7 +54,7 @@ class Suspension:
     # ── answers ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def on_answered(self, principal: str, key: str, question_id: str, done: asyncio.Future[Answered]) -> None:
-        """Handle a recorded answer: pass it to the live run, or queue the unloaded run's session after the last answer."""
+        """Handle a recorded answer. A live run gets the answer; an unloaded run is queued after its last answer."""
         context, error = self._context, done.exception()
         if error is not None:
             if isinstance(error, StorageError) and not context.lifecycle.draining:
