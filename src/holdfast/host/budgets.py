@@ -491,7 +491,7 @@ class Budgets:
             budget.on_refused = self.tell
 
     async def take_read(self, principal: str) -> Charge:
-        """Wait until the principal may start a large read from the store. The caller must release the charge after it.
+        """Wait until the principal may start a large read from the store. Release the charge after the read.
 
         Raises `BudgetExceeded` or `HostBusy` if the principal's other reads take too long.
         """
