@@ -10,7 +10,7 @@ __all__ = ["Admission", "AdmissionStatistics"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionStatistics:
-    """A snapshot: active runs, waiting sessions, principals with waiting sessions, and refused reservations."""
+    """Numbers of active runs, waiting sessions, principals with waiting sessions, and refused reservations."""
 
     running: int
     awaiting_slot: int
@@ -19,11 +19,11 @@ class AdmissionStatistics:
 
 
 class Admission:
-    """Run slots. Used on the host's loop only; no method waits.
+    """The run slots of a host, with a fair queue of sessions. Use it on the host's loop only; no method waits.
 
     Parameters:
-        max_runs: slots in total.
-        principal_runs: slots that one principal may hold.
+        max_runs: total number of slots.
+        principal_runs: maximum number of slots that one principal may hold.
     """
 
     def __init__(self, *, max_runs: int, principal_runs: int) -> None:
@@ -50,7 +50,7 @@ class Admission:
         self._held[principal] = self._held.get(principal, 0) + 1
 
     def release(self, principal: str) -> None:
-        """Return a slot."""
+        """Release one of the principal's slots."""
         self._running -= 1
         held = self._held[principal] - 1
         if held:
@@ -64,15 +64,15 @@ class Admission:
         return len(self._awaiting_slot)
 
     def enqueue(self, principal: str, session: int) -> None:
-        """Queue a session for a slot; a repeat has no effect."""
+        """Queue a session for a slot. A session that is already queued keeps its place."""
         if session not in self._awaiting_slot:
             self._awaiting_slot.add(session)
             self._line.setdefault(principal, deque()).append(session)
 
     def admit(self) -> tuple[str, int] | None:
-        """Reserve a slot for the next session that may start, and return the session; None if none may.
+        """Reserve a slot for the next queued session. Return its principal and the session, or None if none may start.
 
-        Principals take turns; the sessions of each are first in, first out.
+        Principals take turns. The sessions of each principal are first in, first out.
         """
         for principal in list(self._line):
             if self._running >= self._max_runs:
@@ -89,7 +89,7 @@ class Admission:
         return None
 
     def statistics(self) -> AdmissionStatistics:
-        """Return a snapshot."""
+        """Return a snapshot of the slots and the queue."""
         return AdmissionStatistics(
             running=self._running,
             awaiting_slot=len(self._awaiting_slot),

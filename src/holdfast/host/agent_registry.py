@@ -12,14 +12,14 @@ __all__ = ["AgentRegistry"]
 
 
 class AgentRegistry:
-    """The agents of a host, the default one first.
+    """The agents of a host; the default agent is the first.
 
     Parameters:
-        agent: the default agent.
-        others: further agents, by name or as a sequence; without `agent`, the first one is the default.
+        agent: the default agent; if None, the first of `others` is the default.
+        others: further agents, as a mapping from name to agent or as an iterable of agents.
 
     Raises:
-        ConfigurationError: no agent, or a duplicate agent name.
+        ConfigurationError: if no agent is given, or if two agents have the same name.
     """
 
     __slots__ = ("by_name", "default")
@@ -29,7 +29,10 @@ class AgentRegistry:
         self.default = next(iter(self.by_name))
 
     def find(self, name: str, *, among: frozenset[str] | None = None) -> Agent:
-        """Return the agent of that name, if in `among`. Raises `UnknownAgent`, which lists only agents in `among`."""
+        """Return the agent called `name`. Raises `UnknownAgent` if the agent does not exist or is not in `among`.
+
+        Without `among`, all agents are allowed. The error lists only allowed agents.
+        """
         agent = self.by_name.get(name) if among is None or name in among else None
         if agent is None:
             visible = sorted(self.by_name if among is None else among & self.by_name.keys())

@@ -24,7 +24,7 @@ _HASHED_TOGETHER = 1_000_000
 async def keep(
     context: HostContext, principal: str, body: bytes | bytearray | memoryview, *, media_type: str, name: str
 ) -> Attachment:
-    """See `SessionAPI.attach`. A bytearray is not copied: do not change it until this returns."""
+    """Store an attachment; see `SessionAPI.attach`. A bytearray is not copied: do not change it during the call."""
     if not isinstance(body, (bytes, bytearray, memoryview)):
         raise InvalidRequest("an attachment must be bytes", hint="read the file with read_bytes()")
     for text in (media_type, name):
@@ -63,7 +63,7 @@ async def keep(
 
 
 async def about(context: HostContext, principal: str, digest: str) -> Attachment:
-    """Return an attachment without its bytes. Raises `UnknownAttachment`."""
+    """Return an attachment's metadata, without reading its bytes. Raises `UnknownAttachment`."""
     found = await context.store.attachment_about(principal, digest)
     if found is None:
         raise UnknownAttachment(f"no such attachment: {digest[:80]!r}")
@@ -71,7 +71,7 @@ async def about(context: HostContext, principal: str, digest: str) -> Attachment
 
 
 async def fetch(context: HostContext, principal: str, digest: str) -> tuple[Attachment, bytes]:
-    """See `SessionAPI.attachment`."""
+    """Return an attachment and its bytes; see `SessionAPI.attachment`."""
     found = await context.store.attachment(principal, digest)
     if found is None:
         raise UnknownAttachment(f"no such attachment: {digest[:80]!r}")
@@ -87,7 +87,7 @@ async def fetch_part(context: HostContext, principal: str, digest: str, *, start
 
 
 async def _digest(body: bytes | bytearray) -> str:
-    """Return the SHA-256, computed in pieces so that a large attachment does not block the loop."""
+    """Return the SHA-256 of `body`, computed in chunks so that a large attachment does not block the loop."""
     hashed = hashlib.sha256()
     for start in range(0, len(body), _HASHED_TOGETHER):
         if start:

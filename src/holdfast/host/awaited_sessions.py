@@ -8,9 +8,9 @@ __all__ = ["AwaitedSessions"]
 
 
 class AwaitedSessions:
-    """Futures by principal and key. Used on the host's loop only.
+    """The futures of waiting tasks, by principal and session key. Use it on the host's loop only.
 
-    A finished wait is forgotten, and the store has no record of waits.
+    Finished waits are dropped, and the store has no record of waits.
     """
 
     __slots__ = ("_closed", "_expected")
@@ -24,11 +24,14 @@ class AwaitedSessions:
 
     @property
     def closed(self) -> bool:
-        """Whether all waits have ended."""
+        """Whether `close` was called, so that all waits have ended."""
         return self._closed
 
     def expect(self, principal: str, key: str) -> asyncio.Future[None]:
-        """Return a future that resolves once the session may exist: check then. After the wait, `forget` the future."""
+        """Return a future that resolves once the session may exist.
+
+        The caller must then check whether the session exists, and pass the future to `forget` after the wait.
+        """
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self._closed:
             future.set_result(None)
@@ -45,7 +48,7 @@ class AwaitedSessions:
                 del self._expected[principal, key]
 
     def made(self, principal: str, key: str) -> None:
-        """Wake all waits for a session that exists, or may exist, in the store."""
+        """Wake all tasks that wait for a session, because the session exists or may exist."""
         if self._expected:
             for future in self._expected.pop((principal, key), ()):
                 if not future.done():

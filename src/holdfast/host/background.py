@@ -1,4 +1,4 @@
-"""Background work of sessions: it outlives its run, and its result is sent to the session as a message."""
+"""Background work, which outlives the run that started it and sends its result to the session as a message."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _log = logging.getLogger("holdfast.host")
 
 
 class Background:
-    """Starts background work, within each principal's limit. On the host's loop only."""
+    """Starts background work within each principal's limit. Use it on the host's loop only."""
 
     __slots__ = ("_active", "_context", "_sender", "_threads", "_tree")
 
@@ -41,8 +41,8 @@ class Background:
         """Start background work of a session.
 
         Raises:
-            Draining: the host is shutting down.
-            LimitExceeded: the principal has too much background work.
+            Draining: if the host is shutting down.
+            LimitExceeded: if the principal already has the maximum number of background tasks.
         """
         context = self._context
         if context.lifecycle.draining:
@@ -81,7 +81,7 @@ class Background:
         context.variables.copy().run(begin)
 
     async def _outcome(self, actor: LiveSession, work: Callable[[], Awaitable[Any]], name: str) -> str | None:
-        """Run the work and return a message with its result or error; None if it returned None."""
+        """Run `work` and return a message with its result or error; return None if `work` returned None."""
         try:
             outcome = await work()
         except Exception as error:

@@ -1,11 +1,12 @@
 """Budgets of a host: memory, connections, streams, stops and loop time, each with a share for each principal.
 
-This is the only place that charges and releases them. A `Charge` is the amount of a resource that a principal holds. It
-is a context manager and is released once. Rules:
+Resources are charged and released only in this module. A `Charge` is an amount of a resource that a principal holds. It
+is a context manager and is released once. The rules are:
 
-- A principal at its share is refused or waits alone: it never delays another principal.
-- At the host's limit, waiting principals take turns; the charges of each are first in, first out.
-- Charging costs one dictionary look-up. Small amounts are not charged: up to ``FREE_BYTES`` in each direction count as
+- A principal at its share is refused, or waits without delaying other principals.
+- When the host's limit is reached, waiting principals take turns. The charges of each principal are first in, first
+  out.
+- A charge costs one dictionary look-up. Small amounts are not charged: up to ``FREE_BYTES`` in each direction count as
   part of the connection, and the number of connections is limited.
 
 Use everything here from one event loop only.
@@ -56,10 +57,11 @@ class BudgetUsage(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot of one budget.
 
     Parameters:
-        used, limit: amount in use and its maximum, for the host; with a user key, for the caller.
-        share: maximum that one principal may hold.
-        refused: number of refused charges; with a user key, always 0.
-        principals: usage by principal, largest first; with a user key, only the caller's own.
+        used, limit: the amount in use and the maximum. Requests with a user key get the caller's figures, all others
+            those of the whole host.
+        share: the maximum that one principal may hold.
+        refused: number of refused charges; always 0 for requests with a user key.
+        principals: usage by principal, largest first; requests with a user key get only the caller's usage.
     """
 
     used: float
@@ -70,7 +72,10 @@ class BudgetUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Charge:
-    """An amount of a resource held by one principal. Release it, or use it as a context manager. Made by `Budget`."""
+    """An amount of a resource that one principal holds, made by `Budget`.
+
+    Call `release`, or use the charge as a context manager.
+    """
 
     __slots__ = ("_budget", "amount", "principal")
 
@@ -88,37 +93,40 @@ class Charge:
         self.release()
 
     def grow(self, amount: int) -> None:
-        """Charge `amount` more. Raises as `Budget.charge`; the amount already held stays held."""
+        """Charge `amount` more, or raise as `Budget.charge` does and keep the amount already held."""
         self._budget._take(self.principal, amount)
         self.amount += amount
 
     def shrink(self, amount: int) -> None:
-        """Return a part of the amount, at most all of it."""
+        """Release `amount`, or the whole charge if `amount` is larger."""
         amount = min(amount, self.amount)
         if amount:
             self.amount -= amount
             self._budget._give(self.principal, amount)
 
     def move(self, principal: str) -> None:
-        """Move the charge to `principal`, as when a connection presents its key. Raises as `Budget.charge`."""
+        """Transfer the charge to `principal`, for example once a connection has presented its key.
+
+        Raises `BudgetExceeded` if `principal` would hold more than its share.
+        """
         if principal != self.principal:
             if self.amount:
                 self._budget._move(self.principal, principal, self.amount)
             self.principal = principal
 
     def release(self) -> None:
-        """Return the whole amount. Idempotent."""
+        """Release the whole charge. Idempotent."""
         self.shrink(self.amount)
 
 
 class Budget:
-    """One resource: a limit for the host and a share for each principal. Belongs to one event loop.
+    """The limit of one resource for the host, with a share for each principal. Belongs to one event loop.
 
     Parameters:
-        name: name of the resource in error messages, in the plural.
-        limit: maximum for all principals together.
-        share: maximum for one principal.
-        hint: advice to a caller at its share.
+        name: the plural name of the resource in error messages.
+        limit: the maximum for all principals together.
+        share: the maximum for one principal.
+        hint: the hint of the error that is raised when a principal exceeds its share.
     """
 
     __slots__ = ("_held", "_hint", "_lined_up", "_refused", "_used", "limit", "name", "on_refused", "share")
@@ -129,7 +137,7 @@ class Budget:
         self.share = min(share, limit)
         self._hint = hint
         self.on_refused: Callable[[str, str], None] | None = None
-        """Called with the refused principal and the reason."""
+        """Callback, called with the principal and a message when a charge would exceed the principal's share."""
         self._held: dict[str, int] = {}
         self._used = 0
         self._refused = 0
@@ -145,7 +153,7 @@ class Budget:
         return self._held.get(principal, 0)
 
     def resize(self, *, limit: int, share: int) -> None:
-        """Set new limits, as when the number of descriptors becomes known. Amounts already held stay held."""
+        """Set a new limit and share. Existing charges are kept, even if they exceed the new values."""
         self.limit = limit
         self.share = min(share, limit)
         self._admit()
@@ -154,23 +162,25 @@ class Budget:
         """Charge `amount` to `principal` without waiting.
 
         Raises:
-            BudgetExceeded: the principal would hold more than its share.
-            HostBusy: all principals together would hold more than the limit.
+            BudgetExceeded: if the principal would hold more than its share.
+            HostBusy: if all principals together would hold more than the limit.
         """
         self._take(principal, amount)
         return Charge(self, principal, amount)
 
     async def wait_for(self, principal: str, amount: int, *, within_s: float | None, in_memory: bool = False) -> Charge:
-        """Charge `amount`; wait for room if necessary, in turn with the other principals.
+        """Charge `amount` to `principal`, waiting for room if necessary. Waiting principals take turns.
 
         Parameters:
-            principal, amount: as for `charge`.
-            within_s: timeout, in seconds; None: wait until there is room.
-            in_memory: whether the charged object is already in memory; if so, a principal's waiting charges together
-                are limited to its share.
+            principal: the principal to charge.
+            amount: the amount to charge.
+            within_s: timeout in seconds; None waits indefinitely.
+            in_memory: whether the charged object is already in memory. If so, all waiting charges of a principal
+                together are limited to its share.
 
         Raises:
-            BudgetExceeded, HostBusy: as `charge`, after the timeout, or at once if the amount can never fit.
+            BudgetExceeded, HostBusy: as for `charge`, if the wait times out. Raised at once if `amount` can never fit,
+                or if the principal has too many waiting charges.
         """
         if self._has_room(principal, amount) and not self._lined_up:
             return self.charge(principal, amount)
@@ -198,7 +208,7 @@ class Budget:
         return Charge(self, principal, amount)
 
     def usage(self, principal: str | None = None) -> BudgetUsage:
-        """Return a snapshot for the whole host, or for one principal."""
+        """Return a snapshot of the budget for `principal`; None covers the whole host."""
         if principal is None:
             held = dict(sorted(self._held.items(), key=lambda one: -one[1])[:20])
             return BudgetUsage(
@@ -249,7 +259,7 @@ class Budget:
         raise HostBusy(f"the host has {self._used:,} of {self.limit:,} {self.name} in use")
 
     def _admit(self) -> None:
-        """Admit waiting charges: principals take turns, and a principal without room delays only itself."""
+        """Admit waiting charges. Principals take turns, and a principal without room does not delay the others."""
         moved = True
         while moved and self._lined_up:
             moved = False
@@ -276,13 +286,13 @@ class Budget:
 
 
 class Rate:
-    """A token bucket per principal: `rate_per_s` on average, twice that in a burst. Belongs to one event loop.
+    """A rate limit with one token bucket for each principal. Belongs to one event loop.
 
     Parameters:
-        name: the unit counted, in the plural.
-        rate_per_s: maximum per second; 0 disables the limit.
-        clock: source of the time.
-        burst: maximum burst, if different from the default.
+        name: the plural name of the counted events in error messages.
+        rate_per_s: maximum average rate, in events per second; 0 disables the limit.
+        clock: the source of monotonic time.
+        burst: maximum number of events at once; 0 uses twice `rate_per_s`, but at least 1.
     """
 
     __slots__ = ("_buckets", "_burst", "_clock", "_name", "_rate", "_sweep_at")
@@ -296,7 +306,7 @@ class Rate:
         self._sweep_at = _SWEEP_AT
 
     def take(self, principal: str) -> None:
-        """Count one event. Raises `RateLimited` with the time until the next is allowed."""
+        """Count one event, or raise `RateLimited` with the time until the next event is allowed."""
         if not self._rate:
             return
         now = self._clock.monotonic()
@@ -305,12 +315,12 @@ class Rate:
             self._sweep(now)
 
     def check(self, principal: str) -> None:
-        """Raise as `take` would, without counting."""
+        """Raise `RateLimited` if `take` would, without counting an event."""
         if self._rate:
             self._room(principal, self._clock.monotonic())
 
     def _room(self, principal: str, now: float) -> float:
-        """Return the tokens available. Raises `RateLimited` if there is less than one."""
+        """Return the number of available tokens. Raises `RateLimited` if less than one token is available."""
         tokens, at = self._buckets.get(principal, (self._burst, now))
         tokens = min(self._burst, tokens + (now - at) * self._rate)
         if tokens < 1.0:
@@ -320,7 +330,7 @@ class Rate:
         return tokens
 
     def _sweep(self, now: float) -> None:
-        """Drop full buckets; they equal new ones."""
+        """Drop full buckets, because a new bucket starts full."""
         self._buckets = {
             principal: (tokens, at)
             for principal, (tokens, at) in self._buckets.items()
@@ -330,14 +340,14 @@ class Rate:
 
 
 class LoopTime:
-    """Event loop time of each principal's large responses, and their pacing. Belongs to one event loop.
+    """Limit on the event loop time that each principal's large responses may take. Belongs to one event loop.
 
-    Work is split into pieces of a few milliseconds. After a piece, its principal waits until it is back within its
-    share, so that the loop serves the requests of others in between.
+    Work is split into pieces of a few milliseconds. After a piece, the principal waits until it is back within its
+    share, so that the loop can serve other principals in the meantime.
 
     Parameters:
-        share: seconds per second that one principal's large responses may take on average.
-        clock: source of the time.
+        share: average fraction of the loop's time that one principal's large responses may take.
+        clock: the source of monotonic time.
     """
 
     __slots__ = ("_clock", "_debt", "_share", "_total")
@@ -349,7 +359,7 @@ class LoopTime:
         self._total: dict[str, float] = {}
 
     def spend(self, principal: str, seconds: float) -> float:
-        """Charge a piece of work. Return the delay before the principal's next piece, in seconds."""
+        """Charge a piece of work that takes `seconds`. Return the seconds to wait before the principal's next piece."""
         now = self._clock.monotonic()
         debt, at = self._debt.get(principal, (0.0, now))
         debt = max(0.0, debt - (now - at) * self._share) + seconds
@@ -372,14 +382,14 @@ class LoopTime:
             await asyncio.sleep(delay_s)
 
     async def run(self, principal: str, work: Callable[[], bytes]) -> bytes:
-        """Run one piece of work on the loop, charge its time, and yield to others."""
+        """Run one piece of work on the loop and charge its time; then yield to other tasks and return the result."""
         began = self._clock.monotonic()
         done = work()
         await asyncio.sleep(self.spend(principal, self._clock.monotonic() - began))
         return done
 
     def usage(self, principal: str | None = None) -> BudgetUsage:
-        """Return the seconds of loop time used so far, by principal."""
+        """Return the loop time used so far, in seconds, for `principal`; None covers the whole host."""
         if principal is not None:
             mine = self._total.get(principal, 0.0)
             return BudgetUsage(used=mine, limit=self._share, share=self._share, refused=0, principals={principal: mine})
@@ -394,12 +404,12 @@ class LoopTime:
 
 
 _BURST_S = 0.002
-"""Loop time that a principal may take before it must wait."""
+"""Loop time in excess of its share that a principal may take before it must wait."""
 _LOOP_SHARE = 0.25
 _COPIES = 3
-"""A page is in memory three times: as read, as events or entries, and encoded."""
+"""Number of copies of a page in memory: as read, as events or entries, and encoded."""
 SMALL_MESSAGE_CHARACTERS = 8192
-"""A message of at most this length is stored without a charge."""
+"""Maximum length of a message that is stored without a charge."""
 _WRITES_BYTES = 262_144
 _LISTINGS = 8
 _EDITS = 64
@@ -415,25 +425,26 @@ class Budgets:
     """All budgets of a host, created from its settings.
 
     Parameters:
-        settings: the limits and shares.
-        clock: source of the time.
-        report: called with a message when a principal is refused at its share; at most once a minute for each.
+        settings: the settings that contain the limits and shares.
+        clock: the source of monotonic time.
+        report: callback, called with a message when a principal exceeds its share, at most once a minute for each
+            principal and kind of message.
 
     Attributes:
         memory: bytes of request and response bodies in progress.
-        histories: bytes of whole transcripts in memory: those of runs, until they end, and those of edits. Separate
-            from `memory`, since a run may wait for requests of its principal.
-        connections: open connections, `UNKNOWN` ones included; the server sets the limits once it knows its
-            descriptors.
+        histories: bytes of whole transcripts in memory. Runs hold their transcripts until they end, and edits until
+            they are done. Separate from `memory`, because a run may wait for requests of its principal.
+        connections: open connections, including those of the principal `UNKNOWN`. The server sets the limits once it
+            knows how many file descriptors it may use.
         streams: open event streams.
         stops: stops in progress.
         writes: bytes of large messages being written to the store. One principal's share is small enough to be written
-            in a single transaction without delaying the next one.
-        listings: complete lists in progress, from the read until the client has received the response.
+            in a single transaction without delaying the next transaction.
+        listings: requests for complete lists in progress, from the read until the client has received the response.
         edits: undo, compact and fork in progress. Each reads a whole transcript, and compact waits for a model.
-        reads: pages and attachment parts being read. The size of a page is known only once it is read, and parallel
-            reads of one principal could occupy all of the store's readers.
-        loop_time: loop time of large responses, in seconds.
+        reads: pages and attachment parts being read. The size of a page is known only once the page is read, and
+            parallel reads of one principal could occupy all readers of the store.
+        loop_time: event loop time taken by large responses, in seconds.
         fires: schedule firings.
         wrong_keys: attempts with a wrong approval key.
     """
@@ -480,7 +491,7 @@ class Budgets:
             budget.on_refused = self.tell
 
     async def take_read(self, principal: str) -> Charge:
-        """Wait for the principal's turn to read something large from the store. Release the charge after the read.
+        """Wait until the principal may start a large read from the store. Release the charge after the read.
 
         Raises `BudgetExceeded` or `HostBusy` if the principal's other reads take too long.
         """
@@ -489,17 +500,18 @@ class Budgets:
     async def read_page(
         self, principal: str, read: Callable[[], Awaitable[T]], weigh: Callable[[T], int]
     ) -> tuple[T, Charge]:
-        """Read a page of about ``PAGE_BYTES``, charging its memory first. The caller must release the charge.
+        """Charge memory for a page of about ``PAGE_BYTES``, then read the page. The caller must release the charge.
 
-        A page that turns out larger, such as one large event, is read again once there is room for it.
+        If the page turns out larger, for example because of one large event, it is dropped and read again once there
+        is room for its size.
 
         Parameters:
             principal: the principal to charge.
-            read: reads the page.
-            weigh: returns the bytes of a page.
+            read: callback that reads the page.
+            weigh: callback that returns the size of a page, in bytes.
 
         Raises:
-            BudgetExceeded, HostBusy: timed out waiting for room.
+            BudgetExceeded, HostBusy: if the wait for room times out.
         """
         amount = _COPIES * PAGE_BYTES
         while True:
@@ -526,18 +538,20 @@ class Budgets:
         *,
         within_s: float | None,
     ) -> tuple[Sequence[E], Charge]:
-        """Read a consistent transcript and charge its memory; up to ``FREE_BYTES`` are free. Release the charge.
+        """Read a consistent transcript and charge its memory. The caller must release the charge.
 
-        No part of the transcript stays in memory during a wait for room; it is read again afterwards.
+        Transcripts of up to ``FREE_BYTES`` are not charged. While this method waits for room, it keeps no part of the
+        transcript in memory; it reads the transcript again afterwards.
 
         Parameters:
             principal: the principal to charge.
-            read: returns the entries, or their size if that exceeds the given number of bytes.
-            weigh: returns the memory size of entries.
-            within_s: as for `Budget.wait_for`.
+            read: callback that takes a limit in bytes and returns the entries, or only their size if it exceeds the
+                limit.
+            weigh: callback that returns the size of entries in memory, in bytes.
+            within_s: timeout for each wait for room, in seconds; None waits indefinitely.
 
         Raises:
-            BudgetExceeded, HostBusy: larger than a share, or timed out waiting for room.
+            BudgetExceeded, HostBusy: if the transcript exceeds a principal's share, or if a wait for room times out.
         """
         found = await read(FREE_BYTES)
         if not isinstance(found, int):
@@ -565,7 +579,7 @@ class Budgets:
             del found
 
     def tell(self, principal: str, text: str, kind: str = "share") -> None:
-        """Report an action of a principal, at most once a minute for each principal and kind."""
+        """Report the message `text` about a principal, at most once a minute for each principal and `kind`."""
         now = self._clock.monotonic()
         who = (principal, kind)
         if now - self._told.get(who, -_TELL_EVERY_S) >= _TELL_EVERY_S:
@@ -575,7 +589,7 @@ class Budgets:
             self._report(text)
 
     def usage(self, principal: str | None = None) -> dict[str, BudgetUsage]:
-        """Return every budget by name, for all principals or the given one."""
+        """Return a snapshot of each budget by name, for `principal`; None covers the whole host."""
         return {
             "memory": self.memory.usage(principal),
             "connections": self.connections.usage(principal),

@@ -30,7 +30,7 @@ RUN_EXCESS_BYTES = 4_000_000
 
 
 class Lifecycle:
-    """The shutdown state of a host. Changed only by its drain."""
+    """The shutdown state of a host. Only `Drain` changes it."""
 
     __slots__ = ("draining", "past_deadline")
 
@@ -38,7 +38,7 @@ class Lifecycle:
         self.draining = False
         """Whether the host refuses new work."""
         self.past_deadline = False
-        """Whether runs are no longer given time to finish."""
+        """Whether the drain's deadline has expired, so that runs are no longer given time to finish."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -46,10 +46,10 @@ class HostContext:
     """State shared by every part of a host. Use it on the host's loop only.
 
     Parameters:
-        now: returns the wall-clock time of `clock`.
+        now: function that returns the wall-clock time of `clock`.
         in_memory: whether the store is kept in memory only.
-        stored_limit: bytes that a principal may have stored.
-        run_stored_limit: the same, including the allowance for its active runs.
+        stored_limit: number of bytes that a principal may have stored.
+        run_stored_limit: `stored_limit` plus the extra allowance for the principal's active runs, in bytes.
     """
 
     settings: Settings
@@ -64,10 +64,10 @@ class HostContext:
     budgets: Budgets
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
-    """Tasks that belong to the host, until they are done."""
+    """The host's own tasks that are not yet done."""
     loop: asyncio.AbstractEventLoop = field(init=False)
     variables: contextvars.Context = field(init=False)
-    """The context variables of the host, so that its callbacks and tasks inherit nothing from a caller."""
+    """The host's context variables. Its callbacks and tasks use them, so that they inherit nothing from a caller."""
     scope: Scope = field(init=False)
     """The parent scope of all runs."""
 
@@ -96,13 +96,13 @@ class HostContext:
         )
 
     def bind(self, *, loop: asyncio.AbstractEventLoop, variables: contextvars.Context, scope: Scope) -> None:
-        """Set the fields that exist only once the host starts. Called once."""
+        """Set the fields that are known only once the host starts. `Host.start` calls this once."""
         object.__setattr__(self, "loop", loop)
         object.__setattr__(self, "variables", variables)
         object.__setattr__(self, "scope", scope)
 
     def start_task(self, coroutine: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-        """Start a task owned by the host: outside every run, and referenced until it is done."""
+        """Start a task that belongs to the host, not to a run. The host references the task until it is done."""
         task = self.loop.create_task(coroutine, name=f"holdfast {name}", context=self.variables.copy())
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
@@ -123,16 +123,17 @@ class HostContext:
         )
 
     def store_failed(self, key: str | None, run_id: str | None, what: str, error: BaseException) -> None:
-        """Report a failed store call; it is retried if anything depends on it."""
+        """Report a failed store call as an incident; `what` names the call."""
         self.report("store", f"{what}: {one_line(error)}", session=key, run_id=run_id)
 
     def shutdown_cause(self) -> Cause:
-        """Return the cause of the stops of a shutdown."""
+        """Return the cause with which a shutdown of this host stops work."""
         return Cause(kind="shutdown", reason="the host is shutting down", origin=self.node_id, at=self.now())
 
     def session_id(self, number: int) -> str:
-        """Return an id that distinguishes this session from all others of its store, even after a restart.
+        """Return an id that is unique to the session with this number, even across restarts of the host.
 
-        An in-memory store numbers its sessions from the beginning again with each host.
+        For an in-memory store, the id includes the node id, because each new store numbers its sessions from the
+        beginning.
         """
         return f"{number}-{self.node_id}" if self.in_memory else str(number)

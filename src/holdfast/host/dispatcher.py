@@ -1,7 +1,7 @@
 """Carry out the store's decisions: start and stop runs for accepted messages, and claim runs of queued sessions.
 
-Everything runs on the host's loop, in callbacks of the store's futures: no await separates a durable decision from its
-action.
+All code here runs on the host's loop, in callbacks of the store's futures, so that no await separates a durable
+decision from the resulting action.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["Dispatcher"]
 
 
 class Dispatcher:
-    """Starts and stops runs as decided by the store."""
+    """Starts and stops runs as the store decides."""
 
     __slots__ = ("_context", "_directory", "_launcher", "_queue", "_suspension")
 
@@ -49,7 +49,7 @@ class Dispatcher:
     # ── messages ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def on_send_committed(self, request: Send, done: asyncio.Future[SendResult]) -> None:
-        """Handle a completed send: publish its events, and start or stop runs as decided."""
+        """Handle a completed send: publish its events, and start or stop runs as the store decided."""
         context, queue = self._context, self._queue
         principal, reserved = request.principal, request.run_id is not None
         error = done.exception()
@@ -81,7 +81,7 @@ class Dispatcher:
             queue.enqueue_when_due(result.session, principal, result.not_before)
 
     def on_fire_committed(self, request: Fire, done: asyncio.Future[Fired]) -> None:
-        """Handle a completed firing of a schedule; its message, if sent, is treated like any other."""
+        """Handle a completed firing of a schedule. If the firing sent a message, handle that message like any other."""
         sent: asyncio.Future[SendResult] = self._context.loop.create_future()
         error = done.exception()
         result = None if error is not None else done.result().sent
@@ -92,7 +92,7 @@ class Dispatcher:
         self.on_send_committed(request.send, sent)
 
     def _stop(self, session: int, run_id: str, request: Send) -> None:
-        """Stop the run that this message interrupts; the interrupt is already recorded."""
+        """Stop the run that the message in `request` interrupts. The store has already recorded the interrupt."""
         rollback = request.policy == "rollback"
         cause = Cause(
             kind="rollback" if rollback else "message",
@@ -108,7 +108,7 @@ class Dispatcher:
             self._suspension.stop(session, request.principal, run_id, cause)
 
     async def _look_after(self, request: Send) -> None:
-        """Handle a failed send that may be durable anyway: carry out its decision, or return its slot."""
+        """Handle a failed send that may be durable anyway: carry out the store's decision, or release the slot."""
         context = self._context
         found: tuple[int, SessionView] | None = None
         for delay_s in RETRY_S:
@@ -140,11 +140,11 @@ class Dispatcher:
     # ── queued sessions ──────────────────────────────────────────────────────────────────────────────────────────
 
     def on_slot(self, principal: str, session: int) -> None:
-        """Claim and start the next run of a queued session; its slot is reserved."""
+        """Claim and start the next run of a queued session, for which a slot is reserved."""
         self._claim(principal, session, ids.run_id())
 
     def _claim(self, principal: str, session: int, run_id: str, tries: int = 0) -> None:
-        """Claim and start the session's next run; its slot is reserved."""
+        """Claim and start the session's next run, for which a slot is reserved."""
         done = self._context.store.claim(session, run_id=run_id, at=self._context.now())
         claimed = functools.partial(self._claimed, principal, session, run_id, tries)
         done.add_done_callback(claimed, context=self._context.variables)

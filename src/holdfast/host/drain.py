@@ -23,7 +23,7 @@ STORE_S = 5.0
 
 
 class Drain:
-    """The drain of a host. On its loop only."""
+    """Drains a host. Use it on the host's loop only."""
 
     __slots__ = ("_context", "_cut", "_deadline", "_directory", "_ended", "_launcher", "_queue", "_scheduler")
 
@@ -89,29 +89,32 @@ class Drain:
         )
 
     def hasten(self) -> None:
-        """Let the deadline expire now."""
+        """Make the drain's deadline expire now."""
         if not self._context.lifecycle.past_deadline and self._deadline is not None:
             self._deadline.reschedule(self._context.loop.time())
 
     def on_started(self, run: LiveRun) -> None:
-        """Unload or stop a run that started after the deadline."""
+        """Unload or stop the run if the drain's deadline has already expired."""
         if self._context.lifecycle.past_deadline:
             self._cut_short(run)
 
     def on_quiescent(self, run: LiveRun) -> None:
-        """Unload a run that waits only for people, if possible. Otherwise a drain stops it at once."""
+        """Unload a quiescent run if possible. If the run cannot be unloaded, it is stopped only during a drain."""
         if self._context.lifecycle.draining:
             self._cut_short(run)
         else:
             run.unload()
 
     def on_ended(self, run: LiveRun) -> None:
-        """Count a run that is no longer live."""
+        """Count a run that is no longer live and that ended on its own."""
         if run not in self._cut and run.phase != "unloaded":
             self._ended += 1
 
     async def _until_unused(self, deadline_s: float) -> None:
-        """Wait until every run has ended, including runs that a pending send or claim is about to start."""
+        """Wait up to `deadline_s` seconds until every run has ended.
+
+        This includes runs that a pending send or claim is about to start.
+        """
         try:
             async with asyncio.timeout(deadline_s) as self._deadline:
                 await self._queue.unused()
@@ -121,7 +124,7 @@ class Drain:
             self._deadline = None
 
     def _cut_short(self, run: LiveRun) -> None:
-        """Unload or stop a run."""
+        """Unload a run if possible, otherwise stop it."""
         if run in self._cut:
             return
         if run.phase in ("unloading", "releasing") or (run.is_quiescent and run.unload()):
@@ -132,6 +135,6 @@ class Drain:
 
 
 def _survivors(receipt: StopReceipt) -> list[str]:
-    """Return the names of the survivors in a receipt."""
+    """Return descriptions of the abandoned members and surviving processes in a receipt."""
     threads = [f"{left.kind} {left.name} of {receipt.scope}" for left in receipt.abandoned]
     return threads + [f"process {pid} of {receipt.scope}" for pid in receipt.survivors]

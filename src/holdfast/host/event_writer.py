@@ -1,9 +1,9 @@
 """One run's writes to the log: batching, back-pressure and retries.
 
 Invariants
-- All output of the run goes to the log through one buffer, in order, with at most one append in flight; the commit
-  writes the rest.
-- A failed append is retried unchanged until the store accepts it; later writes wait behind it.
+- All output of the run goes to the log through one buffer, in order, with at most one append in flight. The commit
+  writes the events that are still buffered.
+- A failed append is retried unchanged until the store accepts it; later writes wait until then.
 - Once the writer is no longer open, new output is dropped, and `EventWriter.written` raises an error.
 """
 
@@ -28,14 +28,14 @@ __all__ = ["EventWriter"]
 
 FIRST_FLUSH_S = 0.0005
 FIRST_FLUSH_TICKS = 4
-"""Delay of a run's first flush, in seconds, then in loop iterations: a short run's output is written with its commit,
-even if iterations are slow."""
+"""Delay of a run's first flush: `FIRST_FLUSH_S`, then this number of loop iterations. The output of a short run is
+therefore written with the run's commit, even if iterations are slow."""
 FLUSH_EVERY_S = 0.02
-"""A run with steady output is flushed at least this often."""
+"""Approximate interval between the flushes of a run with steady output."""
 BEAT_S = 0.005
-"""Interval of the beat on which all runs flush, so that their output reaches the store together."""
+"""Interval of the beat on which all runs flush, so that the store receives the output of many runs at once."""
 SILENT_S = 0.1
-"""Seconds without a flush after which the next event is flushed after `FIRST_FLUSH_S`, not on the beat."""
+"""If a run has not flushed for this many seconds, its next event is flushed after `FIRST_FLUSH_S`, not on the beat."""
 BEHIND_AT = 1024
 """Number of buffered events at which the run starts to wait for the log."""
 BEHIND_BYTES = 262_144
@@ -44,10 +44,11 @@ BATCH_LIMIT = 4096
 
 
 class EventWriter:
-    """Implements `holdfast.agents.ports.Recorder` for one run. On the host's loop only, except where noted.
+    """Implements `holdfast.agents.ports.Recorder` for one run. Use it on the host's loop, except where noted.
 
     Parameters:
-        on_append: called after each append with its error, or None if it succeeded. The owner then flushes the rest.
+        on_append: callback, called after each append with the append's error, or with None if the append succeeded.
+            The callback should then flush the events that were buffered during the append.
     """
 
     __slots__ = (
@@ -95,7 +96,7 @@ class EventWriter:
         self._stored = 0
         self._waiting: list[asyncio.Future[None]] = []
         self.tries = 0
-        """Number of failed attempts at the run's current write, an append or another one."""
+        """Number of failed attempts at the run's current write, whether an append, the commit or the release."""
 
     # ── for the run ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -116,7 +117,7 @@ class EventWriter:
             self._timer = self._flush_later()
 
     async def written(self) -> None:
-        """Wait until all events buffered so far are stored."""
+        """Wait until all events written so far are stored. Raises an error if the writer stops accepting events."""
         goal = self._taken
         while self._stored < goal:
             if self._failure is not None:
@@ -127,7 +128,7 @@ class EventWriter:
             await self._changed()
 
     async def room(self) -> None:
-        """Wait while the log is behind."""
+        """Wait while the log lags behind the run's output."""
         while self.behind and self._mode == "open":
             self._hurry()
             await self._changed()
@@ -145,27 +146,27 @@ class EventWriter:
 
     @property
     def has_batch(self) -> bool:
-        """Whether a batch is unconfirmed: it must be flushed again before any other write."""
+        """Whether a batch is unconfirmed, so that it must be flushed again before any other write."""
         return bool(self._batch)
 
     @property
     def exhausted(self) -> bool:
-        """Whether the current write has failed so often that waiting for it is pointless."""
+        """Whether the current write has failed so often that callers should stop waiting for it."""
         return self.tries >= len(RETRY_S)
 
     def stop_accepting(self) -> None:
-        """Drop new events; the buffered ones are still flushed."""
+        """Drop new events from now on. Events that are already buffered are still flushed."""
         if self._mode == "open":
             self._mode = "flushing"
 
     def seal(self) -> None:
-        """Leave the buffered events to the commit; only an unconfirmed batch is still flushed."""
+        """Leave the buffered events to the commit. From now on, `flush` only retries an unconfirmed batch."""
         if self._mode != "closed":
             self._mode = "sealed"
         self.cancel_timer()
 
     def discard(self, failure: HoldfastError) -> None:
-        """Drop all events that are not stored; `written` then raises `failure`."""
+        """Drop all events that are not stored yet, and make `written` raise `failure`."""
         self._failure = failure
         self.stop_accepting()
         self._batch = []
@@ -173,21 +174,21 @@ class EventWriter:
         self._buffered_bytes = 0
 
     def close(self) -> None:
-        """Write nothing more."""
+        """Stop writing, and wake all waiters."""
         self._mode = "closed"
         self.cancel_timer()
         self._on_append = _ignore  # it refers back to this
         self.wake()
 
     def wake(self) -> None:
-        """Wake the waiters for the log, so that they check again."""
+        """Wake the callers that wait in `written` or `room`, so that they check their conditions again."""
         waiting, self._waiting = self._waiting, []
         for future in waiting:
             if not future.done():
                 future.set_result(None)
 
     def flush(self) -> None:
-        """Append the unconfirmed batch again, or the next one, unless an append is in flight."""
+        """Append the unconfirmed batch again, or else the next batch, unless an append is in flight."""
         self.cancel_timer()
         if self._inflight is not None or self._mode == "closed":
             return
@@ -206,7 +207,7 @@ class EventWriter:
         self._inflight.add_done_callback(self._appended, context=context.variables)
 
     def flush_rest(self) -> None:
-        """Flush the events buffered during an append: at once if the log is behind, otherwise on the next beat."""
+        """Flush the events buffered during an append, at once if the log lags behind, otherwise on the next beat."""
         if self.buffer and self._timer is None:
             if self.behind:
                 self.flush()
@@ -230,7 +231,7 @@ class EventWriter:
     # ── appends ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _flush_later(self) -> asyncio.Handle:
-        """Schedule a flush: soon if the run was idle until now, otherwise on the shared beat."""
+        """Schedule a flush, soon if the run has not flushed for `SILENT_S`, otherwise on the shared beat."""
         loop, variables = self._context.loop, self._context.variables
         now = loop.time()
         if now - self._last_flush >= SILENT_S:
@@ -246,7 +247,7 @@ class EventWriter:
             self.flush()
 
     def _hurry(self) -> None:
-        """Flush early for a waiter, except while the store is failing."""
+        """Flush at once because a caller waits for the log, unless the store is failing."""
         if self._inflight is None and not self.tries:
             self.flush()
 
@@ -275,4 +276,4 @@ class EventWriter:
 
 
 def _ignore(error: BaseException | None) -> None:
-    """Replace the owner's callback once the writer is closed."""
+    """Do nothing. Replaces the `on_append` callback once the writer is closed."""

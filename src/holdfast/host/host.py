@@ -1,4 +1,4 @@
-"""The composition root: a host owns the store, the runs, their scopes and threads, and provides sessions."""
+"""The composition root. A host owns the store, the runs and the runs' scopes and threads, and provides sessions."""
 
 from __future__ import annotations
 
@@ -50,16 +50,17 @@ class Host:
     """Hosts agents in this process. Use it as ``async with Host(agent) as host``.
 
     Parameters:
-        agent: the default agent.
-        agents: further agents, by name or as a sequence; without `agent`, the first one is the default.
-        store: a URL (``sqlite:///file``, ``memory://``) or a store that is not yet open.
-        settings: all limits and timeouts; their `store` is used unless the parameter `store` is given.
-        clock: source of wall-clock time.
+        agent: the default agent; if None, the first of `agents` is the default.
+        agents: further agents, as a mapping from name to agent or as an iterable of agents.
+        store: a store URL (``sqlite:///file``, ``memory://``) or a store that is not yet open; None uses the store
+            that `settings` configures.
+        settings: all limits and timeouts; None uses the default settings.
+        clock: the source of wall-clock time.
 
     Call all methods on the loop that started the host. A host can be started only once.
 
     Raises:
-        ConfigurationError: no agent, or a duplicate agent name.
+        ConfigurationError: if no agent is given, or if two agents have the same name.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class Host:
         self.recovered = Recovery()
         self.started_at = 0.0
         self.on_streams_close: list[Callable[[], object]] = []
-        """Called before the streams end, so that their servers can ask readers to reconnect."""
+        """Callbacks that are called before the event streams end, so that a server can ask its clients to reconnect."""
         self._started = False
         self._adoption: Restorer
         self._draining: asyncio.Task[DrainReport] | None = None
@@ -146,9 +147,9 @@ class Host:
         """Open the store, recover runs after a crash, and accept work.
 
         Raises:
-            StoreLocked, StoreCorrupt, StoreReadOnly: the store cannot be used; the hint has the remedy.
-            StorageError: recovery failed to read or write; the host is closed again.
-            ConfigurationError: the host was started before, or a toolset did not start.
+            StoreLocked, StoreCorrupt, StoreReadOnly: if the store cannot be used; the error's hint names the remedy.
+            StorageError: if recovery fails to read or write the store; the host is then closed again.
+            ConfigurationError: if the host was started before, or if a toolset fails to start.
         """
         if self._started:
             raise ConfigurationError("this host was started before", hint="a host starts only once; create a new one")
@@ -191,10 +192,10 @@ class Host:
     async def drain(self, *, deadline_s: float | None = None) -> DrainReport:
         """Accept no new work, let runs finish until the deadline, then unload or interrupt the rest. Idempotent.
 
-        Runs that wait for people are unloaded, or interrupted, at once.
+        A run that waits only for people is unloaded at once, or interrupted if it cannot be unloaded.
 
         Parameters:
-            deadline_s: default: the setting ``drain_timeout_s``.
+            deadline_s: time that runs have to finish, in seconds; None uses the setting ``drain_timeout_s``.
         """
         if self._draining is None:
             seconds = self.settings.drain_timeout_s if deadline_s is None else deadline_s
@@ -202,9 +203,10 @@ class Host:
         return await asyncio.shield(self._draining)
 
     async def close(self) -> None:
-        """Drain, end all streams and waits, and close the store. A repeat waits for the first call.
+        """Drain the host, end all event streams and waits, and close the store. Later calls wait for the first call.
 
-        If the caller is cancelled, the drain ends at once; the cancellation is raised after the close.
+        If the caller is cancelled, the drain's deadline expires at once. `CancelledError` is raised once the host is
+        closed.
         """
         if not self._started:
             return
@@ -224,7 +226,7 @@ class Host:
         self._closing.result()
 
     def _is_around_caller(self) -> bool:
-        """Return whether the caller belongs to a run of this host: it must not wait for its own end."""
+        """Return whether the caller runs within this host's scope. Such a caller must not wait for its own end."""
         scope = current_scope()
         while scope is not None and scope is not self.scope:
             scope = scope.parent
@@ -250,17 +252,17 @@ class Host:
             await self.store.close()
 
     def start_task(self, coroutine: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-        """Start a task owned by the host: outside every run, and referenced until it is done."""
+        """Start a task that belongs to the host, not to a run. The host references the task until it is done."""
         return self.context.start_task(coroutine, name)
 
     def close_streams(self) -> None:
-        """End all event streams after their pending events; new ones end at the end of their log."""
+        """End every event stream after its pending events. A stream that is opened later ends at the end of its log."""
         for on_close in self.on_streams_close:
             on_close()
         self.directory.close_streams()
 
     def _on_server_exit(self) -> None:
-        """Handle the exit of the surrounding web server, which closes this host only after the streams have ended."""
+        """Drain the host and end its streams, because the exiting web server waits for them before closing the host."""
 
         async def end() -> None:
             await self.drain()
@@ -286,27 +288,28 @@ class Host:
         agent: str | None = None,
         agents: frozenset[str] | None = None,
     ) -> Session:
-        """Return a handle to a principal's session; no I/O, the session need not exist yet.
+        """Return a handle to a principal's session. This does no I/O, and the session need not exist yet.
 
         Parameters:
-            key: 1 to 200 printable characters without a slash.
+            key: the session's key, 1 to 200 printable characters without a slash.
             principal: the session's owner.
-            agent: the agent for messages that do not name one.
-            agents: the agents that this caller may use; others are unknown to it. None: all of them.
+            agent: the agent for messages that do not name an agent; None uses the session's agent.
+            agents: the agents that this caller may use; None allows all agents. Any other agent raises `UnknownAgent`.
 
         Raises:
-            InvalidKey, UnknownAgent.
+            InvalidKey: if `key` is invalid.
+            UnknownAgent: if the host does not have `agent`, or if the caller may not use that agent.
         """
         if agent is not None:
             self.find_agent(agent, among=agents)
         return Session(self.parts.of_sessions, principal, key, agent, agents)
 
     async def sessions(self, *, principal: str | None = None, limit: int = 100) -> list[SessionView]:
-        """Return the most recently changed sessions, of one principal or of all (None)."""
+        """Return the most recently changed sessions of `principal`; None includes all principals."""
         return list(await self.store.sessions(principal=principal, limit=limit))
 
     async def open_questions(self, *, limit: int = 1000) -> list[DueQuestion]:
-        """Return the open questions of all sessions, the earliest to expire first."""
+        """Return the open questions of all sessions, in order of expiry."""
         return list(await self.store.due_questions(before=math.inf, limit=limit))
 
     async def schedule(
@@ -318,25 +321,31 @@ class Host:
         schedule_id: str | None = None,
         **spec: Unpack[ScheduleKeywords],
     ) -> Schedule:
-        """Send messages to the session `key` on a schedule; see `SessionAPI.schedule`."""
+        """Create or replace a schedule that sends messages to the session `key`; see `SessionAPI.schedule`."""
         return await self.session(key, principal=principal).schedule(text, schedule_id=schedule_id, **spec)
 
     def find_schedule(self, schedule_id: str, *, principal: str = "local") -> Schedule:
-        """Return a handle to a principal's schedule; no I/O, it need not exist. Raises `InvalidKey`."""
+        """Return a handle to a principal's schedule. This does no I/O, and the schedule need not exist.
+
+        Raises `InvalidKey` if `schedule_id` is invalid.
+        """
         return Schedule(self.scheduler, principal, schedule_id)
 
     async def schedules(
         self, *, principal: str | None = None, session: str | None = None, limit: int = 100
     ) -> list[ScheduleView]:
-        """Return schedules in order of creation: of all principals (None), of one, or of one session."""
+        """Return schedules in order of creation, limited to `principal` and to the session key `session` if given."""
         return list(await self.store.schedules(principal=principal, session=session, limit=limit))
 
     def find_agent(self, name: str, *, among: frozenset[str] | None = None) -> Agent:
-        """Return the agent of that name, if in `among`. Raises `UnknownAgent`, which lists only agents in `among`."""
+        """Return the agent called `name`. Raises `UnknownAgent` if the agent does not exist or is not in `among`.
+
+        Without `among`, all agents are allowed. The error lists only allowed agents.
+        """
         return self.parts.of_sessions.agents.find(name, among=among)
 
     def statistics(self) -> HostStatistics:
-        """Return a snapshot of the host."""
+        """Return a snapshot of the host's state and counters."""
         return HostStatistics(
             node_id=self.node_id,
             pid=os.getpid(),
@@ -351,15 +360,15 @@ class Host:
         )
 
     def tree(self, *, principal: str | None = None) -> TreeNode:
-        """Return all live sessions and runs, and everything below them; of one principal, or of all (None).
+        """Return the tree of live sessions, runs and their tasks for `principal`; None includes all principals.
 
-        Abandoned tasks and threads are included until they end, in the state ``abandoned``.
+        Abandoned tasks and threads stay in the tree, in the state ``abandoned``, until they end.
         """
         return self.parts.tree.of_host(principal)
 
 
 def _configured_store(settings: Settings) -> str:
-    """Return the URL of the configured store, or of one that an older version created in this folder."""
+    """Return the URL of the configured store, or of a store that an older version created in the current folder."""
     if settings.store != DEFAULT_STORE:
         return settings.store
     found = default_store(environ={})

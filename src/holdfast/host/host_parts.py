@@ -1,4 +1,4 @@
-"""Build the parts of a host from the bottom up: each gets the context and the parts below it."""
+"""Build the parts of a host from the bottom up. Each part gets the context and the parts below it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ __all__ = ["HostParts"]
 
 
 class HostParts:
-    """The parts of one host. As their `RunObserver`, it forwards each call to the part concerned."""
+    """The parts of one host. Implements `RunObserver` by forwarding each call to the part concerned."""
 
     __slots__ = (
         "accounting",
@@ -107,24 +107,24 @@ class HostParts:
         self.dispatcher.on_slot(principal, session)
 
     def on_started(self, run: LiveRun) -> None:
-        """Unload or stop a run that started after the deadline of a drain."""
+        """Unload or stop the run if it started after a drain's deadline."""
         self.drain.on_started(run)
 
     def on_quiescent(self, run: LiveRun) -> None:
-        """Unload a run that waits only for people."""
+        """Unload a quiescent run, which waits only for people, if possible."""
         self.drain.on_quiescent(run)
 
     def on_ended(self, run: LiveRun, claim: Claim, committed: Committed | None) -> None:
-        """Pass on the slot of a run that is no longer in memory."""
+        """Release or reuse the slot of a run that is no longer in memory."""
         self.drain.on_ended(run)
         self.launcher.on_ended(run, claim, committed)
 
     def on_question(self, due_at: float) -> None:
-        """Schedule the expiry of a new question."""
+        """Schedule the expiry of a new question at `due_at`."""
         self.maintenance.question_due(due_at)
 
     def stop_unloaded(self, session: int, principal: str, run_id: str, cause: Cause) -> asyncio.Task[StopReceipt]:
-        """End a run that is not in memory and whose interrupt is recorded."""
+        """End a run that is not in memory. The store has already recorded its interrupt."""
         return self.suspension.stop(session, principal, run_id, cause)
 
     def start_background(self, actor: LiveSession, work: Callable[[], Awaitable[Any]], *, name: str) -> None:

@@ -1,4 +1,4 @@
-"""A session in this host's memory: its run, its readers and its background work. Evicted when idle."""
+"""A session in this host's memory, with its run, readers and background work. Idle sessions are evicted."""
 
 from __future__ import annotations
 
@@ -41,30 +41,30 @@ class LiveRun(Protocol):
 
     @property
     def phase(self) -> RunPhase:
-        """The phase of the run: see `holdfast.protocol.run_phases`."""
+        """The run's phase; `holdfast.protocol.run_phases` defines the phases."""
 
     @property
     def is_quiescent(self) -> bool:
-        """Whether the run waits only for people."""
+        """Whether the run waits only for answers from people."""
 
     def stop(self, cause: Cause, *, grace_s: float | None = None) -> asyncio.Future[StopReceipt]:
-        """Interrupt the run; the future resolves to the receipt, as for `follow`."""
+        """Interrupt the run and return a future of the stop receipt, which resolves as `follow` describes."""
 
     def follow(self) -> asyncio.Future[StopReceipt]:
-        """Return a future of the stop receipt, whatever stops the run.
+        """Return a future of the run's stop receipt, without stopping the run.
 
-        It resolves once the slot is free, or earlier if the store keeps failing or an abandoned exclusive call holds
-        the slot.
+        The future resolves once the run's slot is free. It resolves earlier if the store keeps failing, or if an
+        abandoned exclusive call still holds the slot.
         """
 
     def unload(self) -> bool:
-        """Unload a run that waits only for people, if a later claim can resume it. Return whether it unloads."""
+        """Unload a quiescent run if a later claim can resume it. Return whether the run is being unloaded."""
 
     def unload_on_stop(self) -> None:
-        """Make the next stop unload the run instead of ending it, if the next start can resume it."""
+        """Make the next stop unload the run instead of ending it, if the run can resume at the host's next start."""
 
     def give_up(self) -> None:
-        """Stop waiting for the store, and write nothing more for the run; the next start ends it."""
+        """Stop waiting for the store and write nothing more for the run. The host ends the run when it next starts."""
 
     def supersede(self) -> None:
         """End this run, because a newer claim holds the session."""
@@ -75,9 +75,9 @@ def _length(event: Stored) -> int:
 
 
 class LiveSession:
-    """A session in memory; each host has at most one object per session. Used on the host's loop only.
+    """A session in memory. A host has at most one `LiveSession` for each session. Use it on the host's loop only.
 
-    It has no tasks, queues or events of its own and works by callbacks only.
+    A live session has no tasks or queues of its own; it works only by callbacks.
     """
 
     __slots__ = (
@@ -108,7 +108,7 @@ class LiveSession:
         self.idle_since = 0.0
 
     def publish(self, events: Sequence[Stored]) -> None:
-        """Pass newly stored events to the readers."""
+        """Pass newly stored events to the session's readers."""
         if events and not self.log.closed:
             self.log.publish(shown(events), first_seq=events[0].seq)
             if events[-1].kind == "session.deleted":

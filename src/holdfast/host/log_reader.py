@@ -1,7 +1,7 @@
-"""Read a session's log by cursor: the stored events first, then new ones as they arrive.
+"""Read a session's log from a cursor: first the stored events, then new events as they arrive.
 
-A reader holds nothing that a run waits for. A slow reader catches up from the store; if it misses events, a `Gap`
-reports them.
+A run never waits for a reader. A slow reader catches up from the store. If events were pruned before they were read,
+the reader yields a `Gap` in their place.
 """
 
 from __future__ import annotations
@@ -38,14 +38,17 @@ _settled = msgspec.json.Decoder(_Settled)
 
 
 class LogReader:
-    """A position in a session's log. Made by `open_log`, used by one task, and must be closed.
+    """An asynchronous iterator over a session's log, made by `open_log`. Use it in one task, and close it.
 
-    Iterating yields batches of events in order, `Gap` frames, and None after each `keepalive_s` without an event. It
-    ends after ``session.deleted``, after the event that settles `follow`, and when the host closes its streams.
+    Iterating yields batches of events in order, `Gap` frames, and None after each `keepalive_s` seconds without an
+    event. The iteration ends after ``session.deleted``, after the event that settles the message `follow`, or when the
+    host closes its streams.
 
     Parameters:
         number: the session's public number.
-        cursor: the seq of the last event returned.
+        cursor: the seq of the last event that the caller has; 0 starts with the first event.
+        follow: id of the message whose settlement ends the iteration; None follows no message.
+        keepalive_s: seconds without an event after which the reader yields None.
     """
 
     __slots__ = (
@@ -141,7 +144,12 @@ class LogReader:
         raise StopAsyncIteration
 
     async def look(self, principal: str, key: str) -> None:
-        """Find the events stored before this reader was attached. Raises `InvalidCursor`, `UnknownMessage`."""
+        """Find out which events were stored before this reader was attached.
+
+        Raises:
+            InvalidCursor: if the cursor is ahead of the session.
+            UnknownMessage: if the message `follow` does not exist.
+        """
         session, view = await self._directory.find(principal, key)
         if self.cursor > max(view.seq, self._actor.log.next_seq - 1):
             raise InvalidCursor(f"seq {self.cursor} is ahead of the session, which is at {view.seq}")
@@ -160,7 +168,7 @@ class LogReader:
             self._actor.idle_since = self._context.loop.time()
 
     async def _from_store(self, cursor: int, until: int) -> Sequence[Stored] | Gap:
-        """Return the next page; its memory is charged until the next call."""
+        """Return the next page of stored events. The page's memory is charged until the next read."""
         self._release()
         context, session = self._context, self._actor.session
 
@@ -180,16 +188,15 @@ class LogReader:
 
 
 def events_bytes(page: Sequence[Stored]) -> int:
-    """Return the size of events, in bytes."""
+    """Return the total size of the events in `page`, in bytes."""
     return sum(len(event.body) for event in page)
 
 
 class AwaitedLog:
-    """The log of a session that does not exist yet: waits for the session, then reads it as a `LogReader`.
+    """An iterator that waits until a session exists, then reads the session's log from the first event.
 
-    Made by `open_log`, used by one task, and must be closed. It begins with the first event. While it waits, iterating
-    yields None after each `keepalive_s`, and ends when the host closes its streams. The store has no record of the
-    wait.
+    Made by `open_log`. Use it in one task, and close it. Until the session exists, iterating yields None after each
+    `keepalive_s` seconds; the iteration ends when the host closes its streams. The store has no record of the wait.
     """
 
     __slots__ = ("_closed", "_context", "_directory", "_keepalive_s", "_key", "_log", "_made", "_principal")
@@ -236,7 +243,10 @@ class AwaitedLog:
         return await anext(self._log)
 
     async def look(self) -> bool:
-        """Start reading if the session exists; return whether it does. Raises `SessionDeleted`, `StorageError`."""
+        """Start reading if the session exists, and return whether it exists.
+
+        Raises `SessionDeleted` if the session was deleted, and `StorageError`.
+        """
         if self._made.done():  # expect again before looking, so that nothing is missed in between
             self._made = self._directory.awaited.expect(self._principal, self._key)
         with suppress(UnknownSession):
@@ -267,7 +277,7 @@ class AwaitedLog:
 
 
 SessionLog = LogReader | AwaitedLog
-"""A session's log, whether the session exists or not."""
+"""A reader of a session's log, whether or not the session exists yet."""
 
 
 async def open_log(
@@ -280,13 +290,16 @@ async def open_log(
     follow: str | None,
     keepalive_s: float,
 ) -> SessionLog:
-    """Return a reader of the events after cursor `after`; None: from the first event.
+    """Return a reader of the events after the cursor `after`. Without a cursor, it starts with the first event.
 
-    With None or ``"0"`` and without `follow`, the session need not exist yet: the reader then waits for it.
+    If `after` is ``"0"`` or not given, and `follow` is not given, the session need not exist yet: the reader waits
+    until it does.
 
     Raises:
-        UnknownSession: the session does not exist, and `after` or `follow` refers to it.
-        SessionDeleted, UnknownMessage, InvalidCursor: as `SessionAPI.events`.
+        UnknownSession: if the session does not exist, and `after` or `follow` refers to it.
+        SessionDeleted: if the session was deleted.
+        UnknownMessage: if the message `follow` does not exist.
+        InvalidCursor: if `after` is not a cursor of the session.
     """
     try:
         return await _open(context, directory, principal, key, after=after, follow=follow, keepalive_s=keepalive_s)
@@ -335,7 +348,7 @@ async def _is_settled(context: HostContext, session: int, key: str, message_id: 
 
 
 def _ending(batch: Sequence[Stored], follow: str | None) -> int | None:
-    """Return the index of the event that ends the stream, or None."""
+    """Return the index of the event in `batch` that ends the stream; None if the stream continues."""
     for index, event in enumerate(batch):
         if event.kind == "session.deleted":
             return index

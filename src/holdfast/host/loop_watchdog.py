@@ -1,4 +1,4 @@
-"""Detect agent code that blocks the host's event loop, delaying all other users, and report where."""
+"""Detect code that blocks the host's event loop and thereby delays all users, and report the loop's stack."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ class LoopWatchdog:
     """Pings the loop periodically from a separate thread.
 
     Parameters:
-        loop: the loop to watch; call `start` on its thread.
-        limit_s: maximum response time, in seconds.
-        report: called on the watchdog's thread, once for each late response, with `limit_s` and the loop's stack.
+        loop: the loop to watch; `start` must be called on the loop's thread.
+        limit_s: maximum response time of the loop, in seconds.
+        report: callback, called with `limit_s` and the loop's stack once for each late response, on the watchdog's
+            thread.
     """
 
     def __init__(
@@ -35,12 +36,12 @@ class LoopWatchdog:
         self._loop_thread = 0
 
     def start(self) -> None:
-        """Start watching."""
+        """Start watching the loop."""
         self._loop_thread = threading.get_ident()
         threading.Thread(target=self._watch, name="holdfast loop watchdog", daemon=True).start()
 
     def close(self) -> None:
-        """Stop watching, without waiting for the thread to end."""
+        """Stop watching the loop, without waiting for the watchdog's thread to end."""
         self._end.trigger("the host is closing", kind="shutdown")
 
     def _watch(self) -> None:

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 __all__ = ["Maintenance"]
 
 LOOK_EVERY_S = 3600.0
-"""Maximum interval between checks for due questions, since clocks may be set and stores may fail."""
+"""Maximum interval between checks for due questions, because the clock may be set and store calls may fail."""
 JUST_AFTER_S = 0.001
 EXPIRE_LIMIT = 1000
-"""Maximum number of questions that expire together."""
+"""Maximum number of questions that one check expires."""
 
 
 class Maintenance:
-    """Periodic maintenance of a host. On its loop only."""
+    """Periodic maintenance of a host. Use it on the host's loop only."""
 
     def __init__(
         self, parts: RunParts, launcher: RunLauncher, suspension: Suspension, recovery: StartupRecovery
@@ -40,7 +40,7 @@ class Maintenance:
         self._next_due_at = math.inf
 
     def start(self) -> None:
-        """Start maintenance: evict, prune and expire at once, then periodically."""
+        """Start maintenance. Idle sessions, old rows and due questions are handled at once, then periodically."""
         self._evict()
         self._prune()
         self._expire()
@@ -51,7 +51,7 @@ class Maintenance:
             timer.cancel()
 
     def evict(self, *, idle_for_s: float) -> None:
-        """Evict every session that has been idle for at least this long, then close unused thread pools."""
+        """Evict every session that has been idle for at least `idle_for_s` seconds, then close unused thread pools."""
         directory, threads = self._parts.directory, self._parts.threads
         directory.evict(idle_for_s=idle_for_s)
         if len(threads) > len(self._launcher.live):
@@ -91,7 +91,7 @@ class Maintenance:
     # ── questions ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def question_due(self, due_at: float) -> None:
-        """Arm the timer for a question that is due at `due_at`."""
+        """Arm the timer for a question that expires at `due_at`, unless the timer is due earlier."""
         if due_at < self._next_due_at and not self._context.lifecycle.draining:
             self._next_due_at = due_at
             self._look_in(due_at + JUST_AFTER_S - self._context.now())
@@ -110,7 +110,7 @@ class Maintenance:
             self._context.start_task(self._expire_due(), "expire")
 
     async def _expire_due(self) -> None:
-        """Answer due questions with ``expired``, then arm the timer for the next."""
+        """Answer all due questions with ``expired``, then arm the timer for the next question."""
         context = self._context
         again_s = LOOK_EVERY_S
         try:

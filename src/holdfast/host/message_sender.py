@@ -27,7 +27,7 @@ KEY_LENGTH = 200
 
 
 def check_key(key: str) -> str:
-    """Return a session key. Raises `InvalidKey` if it is invalid."""
+    """Return `key` if it is a valid session key. Raises `InvalidKey` otherwise."""
     given: object = key
     if not isinstance(given, str):
         raise InvalidKey(f"a session key must be text (str), not {given!r}")
@@ -49,7 +49,7 @@ def receipt_of(key: str, result: SendResult) -> Receipt:
 
 
 class MessageSender:
-    """Sends messages to sessions. On the host's loop only."""
+    """Sends messages to sessions. Use it on the host's loop only."""
 
     __slots__ = ("_agents", "_context", "_dispatcher", "_queue")
 
@@ -71,12 +71,14 @@ class MessageSender:
         agents: frozenset[str] | None = None,
         retry_of: str | None = None,
     ) -> Receipt:
-        """Send a message to a session. Raises as `SessionAPI.send`.
+        """Send a message to a session. Raises the errors of `SessionAPI.send`.
 
         Parameters:
-            handle_agent: the agent if the message names none. Messages with the same idempotency key may differ in it.
-            agents: the agents that the sender may use; None: all of them.
-            retry_of: the run whose request is repeated.
+            message_id: id of the message; None creates an id.
+            handle_agent: the agent to use if `options` does not name one. Messages with the same idempotency key may
+                have different values.
+            agents: names of the agents that the sender may use; None allows all agents.
+            retry_of: id of the run whose request the message repeats; None for an ordinary message.
         """
         context = self._context
         idempotency_key, attachments = options.idempotency_key, options.attachments

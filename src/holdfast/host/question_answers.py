@@ -18,7 +18,13 @@ __all__ = ["Answerer", "give_answer"]
 
 
 class Answerer(NamedTuple):
-    """The author of an answer: the credential's owner, the credential, and the approval key if one was required."""
+    """The author of an answer.
+
+    Parameters:
+        principal: the owner of the credential.
+        via: the credential with which the answer was given.
+        approval_key: the approval key, if one was required.
+    """
 
     principal: str
     via: str
@@ -37,10 +43,12 @@ async def give_answer(
     call_hash: str,
     answerer: Answerer,
 ) -> Answer:
-    """Answer a question of a session. Raises as `SessionAPI.answer` and `approve`.
+    """Answer a question of a session. Raises the errors of `SessionAPI.answer` and `SessionAPI.approve`.
 
     Parameters:
-        principal, key: the session's owner and key.
+        principal: the owner of the session.
+        key: the key of the session.
+        answerer: the author of the answer.
     """
     for given_text in (question_id, text, call_hash):
         if not isinstance(given_text, str):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["StartupRecovery"]
 
 READY_LIMIT = 100_000
-"""Maximum number of waiting sessions queued at a time; the longest waiting come first."""
+"""Maximum number of waiting sessions queued at a time; the sessions that have waited longest are queued first."""
 
 
 class StartupRecovery:
@@ -36,7 +36,7 @@ class StartupRecovery:
         self._context = parts.context
         self._launcher = launcher
         self.more_waiting = False
-        """Whether the store has more sessions with waiting messages than were queued."""
+        """Whether the store may have sessions with waiting messages that were not queued because of `READY_LIMIT`."""
 
     async def run(self) -> Recovery:
         """Resume or end every run of an earlier host process, and queue every session that has waiting messages."""
@@ -77,7 +77,7 @@ class StartupRecovery:
         return Recovery(restarted=tuple(restarted), interrupted=tuple(interrupted), waiting=len(ready))
 
     async def enqueue_more(self) -> None:
-        """Queue sessions with waiting messages that exceeded the limit at startup."""
+        """Queue sessions with waiting messages that were left out at startup because of `READY_LIMIT`."""
         self.more_waiting = False
         try:
             ready = await self._context.store.ready(limit=READY_LIMIT)
@@ -89,7 +89,7 @@ class StartupRecovery:
         self.more_waiting = len(ready) == READY_LIMIT
 
     def _obstacle(self, history: RunHistory) -> str | None:
-        """Return the reason why the run cannot resume; None if it can."""
+        """Return the reason why the run cannot resume; return None if the run can resume."""
         claim, journal = history.claim, history.journal()
         if claim.interrupt is not None:
             return "it was being interrupted"

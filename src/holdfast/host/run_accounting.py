@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 __all__ = ["RunAccounting"]
 
 RECORDED: frozenset[str] = frozenset(("user", "stop", "message", "rollback", "shutdown", "lease_lost"))
-"""Kinds of interrupt that are already recorded, or deliberately not recorded, when they reach the run's scope."""
+"""Kinds of interrupt that `RunAccounting` does not record, because they are already recorded or deliberately not."""
 
 
 class RunAccounting:
-    """Counts, records and publishes changes of runs, without making decisions about them."""
+    """Counts, records and publishes changes of runs, without making decisions about runs."""
 
     __slots__ = ("_context", "_directory", "_settlements", "_tree")
 
@@ -44,12 +44,12 @@ class RunAccounting:
     def committed(
         self, claim: Claim, status: str, committed: Committed, steered: Sequence[str] = (), *, sure: bool = True
     ) -> None:
-        """Publish the durable end of a run, and wake its waiters.
+        """Count and publish a committed run, and wake the tasks that wait for its messages.
 
         Parameters:
-            status: the committed status; a run that was rolled back counts as ``interrupted``.
+            status: the status that was committed; a run that was rolled back is counted as ``interrupted``.
             steered: ids of the messages that the run took after its claim.
-            sure: whether `steered` is complete.
+            sure: whether `steered` is known to be complete.
         """
         incidents = self._context.incidents
         counts, kept, broken = incidents.counts, incidents.promises.kept, incidents.promises.broken
@@ -70,13 +70,13 @@ class RunAccounting:
         self._settlements.settle(committed.settled)
 
     def withdrawn(self, session: int, settled: Sequence[Settlement], events: Sequence[Stored]) -> None:
-        """Publish withdrawn messages, and wake their waiters."""
+        """Publish the withdrawal of messages, and wake the tasks that wait for these messages."""
         self._directory.publish(session, events)
         self._context.incidents.promises.kept["P5"] += len(settled)
         self._settlements.settle(settled)
 
     def interrupted(self, run: LiveRun, cause: Cause) -> None:
-        """Record the interrupt of a run, unless it is already durable."""
+        """Count the interrupt of a run, and record the interrupt in the store unless `RECORDED` excludes it."""
         context, incidents = self._context, self._context.incidents
         incidents.counts[f"interrupts_{cause.kind}"] += 1
         if cause.kind == "parent" and not context.scope.interrupt.triggered:
@@ -123,18 +123,18 @@ class RunAccounting:
             self._context.report("survivors", text, session=key, run_id=run_id)
 
     def scope_closed(self, scope: Scope) -> None:
-        """Check that nothing is left in the closed scope of a run."""
+        """Check that the closed scope of a run has no members left."""
         incidents = self._context.incidents
         (incidents.promises.broken if scope.has_members else incidents.promises.kept)["P8"] += 1
 
     def transcript_made(self, entries: Sequence[Entry]) -> None:
-        """Check that each call among a run's new entries has exactly one result."""
+        """Check that each tool call among a run's new entries has exactly one result."""
         calls = [entry.call_id for entry in entries if entry.role == "tool_call"]
         results = {entry.call_id for entry in entries if entry.role == "tool_result"}
         valid = len(calls) == len(results) and results.issuperset(calls)
         (self._context.incidents.promises.kept if valid else self._context.incidents.promises.broken)["P6"] += 1
 
     def lease_lost(self, run: LiveRun, error: HoldfastError) -> None:
-        """Report that another holder has the session."""
+        """Report that a run lost its session to another holder."""
         self._context.incidents.promises.broken["P11"] += 1
         self._context.report("lease_lost", error.message, session=run.actor.key, run_id=run.run_id)

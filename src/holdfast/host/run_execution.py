@@ -2,18 +2,21 @@
 
 Invariants
 - All output of the run goes through its `EventWriter`. Output after the scope has closed is dropped.
-- A run is committed only once its scope has ended, on its own or by a stop. The slot is freed only when the run leaves
-  memory.
-- A failed write is retried unchanged until the store accepts it. The slot stays held and later writes wait behind it.
-  If a write is refused because another holder has the session, the run ends here and writes nothing more.
-- Only an expired drain gives up a write (`give_up`): the store keeps the run, and the next start ends it.
+- A run is committed only once its scope has ended, on its own or by a stop. The run's slot is freed only when the run
+  leaves memory.
+- A failed write is retried unchanged until the store accepts it. Meanwhile, the run keeps its slot, and its later
+  writes wait. If the store refuses a write because another holder has the session, the run ends on this host and writes
+  nothing more.
+- A write is given up (`give_up`) only if a drain has expired. The run then stays in the store, and the host ends it
+  when it next starts.
 - The phases and their transitions are defined in `holdfast.protocol.run_phases`. Once the scope has closed, the phase
   determines what is still to be written.
-- A run that is unloaded to wait for people (`unload`) does no further work and produces no further output. Before the
-  store releases it, everything that a later claim needs is stored. An interrupt before the release ends the run here.
-- Once the quota of stored bytes and the extra allowance for active runs are used up, only the run's end, as failed, is
-  stored.
-- The host needs no task for an ordinary run: callbacks on its loop do all of the above.
+- A run that is unloaded (`unload`) to wait for people does no further work and produces no further output. Before the
+  store releases the run, everything that a later claim needs is stored. An interrupt before the release ends the run on
+  this host.
+- Once the quota of stored bytes and the extra allowance for active runs are used up, the run fails, and only its input
+  and its error are stored.
+- An ordinary run needs no host task of its own: callbacks on the host's loop do all of the above.
 """
 
 from __future__ import annotations
@@ -66,7 +69,7 @@ _LOGGED = 10
 
 
 class RunExecution:
-    """One run on this host; implements `LiveRun`. The module's docstring lists the invariants."""
+    """One run on this host. Implements `LiveRun`; the module's docstring lists the invariants."""
 
     __slots__ = (
         "_adapter",
@@ -180,11 +183,11 @@ class RunExecution:
 
     @property
     def is_quiescent(self) -> bool:
-        """Whether the run waits only for people."""
+        """Whether the run waits only for answers from people."""
         return self._adapter.is_quiescent
 
     def take_answer(self, answer: Answer) -> None:
-        """Deliver a person's decision."""
+        """Deliver a person's answer to the run."""
         self._adapter.take_answer(answer)
 
     def expect_steering(self) -> None:
@@ -194,7 +197,7 @@ class RunExecution:
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def start(self) -> None:
-        """Start the agent, in the host's context so that it inherits nothing from a caller."""
+        """Start the agent. Called in the host's context, so that the agent inherits nothing from a caller."""
         try:
             self.scope.open()
             self._handle = self.scope.spawn(perform(self.run), name=self._agent.name)
@@ -210,31 +213,31 @@ class RunExecution:
     def stop(
         self, cause: Cause, *, grace_s: float | None = None, abandon_after_s: float | None = None
     ) -> asyncio.Future[StopReceipt]:
-        """Interrupt the run; the future resolves to the receipt, as for `follow`."""
+        """Interrupt the run and return a future of the stop receipt, which resolves as `follow` describes."""
         future = self.follow()
         self.request_stop(cause, grace_s=grace_s, abandon_after_s=abandon_after_s)
         self._answer_if_exhausted()
         return future
 
     def request_stop(self, cause: Cause, *, grace_s: float | None = None, abandon_after_s: float | None = None) -> None:
-        """Request a stop without waiting. It does not affect a run that is already committing."""
+        """Request a stop of the run without waiting for it. A run that is already committing is not stopped."""
         if self.phase in ("unloading", "releasing") and self._cut_by is None:
             self._cut_by = cause
         if self.phase != "committing":
             self.scope.request_stop(cause, grace_s=grace_s, abandon_after_s=abandon_after_s)
 
     def follow(self) -> asyncio.Future[StopReceipt]:
-        """Return a future of the stop receipt, whatever stops the run.
+        """Return a future of the run's stop receipt, without stopping the run.
 
-        It resolves once the slot is free, or earlier if the store keeps failing or an abandoned exclusive call holds
-        the slot.
+        The future resolves once the run's slot is free. It resolves earlier if the store keeps failing, or if an
+        abandoned exclusive call still holds the slot.
         """
         future: asyncio.Future[StopReceipt] = self._context.loop.create_future()
         self._receipts.append(future)
         return future
 
     def unload(self) -> bool:
-        """Unload a run that waits only for people, if a later claim can resume it. Return whether it unloads."""
+        """Unload a quiescent run if a later claim can resume it. Return whether the run is being unloaded."""
         if self.phase != "running":
             return self.phase == "unloading"
         if self.scope.interrupt.triggered:
@@ -250,12 +253,12 @@ class RunExecution:
         return True
 
     def unload_on_stop(self) -> None:
-        """Make the next stop unload the run instead of ending it, if the next start can resume it."""
+        """Make the next stop unload the run instead of ending it, if the run can resume at the host's next start."""
         running = self.phase == "running" and not self.scope.interrupt.triggered
         self._may_unload = running and self._agent.replayable
 
     def give_up(self) -> None:
-        """Stop waiting for the store, and write nothing more for the run; the next start ends it."""
+        """Stop waiting for the store and write nothing more for the run. The host ends the run when it next starts."""
         if not self.ended:
             self._end(self._receipt)
 
@@ -265,7 +268,7 @@ class RunExecution:
             self._parts.accounting.interrupted(self, cause)
 
     def _closed(self) -> None:
-        """Handle the closed scope: all work of the run has ended, or its results are discarded from now on."""
+        """Commit or release the run once its scope has closed. Results of work that still runs are then discarded."""
         if self.phase in TERMINAL_PHASES:
             return
         assert self._handle is not None
@@ -301,7 +304,7 @@ class RunExecution:
             self._commit("interrupted", cause=cause, receipt=receipt, error=errors[0] if errors else None)
 
     def _log_failures(self, error: BaseException | None) -> None:
-        """Log each error of the agent and its parts once, except those caused by an interrupt."""
+        """Log each error that the run raised once, except errors that an interrupt caused."""
         if self.phase != "running" or (error is None and not self.scope.errors):
             return
         interrupted = self.scope.interrupt.triggered and self.scope.ended_by != "failure"
@@ -320,7 +323,7 @@ class RunExecution:
     # ── the log ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _appended(self, error: BaseException | None) -> None:
-        """Handle a completed append: continue the run's end if it has begun, otherwise flush further output."""
+        """Handle a completed append. If the run is ending, continue its end; otherwise, flush further output."""
         phase = self.phase
         if isinstance(error, StaleFence):
             self.lose(error)
@@ -339,7 +342,7 @@ class RunExecution:
         self._answer_if_exhausted()
 
     def _answer_if_exhausted(self) -> None:
-        """Give the receipt to the callers of a stop if the store keeps failing; the slot stays held until the end."""
+        """Resolve the stop futures if the store keeps failing. The run holds its slot until it has ended."""
         if self.phase == "committing" and self._writer.exhausted:
             self._answer()
 
@@ -391,9 +394,9 @@ class RunExecution:
             self._shorten(self._exceeded)
 
     def _exceed(self, error: QuotaExceeded) -> None:
-        """Handle an exceeded storage quota: the run fails, and its remaining output is dropped.
+        """Make the run fail because it exceeded the storage quota, and drop its remaining output.
 
-        This does not commit; the caller continues towards the end.
+        This method does not commit the run; the caller continues the run's end.
         """
         self._context.incidents.promises.kept["P14"] += 1
         self._exceeded = error
@@ -408,7 +411,7 @@ class RunExecution:
                 self.scope.spawn(_fail(error), name="quota")
 
     def _shorten(self, error: QuotaExceeded) -> None:
-        """Reduce the commit to the run's input and its error, which are stored beyond any quota."""
+        """Reduce the commit to the run's input and error, which are stored even if they exceed the quota."""
         fields, run_id = self._commit_fields, self.run_id
         asked = [entry for entry in fields["entries"] if entry.role == "user" and entry.run_id == run_id]
         if asked:
@@ -427,9 +430,10 @@ class RunExecution:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Continue towards the end, one write at a time: the unconfirmed batch first, then the commit or the release.
+        """Continue the run's end, one write at a time: first the unconfirmed batch, then the commit or the release.
 
-        A failed write is retried from here, so that a run that has lost its session in the meantime does not write.
+        Failed writes are retried through this method, which writes nothing if the run has lost its session in the
+        meantime.
         """
         if self._writer.in_flight:
             return
@@ -445,7 +449,7 @@ class RunExecution:
             self._let_go()
 
     def _let_go(self) -> None:
-        """Release an unloaded run to the store, unless it was interrupted in the meantime."""
+        """Release the unloaded run to the store, or commit it as interrupted if a stop was requested meanwhile."""
         self._writer.cancel_timer()
         if self._cut_by is not None:
             if self._receipt is not None:
@@ -478,14 +482,14 @@ class RunExecution:
             self._retry(error, "park")
 
     def _answer(self) -> None:
-        """Give the receipt to everyone who stopped the run."""
+        """Resolve all futures of the stop receipt."""
         for future in self._receipts:
             if not future.done():
                 future.set_result(self._receipt or nothing_to_stop(self.run_id, self._context.now()))
         self._receipts.clear()
 
     def _submit_once_released(self) -> None:
-        """Commit; an abandoned exclusive call keeps the slot until it has really ended."""
+        """Submit the commit once all abandoned exclusive calls have ended. Until then, the run keeps its slot."""
         if not self.run.exclusive_calls.names:
             self._submit()
             return
@@ -499,7 +503,7 @@ class RunExecution:
             self._go_on()
 
     def _submit(self) -> None:
-        """Submit the commit to the store, with the rest of the buffer."""
+        """Submit the commit to the store, together with the events that are still buffered."""
         self._writer.cancel_timer()
         done = self._context.store.commit_run(
             RunCommit(**self._commit_fields, events=self._writer.buffer, next_run_id=self._parts.queue.next_run_id())
@@ -571,12 +575,12 @@ async def _fail(error: Exception) -> None:
 
 
 def nothing_to_stop(name: str, at: float) -> StopReceipt:
-    """Return the receipt of a stop that found nothing to stop."""
+    """Return the receipt for a stop of `name` when nothing was running."""
     return StopReceipt(scope=name, cause=Cause(kind="stop", reason="nothing was running", origin=name, at=at))
 
 
 def _pass_on(receipts: Sequence[asyncio.Future[StopReceipt]], done: asyncio.Future[StopReceipt]) -> None:
-    """Copy the outcome of one future to the others."""
+    """Copy the outcome of `done` to the futures in `receipts`."""
     error = done.exception()
     for future in receipts:
         if not future.done():

@@ -1,4 +1,4 @@
-"""Stored history of a run whose original task is gone."""
+"""The stored history of a run whose original task has ended."""
 
 from __future__ import annotations
 
@@ -43,18 +43,21 @@ class RunHistory:
     events: Sequence[Event] = ()
 
     def journal(self) -> Journal:
-        """Return the journal for the next attempt."""
+        """Return the journal for the run's next attempt."""
         return Journal(self.events)
 
     def transcript(self) -> RunTranscript:
-        """Return the transcript so far."""
+        """Return the run's transcript so far."""
         transcript = RunTranscript(self.claim.lease.run_id, self.claim.messages)
         for event in self.events:
             transcript.feed(event)
         return transcript
 
     def was_started_by(self, agent: Agent) -> bool:
-        """Return whether an agent of the same kind started the run: a model resumes by steps, a function by calls."""
+        """Return whether an agent of the same kind as `agent`, with or without a model, may have started the run.
+
+        A run of an agent with a model resumes by steps; a run of a function resumes by calls.
+        """
         run_id = self.claim.lease.run_id
         in_steps = any(isinstance(e, StepFinished) and e.run_id == run_id for e in self.events)
         if agent.model is None:
@@ -63,14 +66,19 @@ class RunHistory:
 
     @property
     def repeats_output(self) -> bool:
-        """Whether the next attempt repeats output that readers have seen."""
+        """Whether the run's next attempt repeats output that readers may have seen."""
         run_id = self.claim.lease.run_id
         start = self.journal().discard_from or self.claim.started_seq
         return any(isinstance(e, TextDelta) and e.run_id == run_id and e.seq >= start for e in self.events)
 
 
 async def read_run_history(context: HostContext, claim: Claim) -> RunHistory:
-    """Read a run's history from the log. Raises `StorageError`; `StoreCorrupt` for a log that does not decode."""
+    """Read a run's history from the log.
+
+    Raises:
+        StorageError: if the store keeps failing.
+        StoreCorrupt: if the log cannot be decoded.
+    """
     lease = claim.lease
     stored = await retry(context, "read", lambda: context.store.run_events(lease.session, lease.run_id))
     try:

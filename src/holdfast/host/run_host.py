@@ -1,12 +1,12 @@
-"""The host, as seen by one run: its history, its steering messages, and its questions to people.
+"""The host's services for one run: the session's history, steering messages, and questions to people.
 
 Invariants
-- A person's decision is in the log before it is used. It is then delivered to the run, or kept until the run waits for
-  it.
-- A run is quiescent while every part of it waits for people, all its questions are durable, and every answer has been
-  delivered. Only then is its deadline paused, and only then may it be unloaded.
-- The result of a store call for the run is recorded when the store answers, even if the caller has ended: a steered
-  message belongs to the run that took it, even if the run was interrupted in the meantime.
+- A person's answer is in the log before it is used. The answer is then delivered to the run, or kept until the run
+  waits for it.
+- A run is quiescent while all its parts wait for people, all its questions are durable, and every answer has been
+  delivered. Only a quiescent run's deadline is paused, and only a quiescent run may be unloaded to wait for people.
+- The result of a store call for the run is recorded when the store answers, even if the caller has ended. A steered
+  message therefore belongs to the run that took it, even if the run was interrupted in the meantime.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _OF_STEERING = ("message.accepted", "message.steered")
 
 
 class AdaptedRun(LiveRun, Protocol):
-    """Interface of the run that an adapter serves."""
+    """Interface of the run that a `RunHostAdapter` serves."""
 
     @property
     def ended(self) -> bool:
@@ -65,7 +65,7 @@ class AdaptedRun(LiveRun, Protocol):
 
 
 class RunHostAdapter:
-    """Implements `holdfast.agents.ports.RunHost` for one run. On the host's loop only.
+    """Implements `holdfast.agents.ports.RunHost` for one run. Use it on the host's loop only.
 
     Parameters:
         steering: whether a ``steer`` message may wait for the run.
@@ -133,13 +133,13 @@ class RunHostAdapter:
         self.steered: tuple[str, ...] = ()
         """Ids of the messages that the active run took after its claim, in order."""
         self.unsure = False
-        """Whether a store error left it unknown which messages the run took."""
+        """Whether `steered` may be incomplete, because a store error hid which messages the run took."""
 
     async def history(self) -> Sequence[Entry]:
-        """Return the transcript before this run; a large one is read once, and charged until the run ends.
+        """Return the transcript before this run. A large transcript is read once and charged until the run ends.
 
         Raises:
-            BudgetExceeded: larger than the principal's share of memory.
+            BudgetExceeded: if the transcript is larger than the principal's share of memory.
         """
         if self._reading is None:
             self._reading = asyncio.Lock()
@@ -161,11 +161,11 @@ class RunHostAdapter:
             self._charge = None
 
     async def agent_state(self, n: int) -> str:
-        """Return the agent state kept with the transcript's entry `n`."""
+        """Return the agent state that is stored with entry `n` of the transcript."""
         return await self._context.store.kept(self._actor.session, n)
 
     def find_agent(self, name: str) -> Agent:
-        """Return the host's agent of that name. Raises `UnknownAgent`."""
+        """Return the host's agent called `name`. Raises `UnknownAgent` if the host does not have it."""
         try:
             return self._agents.find(name)
         except UnknownAgent as error:
@@ -176,7 +176,7 @@ class RunHostAdapter:
             ) from None
 
     def background(self, work: Callable[[], Awaitable[Any]], *, name: str) -> None:
-        """Start background work of the session."""
+        """Start `work` as background work of the session."""
         self._observer.start_background(self._actor, work, name=name)
 
     async def attachment(self, digest: str) -> bytes:
@@ -189,7 +189,7 @@ class RunHostAdapter:
     # ── steering ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def steer(self, step: int) -> Sequence[Message]:
-        """Take the messages steered to this run. On return, it is durable that the run took them before this step."""
+        """Take the messages steered to this run. On return, the store has recorded that the run took them at `step`."""
         if not self.steering:
             return ()
         self.steering = False  # before the store looks: a later message sets it again
@@ -207,7 +207,7 @@ class RunHostAdapter:
         self._actor.publish(done.events)
 
     async def _steered_at(self, step: int) -> Sequence[Message]:
-        """Read the messages that the run took before a step from the log, because the store's reply was lost."""
+        """Read the messages that the run took at `step` from the log, because the store's reply was lost."""
         store, actor = self._context.store, self._actor
         accepted: dict[str, MessageAccepted] = {}
         taken: list[Message] = []
@@ -241,7 +241,7 @@ class RunHostAdapter:
     # ── questions ────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def suspend(self, question: Question) -> None:
-        """Ask a person; the question is durable on return."""
+        """Ask a person a question. On return, the question is durable."""
         context, lease, scope = self._context, self._claim.lease, self._scope
         scope.interrupt.check()
         now = context.now()
@@ -271,7 +271,7 @@ class RunHostAdapter:
         self._observer.on_question(question.due_at)
 
     async def answered(self, question_id: str) -> Answer:
-        """Wait for a person's decision."""
+        """Wait for a person's answer to the question, and return the answer."""
         self._asked.discard(question_id)
         if self._answers is not None and question_id in self._answers:
             return self._answers[question_id]
@@ -297,7 +297,7 @@ class RunHostAdapter:
                 del self._expected[question_id]
 
     def take_answer(self, answer: Answer) -> None:
-        """Deliver a person's decision. A run that is being unloaded gets it when it resumes."""
+        """Deliver a person's answer. A run that is being unloaded gets the answer when it resumes."""
         if self._answers is None:
             self._answers = {}
         if self._answers.setdefault(answer.question_id, answer) is not answer or self._run.phase != "running":
@@ -313,7 +313,7 @@ class RunHostAdapter:
         self._update_quiescence()
 
     def _update_quiescence(self) -> None:
-        """Update `is_quiescent`: all questions are durable and awaited, and every answer has been delivered."""
+        """Update `is_quiescent`. If the run becomes quiescent, pause its deadline and notify the observer."""
         quiescent = self._quiet and bool(self._expected) and not self._asked and not self._on_the_way
         if quiescent == self.is_quiescent:
             return
@@ -326,7 +326,7 @@ class RunHostAdapter:
             self._observer.on_quiescent(self._run)
 
     def end_quiescence(self) -> None:
-        """Resume the run's deadline."""
+        """Mark the run as not quiescent, and resume its deadline."""
         self.is_quiescent = False
         still, self._still = self._still, None
         if still is not None:
@@ -335,7 +335,7 @@ class RunHostAdapter:
     async def _insist(
         self, what: str, verb: Callable[[], asyncio.Future[Done]], note: Callable[[Done], object]
     ) -> Done:
-        """Call the store, with retries, until it answers. `note` is called with each result in the log's order."""
+        """Call the store until the call succeeds. `note` is called with each result, in the order of the log."""
 
         def answered(done: asyncio.Future[Done]) -> None:
             error = done.exception()

@@ -1,7 +1,7 @@
-"""Start claimed runs, end those that cannot start, and pass on their slots.
+"""Start claimed runs, end claimed runs that cannot start, and pass on the slots of runs that have ended.
 
-Everything runs on the host's loop, in callbacks of the store's futures: no await separates a durable decision from its
-action.
+All code here runs on the host's loop, in callbacks of the store's futures, so that no await separates a durable
+decision from the resulting action.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["RunLauncher"]
 
 
 class RunLauncher:
-    """The runs in this host's memory."""
+    """Starts claimed runs, and holds the runs that are in this host's memory."""
 
     __slots__ = ("_context", "_parts", "live")
 
@@ -46,12 +46,13 @@ class RunLauncher:
         history: RunHistory | None = None,
         steering: bool = False,
     ) -> None:
-        """Start a claimed run; its slot is reserved.
+        """Start a claimed run, for which a slot is reserved.
 
         Parameters:
-            published: events to publish instead of the claim's own: those of the whole transaction, or of a restart.
-            history: history of earlier attempts.
-            steering: whether a message may have been steered to the run before it was known to be active.
+            published: events to publish, either of the whole transaction or of a restart; if empty, the claim's events
+                are published.
+            history: the history of earlier attempts; None for a first attempt.
+            steering: whether messages may have been steered to the run before this host knew that the run was active.
         """
         parts, incidents = self._parts, self._context.incidents
         events = published or claim.events
@@ -90,10 +91,10 @@ class RunLauncher:
         error: HoldfastError | None = None,
         history: RunHistory | None = None,
     ) -> asyncio.Future[None]:
-        """End a claimed run without starting its agent. Its slot is reserved.
+        """End a claimed run without starting its agent. A slot is reserved for the run.
 
-        For a run whose agent is unknown here, or which cannot resume. The future resolves when the run has ended, or
-        when a drain leaves it to the next start.
+        Call this if the run cannot resume, or if this host does not have the run's agent. The future resolves once the
+        run has ended, or once a drain leaves the run to the next start.
         """
         context, parts = self._context, self._parts
         history = history or RunHistory(claim)
@@ -138,7 +139,7 @@ class RunLauncher:
         return ended
 
     def on_ended(self, run: LiveRun, claim: Claim, committed: Committed | None) -> None:
-        """Pass on the slot of a run that ended here."""
+        """Remove an ended run from memory, and pass on the run's slot."""
         if run.actor.active is run:
             run.actor.active = None
             run.actor.idle_since = self._context.loop.time()

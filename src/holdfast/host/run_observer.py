@@ -1,4 +1,4 @@
-"""The only port through which runs and the session queue reach the parts above them."""
+"""The port through which runs and the session queue call the parts of the host above them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ __all__ = ["RunObserver"]
 
 
 class RunObserver(Protocol):
-    """Port to the parts above the runs, implemented by `HostParts`. Called on the host's loop; no method waits."""
+    """Interface to the parts above the runs, implemented by `HostParts`.
+
+    All methods are called on the host's loop, and none waits.
+    """
 
     def on_slot(self, principal: str, session: int) -> None:
-        """Handle a queued session that got a slot: claim its next run."""
+        """Claim the next run of a queued session that got a slot."""
 
     def on_started(self, run: LiveRun) -> None:
         """Handle a run that started."""
@@ -28,13 +31,13 @@ class RunObserver(Protocol):
         """Handle a run that waits only for people."""
 
     def on_ended(self, run: LiveRun, claim: Claim, committed: Committed | None) -> None:
-        """Handle a run that is no longer in memory; `committed` is its durable end, or None."""
+        """Handle a run that is no longer in memory. If the run was committed, `committed` is the store's result."""
 
     def on_question(self, due_at: float) -> None:
         """Handle a new question, which expires at `due_at`."""
 
     def stop_unloaded(self, session: int, principal: str, run_id: str, cause: Cause) -> asyncio.Task[StopReceipt]:
-        """End a run that is not in memory and whose interrupt is recorded."""
+        """End a run that is not in memory. The store has already recorded its interrupt."""
 
     def start_background(self, actor: LiveSession, work: Callable[[], Awaitable[Any]], *, name: str) -> None:
         """Start background work of a session. Raises `Draining`, `LimitExceeded`."""

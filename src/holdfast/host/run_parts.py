@@ -19,7 +19,7 @@ __all__ = ["RunParts"]
 
 
 class RunParts:
-    """The parts below the runs of a host, and the port above them."""
+    """The parts of a host that its runs use, and the `RunObserver` that its runs notify."""
 
     __slots__ = ("accounting", "agents", "context", "directory", "limits", "observer", "queue", "threads")
 

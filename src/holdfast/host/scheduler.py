@@ -1,14 +1,15 @@
-"""Schedules on a host: one timer for the next due schedule, and handles for their owners.
+"""Schedules on a host: a scheduler with one timer for the next due schedule, and handles for the schedules' owners.
 
 Invariants:
 
-- One timer and at most one check at a time serve any number of schedules; while nothing is due, the store is not
+- One timer and at most one check at a time serve any number of schedules. While nothing is due, the store is not
   queried.
-- Due schedules fire in batches in which principals take turns; a batch without progress is not repeated at once.
-- Wall-clock time decides what is due. It is checked at least every `LOOK_EVERY_S`, so that clock jumps in either
-  direction are noticed.
-- A schedule that is unreadable, or whose tick is refused, does not block any other.
-- A draining host fires nothing more; the remaining ticks are due, or missed, at the next start.
+- Due schedules fire in batches in which principals take turns. If a batch makes no progress, the next check waits for
+  `AGAIN_S`.
+- Wall-clock time decides what is due. The wall clock is checked at least every `LOOK_EVERY_S`, so that clock jumps in
+  either direction are noticed.
+- A schedule that is unreadable, or whose tick is refused, does not block other schedules.
+- A draining host fires no more schedules. The remaining ticks are due, or missed, at the next start.
 """
 
 from __future__ import annotations
@@ -53,18 +54,18 @@ LOOK_EVERY_S = 30.0
 AGAIN_S = 1.0
 """Delay before a check is repeated after a store error or without progress."""
 BACK_S = 1.0
-"""A wall clock that falls behind the monotonic clock by more than this was set back."""
+"""If the wall clock falls behind the monotonic clock by more than this many seconds, it is taken to be set back."""
 BATCH = 256
-"""Maximum number of schedules fired together."""
+"""Maximum number of schedules that fire in one batch."""
 TRIES = 3
-"""Attempts at a manual run while others change the schedule."""
+"""Maximum number of attempts to run a schedule manually while the schedule is being changed."""
 ID_LENGTH = 200
 TEXT_LENGTH = 100_000
-"""Maximum length of a schedule's message, since many of them may be in memory together."""
+"""Maximum length of a schedule's message, because the messages of many schedules may be in memory at once."""
 
 
 class Scheduler:
-    """Fires the schedules of a host. On its loop only."""
+    """Fires the schedules of a host. Use it on the host's loop only."""
 
     def __init__(self, context: HostContext, agents: AgentRegistry, queue: SlotQueue, dispatcher: Dispatcher) -> None:
         self._context = context
@@ -76,15 +77,15 @@ class Scheduler:
         self._looking = False
         self._ahead_s = math.inf
         self._broken: set[int] = set()
-        """Rows of unreadable schedules that were already reported."""
+        """Row ids of unreadable schedules that were already reported."""
 
     def start(self) -> None:
-        """Start, and check for due schedules at once."""
+        """Start the scheduler, and check for due schedules at once."""
         self._ahead_s = self._context.now() - self._context.clock.monotonic()
         self._begin()
 
     def close(self) -> None:
-        """Fire nothing more."""
+        """Cancel the timer for the next check."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -92,7 +93,7 @@ class Scheduler:
     # ── the timer ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _due(self, at: float) -> None:
-        """Arm the timer for a schedule that is due at `at`."""
+        """Arm the timer for a schedule that is due at `at`, unless the timer is due earlier."""
         if at < self._next_at:
             self._next_at = at
             if not self._looking:
@@ -119,7 +120,7 @@ class Scheduler:
             self._context.start_task(self._look(), "schedules")
 
     async def _look(self) -> None:
-        """Fire all due schedules, then arm the timer for the next."""
+        """Fire all due schedules, then arm the timer for the next schedule."""
         context = self._context
         again_at = context.now() + AGAIN_S
         self._next_at = math.inf  # a schedule that is put from now on may set it earlier
@@ -142,7 +143,7 @@ class Scheduler:
     # ── firing ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _fire_all(self, batch: Sequence[DueSchedule]) -> bool:
-        """Fire a batch; return whether all store calls succeeded and at least one schedule made progress."""
+        """Fire a batch of schedules. Return whether all store calls succeeded and any schedule made progress."""
         firing = [
             self._fire(due) for due in batch if not self._context.lifecycle.draining and self._may_fire(due.principal)
         ]
@@ -153,7 +154,7 @@ class Scheduler:
         )
 
     def _may_fire(self, principal: str) -> bool:
-        """Return whether the principal is within its rate; a schedule not fired now stays due."""
+        """Return whether the principal is within its rate. A schedule that may not fire now stays due."""
         try:
             self._context.budgets.fires.take(principal)
         except RateLimited:
@@ -225,7 +226,7 @@ class Scheduler:
     # ── for owners ───────────────────────────────────────────────────────────────────────────────────────────────
 
     async def put(self, principal: str, schedule_id: str | None, spec: ScheduleSpec) -> Schedule:
-        """Create or replace a schedule. Raises as `SessionAPI.schedule`."""
+        """Create or replace a schedule. Raises the errors of `SessionAPI.schedule`."""
         context = self._context
         schedule_id = ids.schedule_id() if schedule_id is None else checked_id(schedule_id)
         self._check(spec)
@@ -274,7 +275,7 @@ class Scheduler:
         return await asyncio.shield(done)
 
     async def find(self, principal: str, schedule_id: str) -> tuple[DueSchedule, ScheduleView]:
-        """Return the schedule's row and its current state. Raises `UnknownSchedule`."""
+        """Return the schedule as the store fires it, and the owner's view of it. Raises `UnknownSchedule`."""
         found = await self._context.store.schedule(principal, schedule_id)
         if found is None:
             raise UnknownSchedule(f"no such schedule: {schedule_id!r}")
@@ -302,9 +303,9 @@ class Scheduler:
 
 
 class Schedule:
-    """A handle to a schedule of a host. Made by `Session.schedule`, `Host.schedule` and `Host.find_schedule`.
+    """A handle to a schedule of a host, made by `Session.schedule`, `Host.schedule` or `Host.find_schedule`.
 
-    Call all methods on the host's loop. Cancelling a caller ends its wait, never the change.
+    Call all methods on the host's loop. If a caller is cancelled, it stops waiting, but the requested change is made.
     """
 
     __slots__ = ("_scheduler", "principal", "schedule_id")
@@ -339,7 +340,7 @@ class Schedule:
 
 
 def checked_id(schedule_id: str) -> str:
-    """Return the schedule id. Raises `InvalidKey` if it is invalid."""
+    """Return the schedule id if it is valid. Raises `InvalidKey` otherwise."""
     given: object = schedule_id
     if not isinstance(given, str) or not 0 < len(given) <= ID_LENGTH or not given.isprintable() or "/" in given:
         raise InvalidKey(f"{given!r:.200} is not a schedule id")

@@ -1,8 +1,8 @@
 """Detect the shutdown of a web server around a host, so that event streams end and the server can exit.
 
-A server such as uvicorn waits for its open connections before it runs the lifespan's shutdown, but an event stream is
-a connection that stays open: the server would never exit. uvicorn's signal handler is a method of its server object,
-which sets ``should_exit`` when the shutdown begins. That flag is polled; the server itself is not changed.
+A server such as uvicorn waits for its open connections before it runs the lifespan's shutdown. Because event streams
+stay open, such a server would never exit. uvicorn's signal handler is a method of its server object, which sets
+``should_exit`` when the shutdown begins. This module polls that flag and does not change the server.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _LOOK_EVERY_S = 0.2
 
 
 class ServerExit:
-    """Calls `on_exit` once the web server that owns this process's signal handlers shuts down. For one loop.
+    """Calls `on_exit` when the web server that installed this process's signal handlers begins to shut down.
 
     Parameters:
         loop: the host's loop.
-        on_exit: called on the loop, at most once.
+        on_exit: callback, called on the host's loop at most once.
     """
 
     __slots__ = ("_loop", "_on_exit", "_timer")

@@ -90,9 +90,9 @@ class SessionParts:
 
 
 class Session:
-    """A handle to a session of a host. Made by `Host.session`; any number of handles may refer to the same session.
+    """A handle to a session of a host, made by `Host.session`. Several handles may refer to the same session.
 
-    Call all methods on the host's loop. Cancelling a caller ends its wait, never the work.
+    Call all methods on the host's loop. If a caller is cancelled, it stops waiting, but the requested work continues.
     """
 
     __slots__ = ("_agent", "_agents", "_context", "_parts", "key", "principal")
@@ -135,7 +135,10 @@ class Session:
         return await self._settled(future, timeout_s)
 
     def _refuse_to_wait_for_itself(self) -> None:
-        """Raise `WaitsForItself` in a run of this session: the message may only settle after that run has ended."""
+        """Raise `WaitsForItself` if the caller belongs to a run of this session.
+
+        The message may settle only after that run has ended.
+        """
         scope = current_scope()
         while scope is not None:
             run = self._parts.launcher.live.get(scope.name)
@@ -144,7 +147,7 @@ class Session:
             scope = scope.parent
 
     async def expect(self, message_id: str) -> asyncio.Future[Settlement]:
-        """Return a future of a message's settlement. Cancel it to stop waiting. Raises `UnknownMessage`."""
+        """Return a future of a message's settlement. Cancel the future to stop waiting. Raises `UnknownMessage`."""
         future = self._expect(message_id)
         try:
             settlement = await self.message(message_id)  # after `_expect`, so that nothing is missed in between
@@ -177,7 +180,7 @@ class Session:
         return answer(await self._settled(future, timeout_s))
 
     async def send_expecting(self, content: str, options: SendOptions) -> tuple[Receipt, asyncio.Future[Settlement]]:
-        """Send, and also return a future of the message's settlement. Cancel it to stop waiting."""
+        """Send a message and return its receipt and a future of its settlement. Cancel the future to stop waiting."""
         message_id = ids.message_id()
         future = self._expect(message_id)
         try:
@@ -279,9 +282,10 @@ class Session:
         call_hash: str = "",
         answerer: Answerer | None = None,
     ) -> Answer:
-        """Answer a question on behalf of `answerer`, for servers; None: the session's owner, in this process.
+        """Record an answer to a question. Servers use this to name the `answerer`.
 
-        Raises as `SessionAPI.answer` and `approve`.
+        Without an `answerer`, the answer is recorded as the session owner's, given in the host's process. Raises the
+        errors of `SessionAPI.answer` and `SessionAPI.approve`.
         """
         return await give_answer(
             self._context,
@@ -304,7 +308,7 @@ class Session:
         return await self.put_schedule(schedule_id, ScheduleSpec(session=self.key, text=text, **spec))
 
     async def put_schedule(self, schedule_id: str | None, spec: ScheduleSpec) -> Schedule:
-        """Create or replace a schedule of this session. Raises as `SessionAPI.schedule`."""
+        """Create or replace a schedule of this session. Raises the errors of `SessionAPI.schedule`."""
         found = await self._context.store.find_session(self.principal, self.key)
         if found is not None and found[1].state == "deleted":
             raise SessionDeleted(f"the session {self.key!r} was deleted")
@@ -316,7 +320,7 @@ class Session:
     # ── transcript edits ─────────────────────────────────────────────────────────────────────────────────────────
 
     async def check_agent(self, agent: str | None) -> None:
-        """Raise `UnknownAgent` if this caller may not use the agent; None: the session's own."""
+        """Raise `UnknownAgent` if this caller may not use `agent`. None checks the session's agent."""
         if self._agents is None:
             return
         if agent is None:
@@ -349,7 +353,7 @@ class Session:
         return await self.transcript()
 
     async def compact_history(self, keep: int) -> None:
-        """Same as `compact`, for callers that read the new transcript page by page."""
+        """Compact the transcript as `compact` does, without returning it; callers can then read it page by page."""
         await self.check_agent(None)
         view = await self.info()
         if view.run_id is not None or view.waiting:
@@ -360,7 +364,7 @@ class Session:
     async def _edit(
         self, kind: HistoryEdit, entries: Sequence[Entry] = (), *, key: str | None = None, agent: str = ""
     ) -> Edited:
-        """Edit the transcript of this session, or of another session of the same owner."""
+        """Edit the transcript of this session or, if `key` is given, of another session of the same owner."""
         return await transcript_edits.edit(
             self._context, self._parts.directory, self.principal, key or self.key, kind, entries, agent=agent
         )
@@ -415,7 +419,7 @@ class Session:
         return await attachment_ops.keep(self._context, self.principal, body, media_type=media_type, name=name)
 
     async def attachment_about(self, digest: str) -> Attachment:
-        """Return an attachment without its bytes. Raises `UnknownAttachment`."""
+        """Return an attachment's metadata, without reading its bytes. Raises `UnknownAttachment`."""
         return await attachment_ops.about(self._context, self.principal, digest)
 
     async def attachment(self, digest: str) -> tuple[Attachment, bytes]:
@@ -431,10 +435,10 @@ class Session:
     async def open_log(
         self, *, after: str | None = None, follow: str | None = None, keepalive_s: float | None = None
     ) -> SessionLog:
-        """Return a reader of the log in batches of stored rows, for servers. The caller must close it.
+        """Return a reader that yields the log in batches of stored events. The caller must close the reader.
 
-        The reader yields None after each `keepalive_s` seconds without an event. Raises as `events`, before the first
-        batch.
+        The reader yields None after each `keepalive_s` seconds without an event. This method raises the errors of
+        `SessionAPI.events` before it returns the reader.
         """
         seconds = self._context.settings.keepalive_s if keepalive_s is None else keepalive_s
         return await open_log(
@@ -469,13 +473,13 @@ class Session:
         return transcript_edits.shown(entries)
 
     async def transcript_page(self, *, after: int, limit: int) -> tuple[list[Entry], Charge]:
-        """Return up to `limit` entries with n > `after`, in order, with their charge; the caller must release it.
+        """Return up to `limit` entries with n > `after`, in order, and a charge that the caller must release.
 
-        The list is empty after the last entry.
+        If no entries follow `after`, the list is empty.
 
         Raises:
-            UnknownSession, SessionDeleted: as for `transcript`.
-            BudgetExceeded, HostBusy: timed out waiting for memory.
+            UnknownSession, SessionDeleted: if the session does not exist or was deleted.
+            BudgetExceeded, HostBusy: if the wait for memory times out.
         """
         row = await self._row()
 
@@ -488,7 +492,7 @@ class Session:
         return await self._context.budgets.read_page(self.principal, read, memory_bytes)
 
     async def has_entry(self, n: int) -> bool:
-        """Return whether the transcript has an entry with that number. The entry is read but not kept in memory."""
+        """Return whether the transcript has an entry numbered `n`. The entry is read but not kept in memory."""
         row = await self._row()
         budgets, within_s = self._context.budgets, self._context.settings.stream_stall_s
         with await budgets.reads.wait_for(self.principal, 1, within_s=within_s):
@@ -519,7 +523,7 @@ class Session:
 
 
 def _with_hash(question: Question) -> Question:
-    """Add the hash to a question stored by an older version."""
+    """Return the question with its call hash, which older versions did not store."""
     if question.kind == "question" or question.call_hash:
         return question
     return msgspec.structs.replace(question, call_hash=hash_call(question))

@@ -1,4 +1,4 @@
-"""The sessions in this host's memory: loaded on use, notified of new events, and evicted when idle."""
+"""The sessions in this host's memory. They are loaded on use, notified of new events, and evicted when idle."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PAGE = 1024
 
 
 class SessionDirectory:
-    """The live sessions of a host, and the tasks that wait for a session to be created. On the host's loop only."""
+    """The live sessions of a host, and the waits for sessions to be created. Use it on the host's loop only."""
 
     __slots__ = ("_closed", "_context", "_idle", "awaited", "live", "readers")
 
@@ -38,7 +38,7 @@ class SessionDirectory:
         self._closed = False
 
     def load(self, *, session: int, number: int, principal: str, key: str, seq: int) -> LiveSession:
-        """Return the live session, loading it at `seq` if it is not in memory."""
+        """Return the live session. If the session is not in memory, load it; its stored log ends at `seq`."""
         live = self.live.get(session)
         if live is None:
             live = LiveSession(session=session, number=number, principal=principal, key=key, seq=seq)
@@ -49,7 +49,7 @@ class SessionDirectory:
         return live
 
     async def find(self, principal: str, key: str) -> tuple[int, SessionView]:
-        """Return the session's row and view. Raises `UnknownSession`, `SessionDeleted`."""
+        """Return the session's row id and view. Raises `UnknownSession` or `SessionDeleted`."""
         found = await self._context.store.find_session(principal, key)
         if found is None:
             raise UnknownSession(f"no such session: {key!r}")
@@ -64,7 +64,7 @@ class SessionDirectory:
             live.publish(events)
 
     async def catch_up(self, live: LiveSession) -> None:
-        """Publish events that were written while the store's replies were lost. Raises `StorageError`."""
+        """Publish stored events whose publication was missed because store replies were lost. Raises `StorageError`."""
 
         def read() -> Awaitable[Sequence[Stored]]:
             return self._context.store.read_events(
@@ -77,16 +77,17 @@ class SessionDirectory:
                 break
 
     def close_streams(self) -> None:
-        """End all event streams after their pending events; new ones end at the end of their log."""
+        """End every event stream after its pending events. A stream that is opened later ends at the end of its log."""
         self._closed = True
         for live in self.live.values():
             live.log.close()
         self.awaited.close()
 
     def evict(self, *, idle_for_s: float) -> None:
-        """Drop every session that has been idle for at least this long from memory; it stays in the store.
+        """Drop from memory every session that has been idle for at least `idle_for_s` seconds. The store keeps it.
 
-        Each live session is in the queue once, in the order in which the sessions were loaded or last checked.
+        The queue of sessions to check contains each live session once, ordered by when the session was loaded or last
+        checked.
         """
         before = self._context.loop.time() - idle_for_s
         at_first = len(self.live)

@@ -12,7 +12,7 @@ __all__ = ["Settlements"]
 
 
 class Settlements:
-    """Futures by message id. Used on the host's loop only."""
+    """The futures of waiting tasks, by message id. Use it on the host's loop only."""
 
     def __init__(self) -> None:
         self._expected: dict[str, list[asyncio.Future[Settlement]]] = {}
@@ -22,7 +22,10 @@ class Settlements:
         return len(self._expected)
 
     def expect(self, message_id: str) -> asyncio.Future[Settlement]:
-        """Return a future of the message's settlement; pass it to `forget` after the wait. Raises `Draining`."""
+        """Return a future of the message's settlement. The caller must pass the future to `forget` after the wait.
+
+        Raises `Draining` if the host is closing.
+        """
         if self._closed:
             raise Draining("the host is closing; the message is stored and will be processed after the next start")
         future: asyncio.Future[Settlement] = asyncio.get_running_loop().create_future()
@@ -38,14 +41,14 @@ class Settlements:
                 del self._expected[message_id]
 
     def settle(self, settlements: Iterable[Settlement]) -> None:
-        """Wake the tasks that wait for these messages."""
+        """Wake the tasks that wait for the settled messages."""
         for settlement in settlements:
             for future in self._expected.pop(settlement.message_id, ()):
                 if not future.done():
                     future.set_result(settlement)
 
     def close(self) -> None:
-        """End all waits, because the host is closing. Open messages settle after the next start."""
+        """End all waits with `Draining`, because the host is closing. Open messages settle after the next start."""
         self._closed = True
         for waiting in self._expected.values():
             for future in waiting:

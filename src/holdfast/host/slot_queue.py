@@ -1,7 +1,6 @@
 """Sessions that wait for a run slot, or for the time when their messages are due.
 
-Everything runs on the host's loop. Nothing here waits, reads the store or starts a run: that is left to
-`RunObserver.on_slot`.
+All code here runs on the host's loop. It does not read the store or start runs; `RunObserver.on_slot` does both.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["SlotQueue"]
 
 LOOK_EVERY_S = 60.0
-"""Maximum delay before a session that is not due yet is checked again: the clock may be set in the meantime."""
+"""Maximum delay before a session that is not due yet is checked again, because the clock may be set meanwhile."""
 
 
 class SlotQueue:
@@ -38,9 +37,9 @@ class SlotQueue:
         self._unused: asyncio.Future[None] | None = None
 
     def enqueue_when_due(self, session: int, principal: str, not_before: float) -> None:
-        """Queue a session that has waiting messages, now or when they are due.
+        """Queue a session that has waiting messages, now or once the messages are due at `not_before`.
 
-        This uses the loop's clock, which cannot be set; the store has the final say on what is due.
+        The timer uses the loop's clock, which cannot be set; the store has the final say on what is due.
         """
         wait_s = not_before - self._context.now()
         if wait_s > 0:
@@ -51,32 +50,38 @@ class SlotQueue:
             self._admit()
 
     def reserve(self, principal: str) -> str | None:
-        """Take a slot and return the id of the run that may use it; None, counted as a refusal, if all are taken."""
+        """Take a slot and return the id of the run that may use the slot.
+
+        If all slots are taken, count a refusal and return None.
+        """
         if self.admission.reserve(principal):
             return ids.run_id()
         self._context.incidents.promises.kept["P14"] += 1
         return None
 
     def release(self, principal: str) -> None:
-        """Return a slot. Queued sessions get it before any new request."""
+        """Release a slot. Queued sessions get the slot before any new request."""
         self.admission.release(principal)
         self._admit()
         if self._unused is not None and not self._unused.done() and not self.admission.statistics().running:
             self._unused.set_result(None)
 
     def next_run_id(self) -> str | None:
-        """Return an id for a run that may reuse the slot; None if sessions wait for one or the host is draining."""
+        """Return an id for the run that may reuse an ending run's slot.
+
+        Return None if sessions wait for a slot or the host is draining.
+        """
         return None if self._context.lifecycle.draining or self.admission.waiting else ids.run_id()
 
     async def unused(self) -> None:
-        """Wait until no slot is in use: every pending claim has its run, and every run has ended."""
+        """Wait until all slots are free, which means that all runs have ended and all claims have been handled."""
         while self.admission.statistics().running:
             if self._unused is None or self._unused.done():
                 self._unused = self._context.loop.create_future()
             await asyncio.shield(self._unused)
 
     def close(self) -> None:
-        """Stop waking sessions that become due."""
+        """Stop the timer that queues sessions when they become due."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -90,11 +90,12 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     """A condition that the operator should know about.
 
     Parameters:
-        at: seconds since the epoch.
-        kind: its category.
-        text: what happened, and what to do.
-        session, run_id: the session and run concerned, if known.
-        stack: the stack of a blocked loop or an abandoned thread.
+        at: time of the incident, in seconds since the epoch.
+        kind: category of the incident.
+        text: description of the incident, with advice.
+        session: key of the session concerned; None if it is unknown.
+        run_id: id of the run concerned; None if it is unknown.
+        stack: stack of the blocked loop or of the abandoned task or thread; empty for other incidents.
     """
 
     at: float
@@ -106,7 +107,13 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recovery(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of recovery: resumed runs, interrupted runs, and the number of sessions with waiting messages."""
+    """The result of the recovery at startup.
+
+    Parameters:
+        restarted: ids of the runs that were resumed.
+        interrupted: ids of the runs that were interrupted.
+        waiting: number of sessions with waiting messages that were queued.
+    """
 
     restarted: tuple[str, ...] = ()
     interrupted: tuple[str, ...] = ()
@@ -118,12 +125,12 @@ class DrainReport(msgspec.Struct, frozen=True, kw_only=True):
 
     Parameters:
         finished: number of runs that ended on their own.
-        suspended: ids of replayable runs that resume at the next start.
-        interrupted: ids of runs that were interrupted.
-        waiting: number of sessions, known to this host, whose messages stay in their mailboxes.
-        orphans: tasks, threads and processes still alive, and runs whose end the store did not accept. Expected to be
-            empty.
-        elapsed_s: duration of the drain.
+        suspended: ids of the runs that were unloaded; these runs resume at the next start.
+        interrupted: ids of the runs that were interrupted.
+        waiting: number of sessions that still wait for a run slot; their messages stay in the mailboxes.
+        orphans: descriptions of tasks, threads and processes that may still be alive, and of runs whose end the store
+            did not accept; normally empty.
+        elapsed_s: duration of the drain, in seconds.
     """
 
     finished: int = 0
@@ -138,14 +145,16 @@ class HostStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot of a host.
 
     Parameters:
-        node_id, pid, started_at: the host's process.
+        node_id: id of the host.
+        pid: process id of the host.
+        started_at: time at which the host started, in seconds since the epoch.
         draining: whether the host refuses new work.
         sessions_live: number of sessions in memory.
         running: number of active runs.
         awaiting_slot: number of sessions that wait for a slot.
         event_subscribers: number of open event streams.
-        counts: all counters, by name.
-        promises: the counts of each promise, by number.
+        counts: all counters except those of the promises, by name.
+        promises: the counters of each promise, by the promise's number, such as ``P1``.
     """
 
     node_id: str
@@ -168,7 +177,7 @@ class PromiseCounters:
         self.broken: Counter[str] = Counter()
 
     def snapshot(self) -> dict[str, PromiseCount]:
-        """Return the counts of each promise."""
+        """Return the current counts of each promise, by the promise's number."""
         return {
             number: PromiseCount(name=name, kept=self.kept[number], broken=self.broken[number])
             for number, (name, _, _) in PROMISES.items()
@@ -188,6 +197,6 @@ class IncidentLog:
         self.promises = PromiseCounters()
 
     def report(self, incident: Incident) -> None:
-        """Record an incident."""
+        """Record and count an incident."""
         self.newest.append(incident)
         self.counts[f"incidents_{incident.kind}"] += 1

@@ -1,4 +1,4 @@
-"""Carry out an interrupt or stop that the store is recording."""
+"""Carry out an interrupt or a stop of a session once the store has recorded it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["StopCoordinator"]
 
 
 class StopCoordinator:
-    """Stops the run and the background work of a session. On the host's loop only."""
+    """Stops the run and the background work of a session. Use it on the host's loop only."""
 
     __slots__ = ("_context", "_launcher", "_parts", "_suspension")
 
@@ -41,10 +41,16 @@ class StopCoordinator:
         *,
         background: bool,
     ) -> asyncio.Task[tuple[StopReceipt, tuple[Message, ...]]]:
-        """Carry out an interrupt or stop once it is recorded. It continues even if the caller is cancelled.
+        """Carry out an interrupt or a stop once the store has recorded it, even if the caller is cancelled.
+
+        Return a task whose result is the stop receipt and the withdrawn messages.
 
         Parameters:
-            done: the store's result for the record.
+            principal: the session's owner.
+            key: the session's key.
+            done: future of the store's result.
+            cause: the cause of the interrupt or stop.
+            grace_s: grace period for cleanup, in seconds; None uses the default.
             background: whether to stop the session's background work too.
         """
         context = self._context
@@ -52,7 +58,7 @@ class StopCoordinator:
         acted: asyncio.Future[None] = context.loop.create_future()
 
         def decided(done: asyncio.Future[Any]) -> None:
-            """Act in the callback, so that nothing happens between the record and the action."""
+            """Act in the callback of `done`, so that nothing else happens between the record and the action."""
             try:
                 act(done)
             finally:

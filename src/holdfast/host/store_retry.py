@@ -1,4 +1,4 @@
-"""Retries of failed store calls: for some seconds, or until the host drains."""
+"""Retry failed store calls, either for some seconds or until the host drains."""
 
 from __future__ import annotations
 
@@ -19,15 +19,18 @@ RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 
 
 def retry_delay_s(tries: int) -> float:
-    """Return the delay before the next try, after `tries` failures."""
+    """Return the delay before the next retry, in seconds, given the number of earlier retries."""
     return RETRY_S[min(tries, len(RETRY_S) - 1)]
 
 
 async def retry(context: HostContext, what: str, call: Callable[[], Awaitable[T]]) -> T:
-    """Call the store and return its result, retrying for some seconds on errors.
+    """Call the store and return the result. If the call fails with `StorageError`, retry it for some seconds.
+
+    `StaleFence` is raised at once.
 
     Parameters:
         what: name of the call in incident reports.
+        call: function that makes the call.
     """
     for delay_s in RETRY_S:
         try:
@@ -43,10 +46,12 @@ async def retry(context: HostContext, what: str, call: Callable[[], Awaitable[T]
 async def retry_until_drain(
     context: HostContext, call: Callable[[], Awaitable[T]], on_error: Callable[[StorageError], object] | None = None
 ) -> T:
-    """Call the store until it answers; once the host drains, raise the error instead of retrying.
+    """Call the store until the call succeeds. Once the host drains, raise `StorageError` instead of retrying.
 
     Parameters:
-        on_error: called with each error.
+        call: function that makes the call.
+        on_error: callback, called with each `StorageError` except `StaleFence` and `StoreCorrupt`, which are raised at
+            once.
     """
     tries = 0
     while True:

@@ -1,11 +1,13 @@
-"""Unloaded runs: resume them when they are answered, end them when they are interrupted.
+"""Resume unloaded runs when their questions are answered, and end unloaded runs when they are interrupted.
 
 Invariants
-- An unloaded run is resumed only by a claim. Every such claim is resumed or ended here, whichever part requested it.
-- From the claim until the run is live or has ended, it is in `_resuming`: an interrupt in that time is recorded there
-  and ends it. Before that, the interrupt's own claim ends the run; after it, the live run gets the interrupt.
-- A claim is handled in its callback, before any later result of the store. A claim that is returned twice is therefore
-  known to belong to a run that is being resumed or is live.
+- An unloaded run is resumed only by a claim. Every such claim is resumed or ended by this module, whichever part of the
+  host requested the claim.
+- From the claim until the run is live or has ended, `_resuming` contains the run. An interrupt in that time is recorded
+  there and ends the run. An earlier interrupt claims the run itself and thereby ends it. A later interrupt reaches the
+  live run.
+- A claim is handled in its callback, before any later result of the store. If the store returns a claim twice, the run
+  is therefore known to be live or being resumed.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ __all__ = ["Suspension"]
 
 
 class _Resuming:
-    """A run between its claim and its start or end."""
+    """State of an unloaded run from its claim until the run is live or has ended."""
 
     __slots__ = ("cause", "ended")
 
@@ -39,7 +41,7 @@ class _Resuming:
 
 
 class Suspension:
-    """Resumes and ends unloaded runs. On the host's loop only."""
+    """Resumes and ends unloaded runs. Use it on the host's loop only."""
 
     __slots__ = ("_context", "_launcher", "_parts", "_resuming")
 
@@ -52,7 +54,7 @@ class Suspension:
     # ── answers ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def on_answered(self, principal: str, key: str, question_id: str, done: asyncio.Future[Answered]) -> None:
-        """Handle an answered question: pass it to the live run, or queue the session once no question is open."""
+        """Handle a recorded answer. A live run gets the answer; an unloaded run is queued after its last answer."""
         context, error = self._context, done.exception()
         if error is not None:
             if isinstance(error, StorageError) and not context.lifecycle.draining:
@@ -70,7 +72,7 @@ class Suspension:
             self._parts.queue.enqueue_when_due(result.session, principal, 0.0)
 
     async def _look_after(self, principal: str, key: str, question_id: str) -> None:
-        """Handle a failed answer that may be durable anyway: if it is, pass it to the run."""
+        """Handle an answer that the store failed to confirm: if the answer is durable, pass it to the run."""
         context, live = self._context, self._launcher.live
         try:
             found = await retry(context, "read", lambda: context.store.find_session(principal, key))
@@ -92,9 +94,10 @@ class Suspension:
     # ── resuming ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def resume(self, claim: Claim) -> None:
-        """Resume or end a claimed unloaded run. Its slot is reserved.
+        """Resume or end an unloaded run that was claimed and for which a slot is reserved.
 
-        A resume and an interrupt may claim the run at the same time and get the same claim; the second one is ignored.
+        A resume and an interrupt may claim the run at the same time and get the same claim. The claim that arrives
+        second is ignored, and its slot is released.
         """
         if claim.lease.run_id in self._resuming or claim.lease.run_id in self._launcher.live:
             self._parts.queue.release(claim.principal)
@@ -138,7 +141,7 @@ class Suspension:
         resuming.ended.set_result(None)
 
     def _check(self, history: RunHistory) -> None:
-        """Raise `UnknownAgent` or `NotSupported` if this host is unable to resume the run."""
+        """Raise `UnknownAgent` or `NotSupported` if this host cannot resume the run."""
         agent = self._parts.agents.find(history.claim.agent)
         if not agent.replayable:
             raise NotSupported(
@@ -153,7 +156,7 @@ class Suspension:
             )
 
     async def _restart(self, history: RunHistory) -> None:
-        """Record the restart if the run repeats output, so that readers drop the earlier output."""
+        """If the run will repeat output, record the restart, so that readers drop the earlier output."""
         context, claim = self._context, history.claim
         if not history.repeats_output:
             return
@@ -173,7 +176,10 @@ class Suspension:
     # ── ending ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def stop(self, session: int, principal: str, run_id: str, cause: Cause) -> asyncio.Task[StopReceipt]:
-        """End a run that is not live and whose interrupt is recorded. The task ends once the run's slot is free."""
+        """End a run that is not live, after the store has recorded its interrupt.
+
+        Return a task that ends with the stop receipt once the run has ended and its slot is free.
+        """
         resuming = self._resuming.get(run_id)
         if resuming is not None and resuming.cause is None:
             resuming.cause = cause

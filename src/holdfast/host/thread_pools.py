@@ -1,4 +1,4 @@
-"""A thread pool per principal, so that no principal can exhaust another's threads."""
+"""One thread pool for each principal, so that no principal can use up the threads of another principal."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ThreadPools:
         return len(self._by_principal)
 
     def of(self, principal: str) -> ThreadPool:
-        """Return the principal's pool."""
+        """Return the principal's thread pool, creating it on first use."""
         pool = self._by_principal.get(principal)
         if pool is None:
             pool = self._by_principal[principal] = ThreadPool(
@@ -37,7 +37,7 @@ class ThreadPools:
         return pool
 
     def close_unused(self, is_live: Callable[[str], bool]) -> None:
-        """Close the pools of principals that are not live; pools with abandoned threads stay open."""
+        """Close the pools of principals for which `is_live` returns False. Pools with abandoned threads stay open."""
         for principal in [name for name in self._by_principal if not is_live(name)]:
             if not self._by_principal[principal].statistics().abandoned:
                 self._by_principal.pop(principal).close()

@@ -1,7 +1,7 @@
 """Enter the lifespans of the agents' toolsets when the host starts, and exit them when it closes.
 
 Each lifespan has its own task and scope, outside any run. It is entered and exited in the same task, as task groups
-require. Everything that it starts (servers, browsers) ends with it.
+require. Servers, browsers and other resources that a lifespan starts end with the lifespan.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ __all__ = ["HostToolsetContext", "Toolsets"]
 _log = logging.getLogger("holdfast.host")
 
 ENTER_S = 60.0
-"""Seconds that a toolset may take to start."""
+"""Maximum time that a toolset may take to start, in seconds."""
 LEAVE_S = 10.0
-"""Seconds that a toolset may take to end before it is stopped like a run."""
+"""Maximum time that a toolset may take to end before its scope is stopped, in seconds."""
 
 
 class HostToolsetContext:
-    """The host's services for its toolsets; implements `holdfast.agents.tool.ToolsetContext`.
+    """The services that a host provides to toolsets. Implements `holdfast.agents.tool.ToolsetContext`.
 
     Parameters:
         path: path of the store's file; None if the store has no file.
@@ -59,7 +59,10 @@ class HostToolsetContext:
         return folder
 
     async def tell(self, principal: str, session_key: str, text: str) -> None:
-        """Send a message to that session; it runs when the session is free. Raises as `Session.send`."""
+        """Send a message to a session. The message is processed once the session is free.
+
+        Raises the errors of `Session.send`.
+        """
         await self._sender.send(principal, check_key(session_key), text, SendOptions())
 
 
@@ -81,7 +84,7 @@ class _Lifespan:
         )
 
     async def enter(self) -> None:
-        """Enter the lifespan. If that fails, stop what the toolset started and raise `ConfigurationError`."""
+        """Enter the lifespan. If this fails, stop everything the toolset started and raise `ConfigurationError`."""
         self._scope.open()
         _ = self._scope.spawn(self._live(), name=self.name)
         problem: BaseException | None = None
@@ -115,7 +118,7 @@ class _Lifespan:
             self._entered.set_exception(error if isinstance(error, Exception) else InterruptedError("it was stopped"))
 
     async def leave(self) -> str | None:
-        """Exit the lifespan. Return a description of the problem, or None."""
+        """Exit the lifespan. Return a description of the problem if the exit fails, otherwise None."""
         if not self._leave.done():
             self._leave.set_result(None)
         problem: str | None = None
@@ -135,7 +138,7 @@ class _Lifespan:
 
 
 class Toolsets:
-    """Enters and exits the toolsets of a host. On its loop only."""
+    """Enters and exits the lifespans of a host's toolsets. Use it on the host's loop only."""
 
     def __init__(self, context: HostContext, agents: AgentRegistry, sender: MessageSender) -> None:
         self._context = context
@@ -145,9 +148,9 @@ class Toolsets:
         self._kept_private = contextlib.ExitStack()
 
     async def enter(self) -> None:
-        """Enter each toolset of the host's agents once, and keep the store's files out of reach of all workspaces.
+        """Enter each toolset of the host's agents once, and protect the store's files from access through workspaces.
 
-        Raises `ConfigurationError` if a toolset fails, or if its workspace contains files of the host.
+        Raises `ConfigurationError` if a toolset fails to start, or if a toolset's folder contains files of the host.
         """
         context = self._context
         toolsets: list[Toolset] = []
@@ -169,7 +172,7 @@ class Toolsets:
             self._entered.append(lifespan)
 
     async def leave(self) -> None:
-        """Exit all toolsets, in reverse order; report failures as incidents."""
+        """Exit all toolsets in reverse order, and report failures as incidents."""
         while self._entered:
             lifespan = self._entered.pop()
             problem = await lifespan.leave()

@@ -46,7 +46,7 @@ __all__ = [
 
 
 def shown(entries: Iterable[Entry]) -> list[Entry]:
-    """Return the entries as readers see them: without agent state."""
+    """Return the entries as clients see them, without agent state."""
     return [
         msgspec.structs.replace(entry, agent_state=None) if entry.agent_state is not None else entry
         for entry in entries
@@ -56,13 +56,15 @@ def shown(entries: Iterable[Entry]) -> list[Entry]:
 async def read(
     context: HostContext, principal: str, session: int, *, within_s: float | None = None
 ) -> tuple[Sequence[Entry], Charge]:
-    """Read a whole transcript and charge its memory; a small one is free. The caller must release the charge.
+    """Read a whole transcript and charge its memory. The caller must release the charge.
+
+    Transcripts of up to ``FREE_BYTES`` are not charged.
 
     Parameters:
-        within_s: timeout for waiting for room; None: no timeout.
+        within_s: timeout for each wait for room, in seconds; None waits indefinitely.
 
     Raises:
-        BudgetExceeded, HostBusy: larger than a principal's share, or timed out waiting for room.
+        BudgetExceeded, HostBusy: if the transcript exceeds a principal's share, or if a wait for room times out.
     """
 
     def within(limit_bytes: int) -> Awaitable[Sequence[Entry] | int]:
@@ -73,7 +75,7 @@ async def read(
 
 @asynccontextmanager
 async def charged(context: HostContext, principal: str, session: int) -> AsyncIterator[tuple[Sequence[Entry], Charge]]:
-    """Yield a transcript for an edit; it is charged until the block ends. Raises as `read`."""
+    """Yield a transcript and its charge for an edit, and release the charge afterwards. Raises the errors of `read`."""
     entries, charge = await read(context, principal, session, within_s=context.settings.stream_stall_s)
     with charge:
         yield entries, charge
@@ -90,7 +92,7 @@ async def edit(
     expected_n: int | None = None,
     agent: str = "",
 ) -> Edited:
-    """Edit the transcript in the store, and publish the edit. Raises as `Store.edit_history`."""
+    """Edit the transcript in the store, and publish the edit's events. Raises the errors of `Store.edit_history`."""
     done = context.store.edit_history(
         EditHistory(
             principal=principal,
@@ -129,7 +131,12 @@ class LastRun(NamedTuple):
 
 
 async def last_run(context: HostContext, principal: str, session: int) -> LastRun:
-    """Return the last run's request. Raises `SessionBusy` during a run, `NothingToUndo` if it left no entries."""
+    """Return the request of the session's last run.
+
+    Raises:
+        SessionBusy: if a run is active.
+        NothingToUndo: if the last run left no request in the transcript.
+    """
     runs = await context.store.runs(session, limit=1)
     if runs and runs[0].state not in TERMINAL_RUN_STATES:
         raise SessionBusy("a run is already active", hint="retry after it has ended, or interrupt it")
@@ -147,9 +154,10 @@ async def last_run(context: HostContext, principal: str, session: int) -> LastRu
 
 
 def through(entries: Sequence[Entry], through_n: int | None) -> list[Entry]:
-    """Return the entries up to `through_n`, plus the results of all calls among them.
+    """Return the entries up to `through_n`, and later entries that are results of calls up to `through_n`.
 
-    If the last run among them did not complete, the last entry gets its ``ended_by``, even if the run is cut short.
+    If `through_n` is not given, all entries are returned. If the last run in the result did not complete, the run's
+    ``ended_by`` is set on the last entry, even if the result contains only a part of the run.
     """
     if through_n is None:
         return list(entries)
@@ -166,7 +174,7 @@ def through(entries: Sequence[Entry], through_n: int | None) -> list[Entry]:
 
 
 async def with_states(context: HostContext, session: int, entries: Sequence[Entry], charge: Charge) -> list[Entry]:
-    """Return the entries of a session with their agent state, for another session; `charge` grows accordingly."""
+    """Return the entries with their agent state, for a copy of the session. The added size is added to `charge`."""
     whole = []
     for entry in entries:
         if entry.agent_state is not None:
@@ -181,7 +189,7 @@ async def with_states(context: HostContext, session: int, entries: Sequence[Entr
 async def compact(
     context: HostContext, directory: SessionDirectory, principal: str, key: str, agent: Agent, row: int, keep: int
 ) -> None:
-    """See `SessionAPI.compact`. A transcript that is already short stays unchanged."""
+    """Compact a transcript; see `SessionAPI.compact`. A transcript that is already short stays unchanged."""
     if agent.model is None:
         raise NotSupported(
             f"agent {agent.name!r} has no model to summarize its transcript with",
@@ -205,7 +213,10 @@ async def compact(
 
 
 def _cut(entries: Sequence[Entry], keep: int) -> int:
-    """Return the number of entries to summarize: those before the last `keep` messages, cut where no call is open."""
+    """Return the number of entries to summarize, which are the entries before the last `keep` user messages.
+
+    User messages that arrived during a tool call are not counted, so that no call is separated from its result.
+    """
     if keep == 0:
         return len(entries)
     places: list[int] = []
@@ -224,7 +235,7 @@ _UNCHANGED = "pass the result of export() unmodified"
 
 
 def check_import(export: SessionExport) -> list[Entry]:
-    """Validate an export and return its entries for storage. Raises `InvalidRequest`."""
+    """Validate an export and return its entries for storage. Raises `InvalidRequest` if the export is invalid."""
     if not isinstance(export, SessionExport):
         raise InvalidRequest("an import takes a SessionExport", hint="pass the result of export()")
     open_calls: set[str] = set()

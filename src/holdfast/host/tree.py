@@ -18,9 +18,9 @@ __all__ = ["TaskTree", "scope_nodes"]
 
 
 class TaskTree:
-    """The live sessions and runs of a host, and everything below them.
+    """The tree of a host's live sessions and runs, with the tasks, threads and processes of each.
 
-    Abandoned tasks and threads are included until they end, in the state ``abandoned``.
+    Abandoned tasks and threads stay in the tree, in the state ``abandoned``, until they end.
     """
 
     __slots__ = ("_abandoned", "_context", "_directory")
@@ -31,7 +31,7 @@ class TaskTree:
         self._abandoned: dict[int, tuple[str, str, list[AbandonedMember]]] = {}
 
     def of_host(self, principal: str | None) -> TreeNode:
-        """Return the tree of one principal, or of all (None)."""
+        """Return the tree of the host for `principal`; None includes all principals."""
         shown = {
             live.session: live.key
             for live in self._directory.live.values()
@@ -57,7 +57,7 @@ class TaskTree:
         return TreeNode(kind="session", name=key, state="running" if scopes else "idle", children=nodes)
 
     def note_abandoned(self, live: LiveSession, scope: Scope) -> None:
-        """Record the members of a session's closed scope that are still alive."""
+        """Record the members of a closed scope of the session `live` that are still alive."""
         leftovers = scope.leftovers()
         if leftovers:
             self._forget()
@@ -76,7 +76,7 @@ def scope_nodes(scopes: Iterable[Scope], now: float) -> tuple[TreeNode, ...]:
     """Return a node for each scope, with its members and child scopes below it.
 
     Parameters:
-        now: the loop's time, for computing ages.
+        now: the current time of the loop, from which the ages of members are computed.
     """
     return tuple(
         TreeNode(
