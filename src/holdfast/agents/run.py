@@ -148,9 +148,9 @@ class Run:
     # ── output ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def emit(self, text: str) -> Emission:
-        """Emit a piece of the answer. The text is accepted at once; ``await`` the result to wait while the log is behind.
+        """Emit a piece of the answer. The text is accepted at once.
 
-        This method may be called from any thread of the run. In a thread, the call blocks while the log is behind.
+        To wait while the log is behind, ``await`` the result. This method may be called from any thread of the run. In a thread, the call blocks while the log is behind.
 
         Raises:
             RunClosed: if the run has ended; the text is discarded.
