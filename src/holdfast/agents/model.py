@@ -28,7 +28,7 @@ class Model(Protocol):
     def stream(
         self, request: ModelRequest, *, attachment: Callable[[str], Awaitable[bytes]] | None = None
     ) -> AbstractAsyncContextManager[AsyncIterator[Part]]:
-        """Open one request. The context manager yields an iterator of the answer's parts; the last part is an `EndPart`.
+        """Open one request and yield an iterator of the answer's parts, as they arrive. The last part is an `EndPart`.
 
         Leaving the block closes the connection, even if some parts were not read. An interrupt cancels the task that
         reads the parts. A model does not retry requests, because the agent loop does.

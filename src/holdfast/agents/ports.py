@@ -81,9 +81,9 @@ class RunHost(Protocol):
         ...
 
     def on_quiescence(self, is_quiescent: bool) -> None:
-        """Report that the run and its children now wait only for people (True), or that some are active again (False)."""
+        """Called with True when the run and its children wait only for people, with False when one is active again."""
         ...
 
     async def attachment(self, digest: str) -> bytes:
-        """Return the bytes of an attachment. Raises `UnknownAttachment` if the run's principal has no such attachment."""
+        """Return an attachment's bytes. Raises `UnknownAttachment` if the run's principal has no such attachment."""
         ...

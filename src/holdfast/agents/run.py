@@ -132,12 +132,12 @@ class Run:
         return await context.take_steering(context.step + 1)
 
     async def history(self) -> Sequence[Entry]:
-        """Return the session's transcript before this run. For a child run, return an empty transcript, unless the child
-        is a branch of a composite agent and inherits the history."""
+        """Return the session's transcript before this run. For a child run, the transcript is empty, unless the child is
+        a branch of a composite agent and inherits the history."""
         return await self.context.history()
 
     async def attachment(self, digest: str) -> bytes:
-        """Return the bytes of an attachment. Raises `UnknownAttachment` if the run's principal has no such attachment."""
+        """Return an attachment's bytes. Raises `UnknownAttachment` if the run's principal has no such attachment."""
         return await self.context.host.attachment(digest)
 
     def now(self) -> float:
@@ -150,7 +150,8 @@ class Run:
     def emit(self, text: str) -> Emission:
         """Emit a piece of the answer. The text is accepted at once.
 
-        To wait while the log is behind, ``await`` the result. This method may be called from any thread of the run. In a thread, the call blocks while the log is behind.
+        To wait while the log is behind, ``await`` the result. This method may be called from any thread of the run; in a
+        thread, it blocks while the log is behind.
 
         Raises:
             RunClosed: if the run has ended; the text is discarded.
@@ -366,7 +367,7 @@ class Run:
         return await run_map(context, work, items, concurrency=concurrency, name=name, timeout_s=timeout_s)
 
     async def process(self, argv: Sequence[str], **options: Any) -> Process:
-        """Start a program in the run's scope; see `Scope.process`. The program's process tree is killed with the run."""
+        """Start a program in the run's scope; see `Scope.process`. Its process tree does not outlive the run."""
         self.context.check_open()
         return await self.context.scope.process(argv, **options)
 

@@ -97,7 +97,7 @@ def read_signature(function: Callable[..., Any], *, skip: int) -> Signature:
 
 
 def _hint(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
-    """Return the type of one parameter. Only this parameter's hint is resolved, so other invalid hints do not matter."""
+    """Return the type of one parameter, without resolving the hints of the other parameters, which may be invalid."""
     if parameter.annotation is parameter.empty:
         return Any
     target = inspect.unwrap(function)

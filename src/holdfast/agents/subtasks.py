@@ -37,7 +37,7 @@ def spawn_subtask(
     context.activity.add(counted)  # before it begins: an eager task may have ended when `spawn` returns
 
     def count_off() -> None:
-        """Count the subtask off, once, on the run's loop. The handle also calls this, in case the subtask never began."""
+        """Count the subtask off, once, on the run's loop. The handle also calls this, for a subtask that never began."""
         nonlocal counted
         left, counted = counted, 0
         context.activity.remove(left)
@@ -73,7 +73,7 @@ def _spawn_coroutine(
 
 
 async def join_subtasks(context: RunContext) -> None:
-    """Wait for the subtasks that have not ended. Raises the error of the first subtask that fails."""
+    """Wait for each subtask that has not ended, in the order of their starts, and raise the first error."""
     for handle in context.subtasks:
         if not handle.done():
             await handle
