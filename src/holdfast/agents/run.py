@@ -132,7 +132,7 @@ class Run:
         return await context.take_steering(context.step + 1)
 
     async def history(self) -> Sequence[Entry]:
-        """Return the session's transcript before this run. For a child run, the transcript is empty, unless the child is
+        """Return the session's transcript before this run. For a child run, the transcript is empty unless the child is
         a branch of a composite agent and inherits the history."""
         return await self.context.history()
 
@@ -150,8 +150,8 @@ class Run:
     def emit(self, text: str) -> Emission:
         """Emit a piece of the answer. The text is accepted at once.
 
-        To wait while the log is behind, ``await`` the result. This method may be called from any thread of the run; in a
-        thread, it blocks while the log is behind.
+        To wait while the log is behind, ``await`` the result. This method may be called from any thread of the run. In
+        a thread, it blocks while the log is behind.
 
         Raises:
             RunClosed: if the run has ended; the text is discarded.

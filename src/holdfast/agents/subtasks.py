@@ -37,7 +37,7 @@ def spawn_subtask(
     context.activity.add(counted)  # before it begins: an eager task may have ended when `spawn` returns
 
     def count_off() -> None:
-        """Count the subtask off, once, on the run's loop. The handle also calls this, for a subtask that never began."""
+        """Count the subtask off once, on the run's loop. The handle also calls this, in case the task never began."""
         nonlocal counted
         left, counted = counted, 0
         context.activity.remove(left)

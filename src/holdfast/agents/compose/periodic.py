@@ -55,8 +55,9 @@ def periodic(
     """Return an agent that runs another agent at each tick of a clock, within one run.
 
     Each tick runs as a child of the run, in the log and in the task tree. The composite's answer is the answer of the
-    last completed tick. The composite ends after `max_runs` ticks, when it is interrupted, or at the run's deadline (the
-    setting ``run_timeout_s``). For work over days or across restarts, put a schedule on a session (`Session.schedule`).
+    last completed tick. The composite ends after `max_runs` ticks, when it is interrupted, or at the run's deadline,
+    which is the setting ``run_timeout_s``. For work over days or across restarts, put a schedule on a session
+    (`Session.schedule`).
 
     Parameters:
         agent: agent to run at each tick: an agent, a function of a run, the name of one of the host's agents, or a
@@ -66,8 +67,8 @@ def periodic(
         initial_delay_s: time to the first tick, in seconds; None means `every_s`.
         jitter_s: maximum random delay of each tick, in seconds.
         max_runs: maximum number of ticks; None means that the number is not limited.
-        miss: policy for missed ticks. ``skip`` drops the missed ticks, ``delay`` makes one late tick for all of them and
-            starts the next interval there, and ``burst`` makes up for each missed tick, one after another.
+        miss: policy for missed ticks. ``skip`` drops the missed ticks. ``delay`` runs one late tick in place of all
+            missed ticks and starts the next interval there. ``burst`` runs each missed tick, one after another.
         overlap: policy for a tick that is due while the previous tick is active. ``queue`` waits until the previous
             tick has ended and then applies `miss`, ``reject`` drops the new tick, and ``interrupt`` interrupts the
             previous tick and then starts the new one.
