@@ -188,7 +188,7 @@ class Nodes:
     """Reports the nodes that start and end in one stretch of a graph's work.
 
     Parameters:
-        call_id: id of the call that the stretch is in the log.
+        call_id: id of the stretch's call in the log.
     """
 
     def __init__(self, context: RunContext, call_id: str) -> None:
