@@ -38,8 +38,8 @@ class ChildGroup(Generic[K]):
         parent: context of the run that the children belong to.
         on_end: called once for each child that has ended, with the child's key, its outcome, and the error that the
             child raised, or None.
-        on_closed: called with each child as soon as the child's scope has closed, before `on_end`. With this callback, a
-            driver that waits for something else can react at once.
+        on_closed: called with each child as soon as the child's scope has closed, before `on_end`, so that a driver
+            that is waiting for something else can react at once.
     """
 
     __slots__ = ("_begun", "_ended", "_on_closed", "_on_end", "_open", "_waiter", "parent", "scope")

@@ -240,7 +240,7 @@ class Child:
         self.scope.close_when_done(on_closed)
 
     def ended(self) -> tuple[ChildFinished, BaseException | None]:
-        """Record and return the child's outcome, with the child's error, if any. Call this after the scope has closed."""
+        """Record and return the child's outcome, with the child's error, if any. Call it after the scope has closed."""
         scope, handle = self.scope, self.handle
         if scope.ended_by == "failure":
             problem = scope.errors[0]

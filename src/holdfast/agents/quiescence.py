@@ -12,8 +12,8 @@ __all__ = ["ActivityCounter", "ChildWaiter"]
 
 class ActivityCounter:
     """Counts the active tasks and threads of a run and its children. While the count is 0, the run is quiescent: all
-    tasks and threads wait for people. A task that waits for other tasks of the run is not counted, but the tasks that it
-    waits for are. Use the counter on the run's loop.
+    tasks and threads wait for people. A task that waits for other tasks of the run is not counted, because those tasks
+    are counted instead. Use the counter on the run's loop.
 
     Parameters:
         on_change: called with True when the run becomes quiescent, and with False when it is active again.
