@@ -4,7 +4,7 @@ Invariants
 - A step's answer and a call's intent are durable before the call starts; calls that start together share one wait for
   the log.
 - Each request to the model has its own scope: however the request ends, the connection closes with the scope.
-- Each call has its own scope inside the step's scope. A call's result is reported after the call's scope has closed, and
+- Each call has its own scope inside the step's scope. A call's result is reported after the call's scope has closed;
   later output is discarded. Even an interrupted step ends only after all its calls have their final results.
 - One task drives the loop. It receives ended calls and answers through `_post`, on the run's event loop.
 """

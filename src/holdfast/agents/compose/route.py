@@ -45,7 +45,7 @@ def route(
     Raises:
         ConfigurationError: if no branches are given, a name is empty, or two names differ only in ways that are
             ignored. The agent's run raises `UnknownBranch` if the chooser's answer is not the name of a branch and
-            `otherwise` is None.
+            `otherwise` is not given.
     """
     parts = {_plain(key): replace(branch_spec(thing), name=key) for key, thing in routes.items()}
     if not parts:

@@ -59,7 +59,7 @@ _MESSAGES = "messages"
 
 
 class _Asked(NamedTuple):
-    """A value passed to `interrupt()`, with its questions. If ``interrupt_id`` is None, a breakpoint of the graph."""
+    """A value passed to `interrupt()`, with its questions. An ``interrupt_id`` of None marks a graph's breakpoint."""
 
     interrupt_id: str | None
     value: Any

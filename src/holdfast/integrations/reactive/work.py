@@ -44,7 +44,7 @@ def work_on(target: Agent | Callable[[Any], Any], run: Run | None, text: ItemTex
         text: function that builds an agent's request from an item.
 
     Raises:
-        ConfigurationError: if `target` is an agent and `run` is None, or if `target` is not callable.
+        ConfigurationError: if `target` is an agent without a `run`, or if `target` is not callable.
     """
     if isinstance(target, Agent):
         if run is None:
