@@ -70,7 +70,8 @@ class PydanticModel(Toolset):
         name: ``provider:model``.
 
     Raises:
-        ConfigurationError, MissingExtra: as `pydantic_model`.
+        ConfigurationError: if the provider is unknown or its key is missing.
+        MissingExtra: if pydantic-ai is not installed.
     """
 
     def __init__(self, name: str) -> None:
@@ -260,7 +261,7 @@ def _spelled(name: str) -> str:
 
 
 def _build(name: str, spelled: str) -> ProviderModel:
-    """Build a model with its own client. Raises `ConfigurationError`, `MissingExtra`."""
+    """Build a model with its own client. Raises the errors of `pydantic_model`."""
     provider = name.partition(":")[0]
     try:
         from pydantic_ai.exceptions import UserError
