@@ -1,6 +1,7 @@
-"""`Agent`: a name, and a function of a `Run` or a model with tools. Data only; `holdfast.agents.perform` runs it.
+"""`Agent`, the data that defines an agent; `holdfast.agents.perform` runs agents.
 
-The function is async, an async generator, or sync (it runs in a thread).
+An agent has a name and either a function of a `Run` or a model with tools. The function may be an async function, an
+async generator function or a sync function; a sync function runs in a thread.
 """
 
 from __future__ import annotations
@@ -31,24 +32,25 @@ AgentWork: TypeAlias = "Callable[[Any], Any]"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agent:
-    """An agent that a host can run: a function of its `Run`, or a model with tools and the built-in loop.
+    """An agent that a host can run: either a function of a `Run`, or a model with tools that the built-in loop calls.
 
     Parameters:
-        name: the name by which messages address it.
-        work: a function of the `Run`. It may return text or None, yield text, or emit text through the run. None for an
-            agent with a model.
-        replayable: whether all its effects go through `Run.call`, so that its run can resume after a crash. An agent
-            with a model always counts as replayable.
-        description: one-line description, for people and for models that may delegate to it.
-        model: a `Model`, or the name of one for `find_model`, in place of `work`.
-        instructions: the system prompt.
-        tools: functions, `Tool` and `Toolset` objects, and agents, to which the model may delegate.
-        limits: budgets and deadlines of a run.
-        settings: for the model layer, such as ``temperature``.
-        parts: agents that its work delegates to; the host also starts their toolsets.
+        name: name by which messages address the agent.
+        work: function that receives the `Run`. The function may return text or None, yield text, or emit text through
+            the run. `work` must be None for an agent with a model.
+        replayable: whether all effects of `work` go through `Run.call`, so that a run of the agent can resume after a
+            crash. An agent with a model always counts as replayable.
+        description: one-line description of the agent, for people and for models that may delegate to the agent.
+        model: model that the agent uses instead of `work`; a `Model`, or a name that `find_model` accepts.
+        instructions: system prompt of an agent with a model.
+        tools: functions, `Tool` objects and `Toolset` objects that the model may call, and agents to which the model
+            may delegate.
+        limits: budgets and deadlines of each run of the agent.
+        settings: settings for the model layer, such as ``temperature``.
+        parts: agents to which `work` delegates; the host also starts the toolsets of these agents.
 
     Raises:
-        ConfigurationError: neither work nor a model, or both; an invalid model or tool.
+        ConfigurationError: if neither or both of `work` and `model` are given, or if the model or a tool is invalid.
     """
 
     name: str
@@ -79,7 +81,7 @@ class Agent:
 
     @property
     def toolsets(self) -> tuple[Toolset, ...]:
-        """The toolsets of the agent and of the agents it may delegate to, each once, including models that are
+        """The distinct toolsets of this agent and of the agents to which it may delegate, including models that are
         toolsets."""
         found: list[Toolset] = []
         for thing in (self.model, *self.tools, *self.parts):
@@ -99,11 +101,11 @@ class Agent:
         return any(toolset.executes for toolset in self.toolsets)
 
     async def summarise(self, entries: Sequence[Entry]) -> str:
-        """Return a summary of the entries, by the agent's model.
+        """Summarize the entries with the agent's model and return the summary.
 
         Raises:
-            NotSupported: the agent has no model.
-            ModelFailed: the model failed.
+            NotSupported: if the agent has no model.
+            ModelFailed: if the model fails.
         """
         if self.model is None:
             raise NotSupported(f"the agent {self.name!r} has no model to summarize a history with")
@@ -136,12 +138,12 @@ def agent(
     replayable: bool = False,
     description: str | None = None,
 ) -> Agent | Callable[[AgentWork], Agent]:
-    """Make an `Agent` from a function; usable with and without arguments.
+    """Make an `Agent` from a function. This decorator may be used with or without arguments.
 
     Parameters:
-        name: default: the function's name.
-        replayable: see `Agent`.
-        description: default: the first line of the function's docstring.
+        name: name of the agent; None means the function's name.
+        replayable: whether all effects of the function go through `Run.call`; see `Agent`.
+        description: one-line description of the agent; None means the first line of the function's docstring.
     """
 
     def make(work: AgentWork) -> Agent:
@@ -157,7 +159,11 @@ def agent(
 
 
 def as_agent(thing: object) -> Agent:
-    """Return an `Agent` unchanged, or make one from a function of a run. Raises `ConfigurationError` otherwise."""
+    """Return an `Agent` unchanged, or make an agent from a function that takes a run.
+
+    Raises:
+        ConfigurationError: if `thing` is neither an `Agent` nor such a function.
+    """
     if isinstance(thing, Agent):
         return thing
     if not callable(thing) or inspect.isclass(thing):

@@ -1,12 +1,12 @@
-"""Run many coroutines of one run, a bounded number at a time, with a task only for those that wait.
+"""Run many coroutines of one run with bounded concurrency, and with separate tasks only for coroutines that wait.
 
-A lane is a task that runs coroutines one after another, each in its own context, until one of them waits: that one is
-its last, and other lanes start for the rest. So a coroutine that never waits costs no task, as with eager tasks. One
-that waits has a task to itself: `asyncio.timeout`, task groups and scopes inside it work as usual, and a late
-cancellation cannot reach another coroutine.
+A lane is a task that runs coroutines one after another, each in its own context, until a coroutine waits. That
+coroutine is the lane's last, and other lanes start for the remaining coroutines. So a coroutine that never waits costs
+no task, as with eager tasks. A coroutine that waits has a task to itself: `asyncio.timeout`, task groups and scopes
+inside it work as usual, and a late cancellation cannot reach another coroutine.
 
 Invariants
-- Coroutines start in the order of their source; the next one is taken only when there is room for it.
+- Coroutines start in the order of their source; the next item is taken only when its coroutine can start.
 - At most ``room`` lanes have work, so at most ``room`` coroutines are active.
 - Each lane is counted off once, even if it is cancelled before it starts.
 - An async source is awaited by one task, the one that called `done`; each of its items has its own lane.
@@ -60,15 +60,15 @@ class _Lane:
 
 
 class BoundedMap:
-    """See the module. Used once, by one task of the run's loop.
+    """Runs a coroutine for each item with bounded concurrency. Use an instance once, in one task of the run's loop.
 
     Parameters:
-        run: the run that the coroutines belong to.
-        scope: owns the lanes; not yet open.
-        label: returns the display name of the coroutine with this number (from 0).
-        items: the source.
-        begin: returns the coroutine for an item.
-        place: returns the call path of the coroutine with this number (from 0).
+        run: context of the run that the coroutines belong to.
+        scope: scope that owns the lanes; it must not be open yet.
+        label: function that is called with a coroutine's number, from 0, and returns the coroutine's display name.
+        items: source of the items.
+        begin: function that is called with an item and returns the item's coroutine.
+        place: function that is called with a coroutine's number, from 0, and returns the coroutine's call path.
         room: maximum number of active coroutines.
     """
 
@@ -110,9 +110,9 @@ class BoundedMap:
         self._over = False  # no more are taken: the source has ended, or one has raised
 
     async def done(self) -> list[Any]:
-        """Run all coroutines; return the results in the order of the items.
+        """Run all coroutines and return their results in the order of the items.
 
-        The first error interrupts the scope and is raised, with notes about later ones.
+        The first error interrupts the scope and is raised, with notes about later errors.
         """
         try:
             async with self._scope:
@@ -190,7 +190,7 @@ class BoundedMap:
             self._waiter.ended()
 
     def _never_began(self, lane: _Lane, _: asyncio.Task[None]) -> None:
-        """Count off a lane whose task was cancelled before its first step; nothing else reports it."""
+        """Count off a lane whose task was cancelled before its first step, because nothing else reports such a lane."""
         if not lane.begun:
             self._cancelled(lane, "was cancelled before it began")
             self._waiter.ended()
@@ -220,7 +220,7 @@ class BoundedMap:
                 return
 
     async def _one(self, item: Any, number: int, lane: _Lane) -> bool:
-        """Run one coroutine; return whether it used up the lane's task, by waiting in it or cancelling it."""
+        """Run one coroutine; return True if it waited in the lane's task or cancelled it, so that the lane must end."""
         coroutine = self._begin(item)
         context = contextvars.copy_context()
         try:
@@ -261,7 +261,8 @@ def _first_step(coroutine: Coroutine[Any, Any, Any], branch: CallPath) -> Any:
 
 
 class _Rest:
-    """The rest of a coroutine that has started to wait; its lane awaits it, and it continues in its own context."""
+    """The rest of a coroutine that has started to wait. The lane awaits this object, which resumes the coroutine in the
+    coroutine's own context."""
 
     __slots__ = ("_context", "_reported", "_waits", "gi_yieldfrom")
 
@@ -282,7 +283,7 @@ class _Rest:
         return self.send(None)
 
     def send(self, value: Any) -> Any:
-        """Continue; return the next thing that the coroutine waits for, or raise `StopIteration` with its result."""
+        """Resume the coroutine; return the next future that it waits for, or raise `StopIteration` with its result."""
         if not self._reported:
             self._reported = True
             waits, self._waits = self._waits, None

@@ -1,4 +1,4 @@
-"""A running call: the handle that its function gets, and its start on the loop, in a thread or in a process."""
+"""The handle of a running call, and the start of a call on the loop, in a thread or in a process."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ __all__ = ["CallContext", "start_call"]
 
 
 class CallContext:
-    """The state of a running call. Functions get it as a `Call`, which also has the call's `Run`.
+    """The state of a running call. Functions receive a `Call`, a subclass that also has the call's `Run`.
 
     Parameters:
-        context: the run that the call belongs to.
-        call_id: the call's id; the same in every attempt.
+        context: context of the run that the call belongs to.
+        call_id: id of the call, the same in every attempt.
     """
 
     __slots__ = ("call_id", "closed", "context")
@@ -38,7 +38,10 @@ class CallContext:
         """Whether the call has ended, so that its output no longer counts."""
 
     def output(self, text: str) -> Emission:
-        """Stream a piece of the call's output, from any thread. Raises as `Run.emit`, also after the call has ended."""
+        """Stream a piece of the call's output, from any thread.
+
+        Raises the same errors as `Run.emit`; also raises `RunClosed` if the call has ended.
+        """
         require_text(text, "output()")
         context = self.context
         if self.closed:

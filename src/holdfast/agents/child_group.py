@@ -1,10 +1,9 @@
-"""Concurrent children of one run, and the one task that handles their ends.
+"""Concurrent children of one run, whose ends are handled by one task.
 
 Invariants
-- Each child has one scope and one task. Its end is reported once, after its scope has closed. If the whole group is
-  interrupted, all ends are reported before `ChildGroup.driven` raises.
-- A child that ended by itself before its interrupt reached it is reported as completed, even if the others were
-  stopped.
+- Each child has one scope and one task. The end of a child is reported once, after the child's scope has closed. If the
+  whole group is interrupted, all ends are reported before `ChildGroup.driven` raises.
+- A child that completed before its interrupt arrived is reported as completed, even if the other children were stopped.
 - A task that starts many children in a row waits while the log is behind, and now and then yields to other tasks.
 """
 
@@ -33,13 +32,14 @@ _BEGIN_AT_ONCE = 32
 
 
 class ChildGroup(Generic[K]):
-    """See the module. Use it on the run's loop, from one task.
+    """A group of concurrent children of one run. Use it on the run's loop, from one task.
 
     Parameters:
-        parent: the children's parent.
-        on_end: called for each child that has ended: with its key, its outcome, and the error that it raised, if any.
-        on_closed: called with each child as soon as its scope has closed, before `on_end`; lets a driver that is
-            waiting for something else react at once.
+        parent: context of the run that the children belong to.
+        on_end: called once for each child that has ended, with the child's key, its outcome, and the error that the
+            child raised, or None.
+        on_closed: called with each child as soon as the child's scope has closed, before `on_end`, so that a driver
+            that is waiting for something else can react at once.
     """
 
     __slots__ = ("_begun", "_ended", "_on_closed", "_on_end", "_open", "_waiter", "parent", "scope")
@@ -66,9 +66,9 @@ class ChildGroup(Generic[K]):
         return len(self._open)
 
     async def driven(self, drive: Callable[[], Awaitable[T]]) -> T:
-        """Run `drive`, which starts the children and handles their ends. However it ends, no child outlives it.
+        """Run `drive`, which starts the children and handles their ends, and return its result.
 
-        Raises the errors of `drive`, or `Interrupted`.
+        No child outlives this call. Raises the errors of `drive`, or `Interrupted`.
         """
         try:
             async with self.scope:

@@ -32,14 +32,14 @@ class ChildTask:
     """A child's agent and request, and its relation to its parent.
 
     Parameters:
-        agent: the child's agent.
-        text: the request.
-        branch: the child's call path, which is also its id.
-        name: display name in the task tree and in causes; default: the agent's name.
-        deadline_s: interrupt the child after this many seconds.
-        attachments: the attachments of the request.
-        inherits_history: whether the child sees the session's history as its parent does.
-        streams_to_parent: whether the parent also emits the child's text as it arrives.
+        agent: agent that the child runs.
+        text: request for the child.
+        branch: call path of the child, which is also the child's id.
+        name: display name in the task tree and in causes; if empty, the agent's name is used.
+        deadline_s: seconds after which the child is interrupted; None sets no deadline.
+        attachments: attachments of the request.
+        inherits_history: whether the child sees the same history of the session as its parent.
+        streams_to_parent: whether the parent also emits the child's text as the text arrives.
     """
 
     agent: Agent
@@ -53,7 +53,7 @@ class ChildTask:
 
     @property
     def label(self) -> str:
-        """The display name."""
+        """The display name of the child."""
         return self.name or self.agent.name
 
 
@@ -61,8 +61,8 @@ def check_delegation_cycle(parent: RunContext, task: ChildTask) -> None:
     """Raise an error if the task would close a delegation cycle or nest too deep.
 
     Raises:
-        AgentCycle: delegation cycle: a parent run already has this request in progress with the same agent.
-        LimitExceeded: children are nested too deep.
+        AgentCycle: if `parent` or a run above it is already handling the same request with the same agent.
+        LimitExceeded: if children are nested too deep.
     """
     if parent.depth_left < 1:
         raise LimitExceeded(
@@ -93,7 +93,7 @@ def _same(one: Agent, other: Agent) -> bool:
 
 
 def recorded_outcome(parent: RunContext, task: ChildTask) -> ChildFinished | None:
-    """Return the child's recorded outcome if an earlier attempt has a final one; the child then does not run again."""
+    """Return the child's final outcome if an earlier attempt recorded it, so that the child does not run again."""
     past = parent.journal.outcome(task.branch.path, task.agent.name)
     if past is not None:
         parent.journal.replayed += 1
@@ -102,7 +102,10 @@ def recorded_outcome(parent: RunContext, task: ChildTask) -> ChildFinished | Non
 
 
 def cancel_stale_child(parent: RunContext, task: ChildTask, cause: Cause) -> ChildFinished | None:
-    """End a child that an earlier attempt left open and this one does not resume; return its outcome, or None."""
+    """Record the interruption of a child that an earlier attempt left open and that this attempt does not resume.
+
+    Return the child's outcome, or None if no earlier attempt left the child open.
+    """
     if not parent.journal.left_open(task.branch.path):
         return None
     finished = ChildFinished(
@@ -123,7 +126,7 @@ def _interrupted(task: ChildTask, cause: Cause) -> str:
 
 
 async def delegate(parent: RunContext, task: ChildTask) -> str:
-    """Run a child, or use its recorded outcome, and return its answer. Raises as `Run.delegate` does."""
+    """Run a child, or use its recorded outcome, and return the child's answer. Raises the errors of `Run.delegate`."""
     check_delegation_cycle(parent, task)
     past = recorded_outcome(parent, task)
     if past is None:
@@ -147,7 +150,7 @@ async def _run_child(parent: RunContext, task: ChildTask) -> str:
 
 
 async def _child_slot(parent: RunContext) -> None:
-    """Wait until the parent's limits allow another active child, and count it."""
+    """Wait until the parent's limits allow another active child, and count the child as active."""
     while parent.agent.model is not None and parent.active_children >= parent.agent.limits.children:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         parent.child_waiters.append(waiter)
@@ -176,7 +179,9 @@ class Child:
     """An active child. Its owner calls `ended` once, when the child's scope has closed.
 
     Parameters:
-        around: the scope that owns the child's scope.
+        parent: context of the parent run.
+        task: agent and request of the child.
+        around: scope that owns the child's scope.
     """
 
     __slots__ = ("around", "context", "handle", "parent", "scope", "task")
@@ -228,14 +233,14 @@ class Child:
         """Open the scope and start the agent; ``on_closed`` is called soon after the scope has closed.
 
         Raises:
-            Interrupted, ScopeClosed: the scope around it is being stopped.
+            Interrupted, ScopeClosed: if the scope around the child's scope is being stopped.
         """
         self.scope.open()
         self.begin()
         self.scope.close_when_done(on_closed)
 
     def ended(self) -> tuple[ChildFinished, BaseException | None]:
-        """Record the outcome, now that the scope has closed; return it with the child's error, if any."""
+        """Record and return the child's outcome, with the child's error, if any. Call it after the scope has closed."""
         scope, handle = self.scope, self.handle
         if scope.ended_by == "failure":
             problem = scope.errors[0]

@@ -1,7 +1,8 @@
-"""Summarize a conversation with the agent's model when it is too long for one request.
+"""Summarize a conversation that is too long for one request, with the agent's model.
 
-The history before the run is summarized permanently when the run starts: the summary replaces it in the transcript. The
-run's own messages are summarized for its next requests only; its entries in the transcript stay as they are.
+The history before the run is summarized when the run starts, and the summary permanently replaces that history in the
+transcript. The run's own messages are summarized only for its next requests; the run's entries in the transcript do not
+change.
 """
 
 from __future__ import annotations
@@ -57,15 +58,15 @@ def _size(message: ModelMessage) -> int:
 
 
 def context_limit(model: Model, limits: AgentLimits) -> int | None:
-    """Return the number of tokens above which an agent with this model and these limits summarizes; None: never."""
+    """Return the number of tokens above which a conversation is summarized, or None if it is never summarized."""
     if limits.context_tokens is not None:
         return limits.context_tokens
     return None if model.context_tokens is None else model.context_tokens * 3 // 4
 
 
 def split(entries: Sequence[Entry], *, keep: int = KEPT) -> tuple[Sequence[Entry], Sequence[Entry]]:
-    """Split into the entries to summarize and those that stay: the last `keep` user messages and everything after
-    them."""
+    """Split the entries into those to summarize and those to keep. The last `keep` user messages and all entries after
+    the first of these are kept."""
     if keep < 1:
         return entries, ()
     heads = [at for at, entry in enumerate(entries) if entry.role == "user"]
@@ -74,7 +75,10 @@ def split(entries: Sequence[Entry], *, keep: int = KEPT) -> tuple[Sequence[Entry
 
 
 def split_for_summary(messages: Sequence[ModelMessage]) -> tuple[Sequence[ModelMessage], Sequence[ModelMessage]]:
-    """Split into the messages to summarize and those that the next request needs: the last answer and its results."""
+    """Split the messages into those to summarize and those that the next request needs.
+
+    The next request needs the model's last answer and the results of its calls.
+    """
     at = max((at for at, message in enumerate(messages) if isinstance(message, AssistantMessage)), default=0)
     return messages[:at], messages[at:]
 
@@ -109,7 +113,7 @@ async def summary_of(
     """Request a summary of the messages from the model; return it as step `step` of the run. Raises `ModelFailed`.
 
     Parameters:
-        limit: maximum tokens of the request; None: no limit.
+        limit: maximum size of the request, in tokens; None means no limit.
     """
     text = "\n\n".join(map(_line, messages))
     if limit is not None:

@@ -1,11 +1,11 @@
-"""The context of one run: the state that its calls, children and model loop share, below the `Run` that agents get.
+"""The context of one run: the state that the run's calls, children and model loop share.
 
-The modules of this folder take a `RunContext`, never a `Run`. Above them, `holdfast.agents.perform` runs an agent's
-code and passes it a `Run`; they call it only through `RunContext.perform`.
+Agents get a `Run`; the modules of this folder that implement a run take its `RunContext`. `holdfast.agents.perform`
+passes the `Run` to an agent's code, and the modules below call `perform` only through `RunContext.perform`.
 
 Invariants
-- A child has its own context, with its parent's journal, recorder, limits and activity.
-- Once a context is closed, further output of the run does not count, on any thread.
+- A child run has its own context, which shares the parent's journal, recorder, limits and activity counter.
+- After a context is closed, output from any thread of the run is discarded.
 - Events from threads reach the recorder in the order in which they were written, through one queue.
 """
 
@@ -69,25 +69,27 @@ _NO_USAGE = Usage()
 
 
 class RunContext:
-    """The state of one run, shared by all code that works for it. Created by the host, or by `Child` for a child.
+    """The state of one run, shared by all code that works for the run.
+
+    The host creates the context of a top-level run; `Child` creates the context of a child run.
 
     Methods belong to the run's event loop; `emit`, `write`, `check_open`, `close`, `now`, `next_id`, `call_on_loop` and
     `innermost_scope` may be called from any thread of the run.
 
     Parameters:
-        run_id: the run's id; a child's is its call path.
-        root_id: the id of the top-level run.
-        messages: the input. Messages that were steered to an earlier attempt are delivered again at the same step.
-        scope: owns everything that the run starts.
-        recorder: receives the run's events.
-        journal: the results of earlier attempts.
-        host: the services of the host for the run.
-        limits: the host's limits.
-        call_path: numbers the run's calls.
-        perform: runs an agent's code with a context; `holdfast.agents.perform.perform`.
-        parent: the context of the parent run; None for the top-level run.
-        inherits_history: whether the child sees the session's history as its parent does.
-        streams_to_parent: whether the parent also emits the child's text as it arrives.
+        run_id: id of the run; for a child run, its call path.
+        root_id: id of the top-level run.
+        messages: input messages. Messages that were steered to an earlier attempt are delivered again at the same step.
+        scope: scope that owns everything that the run starts.
+        recorder: recorder that receives the run's events.
+        journal: journal with the results of earlier attempts.
+        host: services of the host for the run.
+        limits: the host's limits on the run.
+        call_path: call path that numbers the run's calls.
+        perform: async function that runs an agent's code with a context; normally `holdfast.agents.perform.perform`.
+        parent: context of the parent run; None for the top-level run.
+        inherits_history: whether a child run sees the same history of the session as its parent run.
+        streams_to_parent: whether the parent run also emits the text of this child run as the text arrives.
     """
 
     __slots__ = (
@@ -182,7 +184,7 @@ class RunContext:
         """Subtasks that `Run.spawn` started; the run joins them at its end."""
         self.active_children = 0
         self.child_waiters: list[asyncio.Future[None]] = []
-        """Children that wait until fewer are active."""
+        """Futures of children that wait until fewer children are active."""
         self.closed = False
         """Whether the run has ended, so that its output no longer counts."""
         self.loop = asyncio.get_running_loop()
@@ -215,16 +217,17 @@ class RunContext:
         return self.scope.interrupt
 
     async def history(self) -> Sequence[Entry]:
-        """Return the session's transcript before this run; it is empty for a child that does not inherit it."""
+        """Return the session's transcript before this run, or nothing for a child that does not inherit the history."""
         if self.parent is not None:
             return await self.parent.history() if self.inherits_history else ()
         return await self.host.history()
 
     async def take_steering(self, step: int, *, only_recorded: bool = False) -> list[Message]:
-        """Take the messages that were steered to the run, before the step with this number; a child gets none.
+        """Take the messages steered to the run, at the start of a step. For a child run, return an empty list.
 
         Parameters:
-            only_recorded: whether to take only those that an earlier attempt took before this step.
+            step: number of the step.
+            only_recorded: whether to take only the messages that an earlier attempt took at the start of this step.
         """
         if self.parent is not None:
             return []
@@ -257,7 +260,7 @@ class RunContext:
         """Write an event to the log and the transcript. In a thread, block while the log is behind.
 
         Raises:
-            RunClosed: the run has ended; the event does not count.
+            RunClosed: if the run has ended; the event is discarded.
         """
         if self.closed:  # checked here to save a call, because this runs for each event
             self.check_open()
@@ -277,7 +280,7 @@ class RunContext:
         self.closed = True
 
     def replay_step(self, step: StepFinished) -> None:
-        """Add the model's output of an earlier attempt to the transcript; the log already has it."""
+        """Add a step of an earlier attempt to the transcript, but not to the log, which already has the step."""
         before = len(self.transcript.text) if self.streams_to_parent else 0
         self.transcript.feed(step)
         if self.streams_to_parent and (text := self.transcript.text[before:]):
@@ -316,7 +319,7 @@ class RunContext:
     # ── accounts ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def charge(self, used: Usage) -> None:
-        """Add usage to this run and its ancestors; interrupt the ancestors whose budget it exceeds."""
+        """Add usage to this run and its ancestors; interrupt each ancestor whose budget is then exceeded."""
         self.usage += used
         above = self.parent
         while above is not None:
@@ -337,7 +340,7 @@ class RunContext:
         return (current_call_path.get() or self.call_path).next_id()
 
     def innermost_scope(self) -> Scope:
-        """Return the innermost scope of this run that the code runs in."""
+        """Return the innermost scope of this run that encloses the calling code."""
         here = scope = current_scope()
         while scope is not None and scope is not self.scope:
             scope = scope.parent
@@ -345,7 +348,7 @@ class RunContext:
 
     @contextlib.contextmanager
     def deadlines_held(self) -> Iterator[None]:
-        """Pause the surrounding deadlines, up to the run's own, while this code waits for a person."""
+        """Pause all deadlines from the current scope up to the top-level run while the block waits for a person."""
         root = self
         while root.parent is not None:
             root = root.parent
@@ -357,6 +360,6 @@ class RunContext:
             yield
 
     def call_on_loop(self, callback: Callable[[], object]) -> None:
-        """Schedule `callback` on the run's loop, unless the loop is closed. From any thread."""
+        """Schedule `callback` on the run's loop, unless the loop is closed. Callable from any thread."""
         with contextlib.suppress(RuntimeError):
             self.loop.call_soon_threadsafe(callback)

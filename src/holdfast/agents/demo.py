@@ -1,7 +1,7 @@
 """The demo agent: a scripted workbench that needs no key and does real work, for trying out stops and crashes.
 
-It is replayable: everything it does goes through `Run.call` as an idempotent call, so a run that was killed midway
-resumes after the restart, and reports that it did.
+The agent is replayable, because all its work is done in idempotent calls through `Run.call`. So a run that was killed
+midway resumes after the restart, and reports that it has resumed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """``scripted:demo``: a small rule-based model that does real work with the assistant's tools, without a key or network.
 
-It chooses each answer from the last user message and the results of the calls since then, and works around tools that
-its agent lacks.
+The model chooses each answer from the last user message and the results of the calls since that message. It works
+around tools that the agent lacks.
 """
 
 from __future__ import annotations

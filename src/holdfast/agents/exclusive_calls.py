@@ -27,13 +27,13 @@ class ExclusiveCalls:
         self._names[call_id] = name
 
     def end(self, call_id: str) -> None:
-        """Remove a call, if present; after the last one, run the callbacks."""
+        """Remove a call, if present. When the last call has been removed, run the callbacks."""
         self._names.pop(call_id, None)
         while self._callbacks and not self._names:
             self._callbacks.pop()()
 
     def when_ended(self, callback: Callable[[], object]) -> None:
-        """Run the callback when all calls have ended, or at once if none is open."""
+        """Run the callback when all exclusive calls have ended, or at once if all have ended already."""
         if self._names:
             self._callbacks.append(callback)
         else:

@@ -1,7 +1,7 @@
-"""`Run.map` and `Run.parallel`: the same work for many items, or several functions, with bounded concurrency.
+"""The implementation of `Run.map` and `Run.parallel`.
 
-Functions run in `holdfast.agents.bounded_map`, agents in `holdfast.agents.child_group`. Both limit the number of active
-items, and take the next item only when there is room for it.
+`holdfast.agents.bounded_map` runs functions and `holdfast.agents.child_group` runs agents. In both cases, the number of
+active items is limited, and the next item is taken only when it can start.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _begun(scope: Scope, work: Callable[[], Any]) -> Coroutine[Any, Any, Any]:
 
 
 async def _in_thread(scope: Scope, name: str, work: Callable[..., Any], *items: Any) -> Any:
-    """Call a function in a thread, and wait for it."""
+    """Call a function in a thread and return its result."""
     branch = current_call_path.get()
     assert branch is not None
     inner = (current_scope() or scope).spawn(
@@ -153,7 +153,7 @@ async def _in_time(
 
 
 class _AgentMap:
-    """`Run.map` of an agent: a child for each item."""
+    """One call of `Run.map` with an agent, which runs a child for each item."""
 
     def __init__(
         self,
@@ -198,7 +198,7 @@ class _AgentMap:
             await branches.changed()
 
     async def _next(self) -> Any:
-        """Return the next item; `_END` after the last one, or if an earlier one did not complete."""
+        """Return the next item, or `_END` after the last item or if an earlier item did not complete."""
         if self._ahead is None:
             return next(self._plain, _END)
         self._waiting_scope = self._branches.scope.child("items")

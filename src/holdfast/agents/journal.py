@@ -1,6 +1,6 @@
-"""The journal of a run: each call's intent is durable before its effect, and a recorded result is replayed.
+"""The journal of a run. A call's intent is durable before the call has an effect, and a recorded result is replayed.
 
-A call's id encodes its place in the program: the run's id, then the numbers on the path to it. Subtasks, parallel
+A call's id encodes the call's place in the program: the run's id, then the numbers on the call path. Subtasks, parallel
 functions and children number their own calls, so the ids are the same in every attempt, however the work interleaves.
 """
 
@@ -38,7 +38,7 @@ class CallPath:
         self._numbers = itertools.count(1)
 
     def next_id(self) -> str:
-        """Return the id of the next call, subtask or child. From any thread."""
+        """Return the id of the next call, subtask or child. Callable from any thread."""
         return f"{self.path}.{next(self._numbers)}"
 
 
@@ -82,12 +82,12 @@ class Journal:
         self._restarts = 0
         self._inside: dict[str, Usage] | None = None  # usage, by the id of the call or child around it
         self.replayed = 0
-        """Results that this attempt took from the log."""
+        """The number of results that this attempt has taken from the log."""
         self.remembers = False
         """Whether to record this attempt's own calls and children too, so that code that runs again after an answer
-        does not repeat them. Set it before the first of them."""
+        does not repeat them. Must be set before the first call or child starts."""
         self.discard_from: int | None = None
-        """The seq from which a new attempt repeats all output; None: from the start."""
+        """The seq from which a new attempt repeats all output; None means from the start of the run."""
         for event in events:
             self._take(event)
 
@@ -123,17 +123,17 @@ class Journal:
 
     @property
     def restarts_in_vain(self) -> int:
-        """Number of restarts since the last completed step, call or question; progress resets it."""
+        """The number of restarts since a step or call last completed, or a question was last answered."""
         return self._restarts
 
     @property
     def replayable(self) -> bool:
-        """Whether each started call, including those of this attempt, has its result or may be repeated."""
+        """Whether each started call, including calls of this attempt, has a recorded result or may be repeated."""
         return not self._open
 
     @property
     def begun_names(self) -> tuple[str, ...]:
-        """The names of all started calls, including those of this attempt: they may have had effects."""
+        """The names of all started calls, including calls of this attempt. Each may have had effects."""
         return tuple(self._names)
 
     @property
@@ -152,7 +152,7 @@ class Journal:
             self._open[call.call_id] = None
 
     def ended(self, call: ToolFinished) -> None:
-        """Record the end of a call; an interrupted one may have had its effect."""
+        """Record the end of a call. An interrupted call stays open, because it may have had its effect."""
         if call.status != "interrupted":
             if self.remembers:
                 self._results[call.call_id] = call
@@ -160,7 +160,7 @@ class Journal:
             self._close_inside(call.call_id)
 
     def child_ended(self, child: ChildFinished) -> None:
-        """Record the end of a child. If its end is final (`outcome`), its open calls are not repeated either."""
+        """Record the end of a child. If the end is final (see `stands`), the child's open calls are not repeated."""
         if self.remembers:
             self._children[child.child_id] = child
         if stands(child):
@@ -172,7 +172,11 @@ class Journal:
                 del self._open[call_id]
 
     def past(self, call_id: str, name: str, arguments: object) -> ToolFinished | None:
-        """Return the call's result from an earlier attempt. Raises `NotDeterministic` if that was a different call."""
+        """Return the call's result from an earlier attempt, or None if the earlier attempts have no result.
+
+        Raises:
+            NotDeterministic: if an earlier attempt made a different call with this id.
+        """
         intent = self._intents.get(call_id)
         if intent is None:
             return None
@@ -190,19 +194,23 @@ class Journal:
         return call_id in self._results
 
     def step(self, run_id: str, step: int) -> StepFinished | None:
-        """Return the model's answer in that step of an earlier attempt."""
+        """Return a step that an earlier attempt finished, or None."""
         return self._steps.get((run_id, step))
 
     def steered(self, step: int) -> Sequence[str]:
-        """Return the ids of the messages that an earlier attempt took before that step."""
+        """Return the ids of the messages that an earlier attempt took at the start of the step with this number."""
         return self._steered.get(step, ())
 
     def answer(self, question_id: str) -> Answer | None:
-        """Return a person's answer from an earlier attempt."""
+        """Return the recorded answer to a question, or None."""
         return self._answers.get(question_id)
 
     def outcome(self, child_id: str, agent: str) -> ChildFinished | None:
-        """Return the child's final outcome in an earlier attempt. Raises `NotDeterministic` for a different child."""
+        """Return the child's final outcome in an earlier attempt, or None if the child has no final outcome.
+
+        Raises:
+            NotDeterministic: if an earlier attempt started another agent as the child with this id.
+        """
         known = self._children.get(child_id)
         if known is None:
             return None
@@ -222,7 +230,7 @@ class Journal:
         return known is not None and not (isinstance(known, ChildFinished) and stands(known))
 
     def used_inside(self, child_id: str) -> Usage:
-        """Return the usage by the child or call, and all below it, in earlier attempts: completed steps and calls."""
+        """Return the recorded usage of all completed steps and calls inside a child or call, at any depth."""
         if self._inside is None:
             self._inside = self._sum_up()
         return self._inside.get(child_id, Usage())
@@ -247,5 +255,6 @@ def _around(inner: str) -> Iterator[str]:
 
 
 def stands(child: ChildFinished) -> bool:
-    """Return whether the child's end is final; otherwise it ended with its parent, and a new attempt resumes it."""
+    """Return whether the child's end is final. Otherwise, the child ended with its parent and a new attempt resumes
+    the child."""
     return child.status != "interrupted" or child.error is not None

@@ -1,4 +1,4 @@
-"""Journaled calls: the intent is stored first, then the call has its effect, then its result is stored."""
+"""Journaled calls: the intent is stored before the function starts, and the result after the function has ended."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class CallRequest:
     """A requested call; see `Run.call`.
 
     Parameters:
-        name: display name of the function, also in the journal.
-        arguments: the arguments as the log and the journal show them.
+        name: display name of the function; the journal stores it too.
+        arguments: arguments in the form that the log and the journal store.
     """
 
     name: str
@@ -45,7 +45,7 @@ class CallRequest:
 
 
 async def make_call(call: CallContext, wanted: CallRequest) -> Any:
-    """Make the call, or return its result from the journal. Raises as `Run.call` does."""
+    """Make the call, or return its result if the journal has one. Raises the same errors as `Run.call`."""
     context = call.context
     past = begin_call(context, call.call_id, wanted.name, wanted.arguments, idempotent=wanted.idempotent)
     if past is not None:
@@ -72,7 +72,7 @@ async def make_call(call: CallContext, wanted: CallRequest) -> Any:
 def begin_call(
     context: RunContext, call_id: str, name: str, arguments: Any, *, idempotent: bool
 ) -> ToolFinished | None:
-    """Return the call's result if an earlier attempt has one; otherwise write the call's intent."""
+    """Return the call's result if an earlier attempt recorded one; otherwise write the call's intent, return None."""
     past = context.journal.past(call_id, name, arguments)
     started = ToolStarted(
         run_id=context.root_id, call_id=call_id, name=name, arguments=arguments, idempotent=idempotent, at=context.now()
@@ -91,7 +91,7 @@ def begin_call(
 def end_call(
     context: RunContext, call_id: str, status: Literal["ok", "error", "interrupted"], result: Any, error: str | None
 ) -> ToolFinished:
-    """Return the result of a call, and write it unless the run has ended."""
+    """Return the event that records the result of a call; write the event unless the run has ended."""
     finished = ToolFinished(
         run_id=context.root_id, call_id=call_id, status=status, result=result, error=error, at=context.now()
     )
@@ -121,11 +121,14 @@ async def _in_scope(call: CallContext, wanted: CallRequest) -> Any:
 
 
 def written(context: RunContext, value: Any, what: str) -> Any:
-    """Return the value as JSON represents it.
+    """Return the value after a round trip through JSON.
+
+    Parameters:
+        what: name of the value in error messages.
 
     Raises:
-        TypeError: JSON cannot represent it.
-        LimitExceeded: its JSON exceeds `RunLimits.result_limit_bytes`.
+        TypeError: if JSON cannot represent the value.
+        LimitExceeded: if the JSON of the value exceeds `RunLimits.result_limit_bytes`.
     """
     try:
         encoded = msgspec.json.encode(value)

@@ -1,4 +1,4 @@
-"""The host's limits on every run; `AgentLimits` are an agent's own."""
+"""The host's limits on every run. `AgentLimits` holds the limits that an agent sets for its own runs."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ __all__ = ["Model", "opened"]
 
 @runtime_checkable
 class Model(Protocol):
-    """A model. All runs of its agents share it; it keeps no state between requests."""
+    """A model. All runs that use the model share one instance, which keeps no state between requests."""
 
     @property
     def name(self) -> str:
@@ -28,17 +28,19 @@ class Model(Protocol):
     def stream(
         self, request: ModelRequest, *, attachment: Callable[[str], Awaitable[bytes]] | None = None
     ) -> AbstractAsyncContextManager[AsyncIterator[Part]]:
-        """Open one request. It yields parts as they arrive; the last one is `EndPart`.
+        """Open one request and yield an iterator of the answer's parts, as they arrive. The last part is an `EndPart`.
 
-        Leaving the block closes the connection, even if not all parts were read; an interrupt cancels the task that
-        reads them. A model never retries a request: the agent loop does.
+        Leaving the block closes the connection, even if some parts were not read. An interrupt cancels the task that
+        reads the parts. A model does not retry requests, because the agent loop does.
 
         Parameters:
-            request: the messages, tools and settings.
-            attachment: returns the bytes of an attachment by its digest; None: attachments are only named.
+            request: messages, tools and settings of the request.
+            attachment: async function, called with the digest of an attachment, that returns the attachment's bytes. If
+                None, the request only names its attachments.
 
         Raises:
-            ModelFailed: on opening, or while parts are read; ``retry_after_s`` is set if a retry may help.
+            ModelFailed: if the request fails, either on opening or while parts are read; ``retry_after_s`` is set if a
+                retry may help.
         """
         ...
 
@@ -47,7 +49,7 @@ class Model(Protocol):
 async def opened(
     model: Model, request: ModelRequest, *, attachment: Callable[[str], Awaitable[bytes]] | None = None
 ) -> AsyncIterator[AsyncIterator[Part]]:
-    """Open one request to a model; the task that reads it also closes it, however the block ends."""
+    """Open one request to a model; when the block is left, the parts are closed in the task that read them."""
     async with model.stream(request, attachment=attachment) as parts:
         if isinstance(parts, AsyncGenerator):
             async with aclosing(parts):

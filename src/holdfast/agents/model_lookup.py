@@ -13,12 +13,14 @@ __all__ = ["find_model"]
 
 
 def find_model(name: str) -> Model:
-    """Return the model of that name: ``provider:model``, ``scripted:demo``, or ``scripted:<text>``, which always
-    answers with that text.
+    """Return the model with this name.
+
+    The name is ``provider:model`` for a real model, ``scripted:demo`` for the demo model, or ``scripted:<text>`` for a
+    model that always answers with the text.
 
     Raises:
-        ConfigurationError: the provider is unknown, or its key is missing.
-        MissingExtra: the packages for real models are not installed.
+        ConfigurationError: if the name is invalid, the provider is unknown, or the provider's key is missing.
+        MissingExtra: if the packages for real models are not installed.
     """
     provider, colon, rest = name.partition(":")
     if not (colon and provider and rest):

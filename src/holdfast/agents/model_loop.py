@@ -4,8 +4,8 @@ Invariants
 - A step's answer and a call's intent are durable before the call starts; calls that start together share one wait for
   the log.
 - Each request to the model has its own scope: however the request ends, the connection closes with the scope.
-- Each call has its own scope inside the step's. Its result is reported after that scope has closed, and later output
-  does not count. Even an interrupted step ends after all its calls, each of which then gets its final result.
+- Each call has its own scope inside the step's scope. A call's result is reported after the call's scope has closed;
+  later output is discarded. Even an interrupted step ends only after all its calls have their final results.
 - One task drives the loop. It receives ended calls and answers through `_post`, on the run's event loop.
 """
 
@@ -71,12 +71,12 @@ async def work_with_model(context: RunContext, new_call: Callable[[str], CallCon
     """Run an agent that has a model.
 
     Parameters:
-        new_call: builds the handle for a tool's function from the call's id.
+        new_call: function that is called with a call's id and returns the handle that the tool's function receives.
 
     Raises:
-        ModelFailed: the model failed, despite retries.
-        ConfigurationError: two tools have the same name.
-        Interrupted: the run was interrupted, perhaps by its budget or its deadline.
+        ModelFailed: if the model fails, despite retries.
+        ConfigurationError: if two tools have the same name.
+        Interrupted: if the run is interrupted, perhaps by its budget or its deadline.
     """
     agent = context.agent
     model = _model_of(agent)
@@ -119,7 +119,10 @@ async def _history(context: RunContext) -> Sequence[Entry]:
 
 
 async def _summarize(context: RunContext, messages: Sequence[ModelMessage], step: int) -> str:
-    """Return a summary of the messages, from the journal if it has one; it is recorded as step `step`, 0 or less."""
+    """Return a summary of the messages, from the journal if an earlier attempt recorded one.
+
+    The summary is recorded as step number `step`, which is 0 or less.
+    """
     past = context.journal.step(context.run_id, step)
     if past is None:
         label = "summarizing the conversation"
@@ -152,7 +155,7 @@ def _step_timeout_s(context: RunContext) -> float:
 
 
 class _OpenCall:
-    """A call that has begun; ``scope`` and ``handle`` are set once it runs."""
+    """A call whose intent is recorded; ``scope`` and ``handle`` are set when the function starts."""
 
     __slots__ = ("call_id", "deadline_s", "handle", "hold", "name", "problem", "scope", "view")
 
@@ -168,7 +171,7 @@ class _OpenCall:
 
 
 class _Driver:
-    """See the module."""
+    """Drives the agent loop of one run; the module documents the invariants."""
 
     def __init__(
         self,
@@ -329,7 +332,7 @@ class _Driver:
                     pending += loop.decided(item) if isinstance(item, Answer) else self._take(item, scope)
 
     async def _start(self, scope: Scope, starts: Sequence[StartCall]) -> list[Effect]:
-        """Start calls, all after one wait for the log. Return the effects of those whose results are in the journal."""
+        """Start calls after one wait for the log. Return the effects of calls whose results are in the journal."""
         context, loop = self._context, self._loop
         effects: list[Effect] = []
         fresh: list[tuple[StartCall, _OpenCall]] = []
@@ -394,7 +397,7 @@ class _Driver:
             self._post(await host.answered(question.question_id))
 
     def _post(self, item: _OpenCall | Answer) -> None:
-        """Receive an ended call or an answer. On the run's loop."""
+        """Receive an ended call or an answer, on the run's loop."""
         self._inbox.append(item)
         activity = self._context.activity
         if isinstance(item, Answer):

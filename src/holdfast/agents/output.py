@@ -1,4 +1,4 @@
-"""Text that a run or one of its calls emits: its validation, and waiting while the log is behind."""
+"""Text that a run or a call emits: validation of the text, and backpressure while the log is behind."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Emission", "require_text"]
 
 
 class Emission:
-    """The result of `Run.emit`: the text is already accepted; ``await`` it to wait while the log is behind."""
+    """The result of `Run.emit`. The text is already accepted; ``await`` the result to wait while the log is behind."""
 
     __slots__ = ("_recorder",)
 

@@ -22,9 +22,10 @@ __all__ = ["perform"]
 
 
 async def perform(context: RunContext) -> None:
-    """Run the context's agent in the current task, and join the subtasks that it did not await.
+    """Run the context's agent in the current task, then wait for the subtasks that the agent did not await.
 
-    Raises the agent's errors, `TypeError` for a result that is not text, and `RuntimeError` for a `SystemExit`.
+    Raises the agent's errors, `TypeError` if the agent's result is not text, and `RuntimeError` if the agent raises
+    `SystemExit`.
     """
     current_call_path.set(context.call_path)
     agent, run = context.agent, Run(context)

@@ -1,4 +1,4 @@
-"""Placement of a run's functions: on the loop, in a thread or in a process, with their name and call path."""
+"""Placement of a run's functions on the event loop, in a thread or in another process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def name_of(work: Callable[..., Any]) -> str:
 
 
 def placement_of(work: Callable[..., Any]) -> Placement:
-    """Return ``loop`` for an async function, ``thread`` for one that may block."""
+    """Return ``loop`` for an async function, and ``thread`` for a sync function, which may block."""
     function = _function(work)
     if not inspect.isroutine(function):
         function = type(function).__call__
@@ -35,10 +35,13 @@ def placement_of(work: Callable[..., Any]) -> Placement:
 def placed(
     work: Callable[[], Any], branch: CallPath, where: Placement, ended: Callable[[], object] | None = None
 ) -> Callable[[], Any]:
-    """Return `work` bound to its call path; in another process, it cannot make calls.
+    """Return a function that calls `work` with `branch` as its call path.
+
+    For a process, return `work` itself, because a function in another process cannot make calls.
 
     Parameters:
-        ended: called on the loop or thread where the work ran, however it ended; not called for a process.
+        ended: called when the function has returned or raised, on the loop or thread where the function ran; not called
+            for a process.
     """
     match where:
         case "process":
@@ -76,7 +79,10 @@ def placed(
 
 
 def importable(work: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function in a form that another process can import; if ``@tool`` replaced it, through that tool."""
+    """Return a callable for the function that another process can import.
+
+    If ``@tool`` replaced the function in its module, the callable imports the tool and calls the tool's function.
+    """
     found: Any = sys.modules.get(getattr(work, "__module__", ""))
     for part in getattr(work, "__qualname__", "").split("."):
         found = getattr(found, part, None)
@@ -101,7 +107,7 @@ def _no_coroutine(work: Callable[..., Any], result: Any) -> Any:
 
 
 def no_exit(name: str, left: SystemExit) -> RuntimeError:
-    """Return the error for a function that called `sys.exit`: it must not end the whole process."""
+    """Return the error that replaces the `SystemExit` of a function, which must not end the whole process."""
     return RuntimeError(f"{name} called sys.exit({left.code!r})")
 
 

@@ -1,4 +1,4 @@
-"""The ports of a run: its host, and the recorder of its events. The host implements both."""
+"""The interfaces that a run needs from its host: `RunHost` and the `Recorder` of the run's events."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Recorder(Protocol):
         ...
 
     def write(self, event: Event) -> None:
-        """Accept an event; it is stored within milliseconds."""
+        """Accept an event, which is stored within milliseconds."""
         ...
 
     async def written(self) -> None:
@@ -31,16 +31,16 @@ class Recorder(Protocol):
         ...
 
     async def room(self) -> None:
-        """Wait while `behind`."""
+        """Wait while `behind` is true."""
         ...
 
     def late(self) -> None:
-        """Count late output, from a run or call that has ended."""
+        """Count an output that came after its run or call had ended."""
         ...
 
 
 class RunHost(Protocol):
-    """The host, as a run sees it. Used on the run's event loop only."""
+    """The services of the host that a run uses, on the run's event loop only."""
 
     clock: Clock
 
@@ -49,11 +49,14 @@ class RunHost(Protocol):
         ...
 
     async def agent_state(self, n: int) -> str:
-        """Return the state that an agent kept with the transcript's entry `n` (`AgentState.n`); empty if not found."""
+        """Return the state that an agent stored with entry `n` of the transcript (`AgentState.n`).
+
+        If that state is not found, return an empty string.
+        """
         ...
 
     def find_agent(self, name: str) -> Agent:
-        """Return the host's agent of that name. Raises `UnknownAgent`."""
+        """Return the host's agent with this name. Raises `UnknownAgent` if the host has no such agent."""
         ...
 
     def background(self, work: Callable[[], Awaitable[Any]], *, name: str) -> None:
@@ -62,25 +65,25 @@ class RunHost(Protocol):
 
     @property
     def steering(self) -> bool:
-        """Whether a ``steer`` message may wait for this run."""
+        """Whether a ``steer`` message may be waiting for this run."""
         ...
 
     async def steer(self, step: int) -> Sequence[Message]:
-        """Take the messages steered to the run, before the step with that number. Durable on return."""
+        """Take the messages steered to the run, at the start of step number `step`. On return, the take is durable."""
         ...
 
     async def suspend(self, question: Question) -> None:
-        """Ask a person: on return, the open question is durable. A question with a known id has no effect."""
+        """Open a question to a person. On return, the question is durable. If its id is known, do nothing."""
         ...
 
     async def answered(self, question_id: str) -> Answer:
-        """Wait for the answer to an open question, which may be ``expired``."""
+        """Wait for the answer to an open question and return the answer, which may be ``expired``."""
         ...
 
     def on_quiescence(self, is_quiescent: bool) -> None:
-        """Report whether the run and its children only wait for people; called when this changes."""
+        """Called with True when the run and its children wait only for people, with False when one is active again."""
         ...
 
     async def attachment(self, digest: str) -> bytes:
-        """Return the bytes of an attachment of the run's principal. Raises `UnknownAttachment`."""
+        """Return an attachment's bytes. Raises `UnknownAttachment` if the run's principal has no such attachment."""
         ...

@@ -1,4 +1,4 @@
-"""A run's questions to people: each is durable before it is shown, and its answer stays in the journal."""
+"""A run's questions to people. A question is durable before it is shown, and the journal keeps the answer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def ask_user(context: RunContext, text: str) -> Answer:
 
 
 async def wait_for_answer(context: RunContext, question_id: str) -> Answer:
-    """Wait for the answer to an open question. Meanwhile the run may be quiescent."""
+    """Return the answer to an open question when it arrives. While this call waits, the run may be quiescent."""
     context.activity.remove()
     try:
         return await context.host.answered(question_id)
@@ -40,7 +40,7 @@ async def wait_for_answer(context: RunContext, question_id: str) -> Answer:
 
 
 async def require_approval(context: RunContext, call_id: str, tool: Tool, arguments: dict[str, Any]) -> None:
-    """Ask a person to approve a call inside another call. Raises `ToolFailed` unless it is approved."""
+    """Ask a person to approve a call inside another call. Raises `ToolFailed` if the call is not approved."""
     answer = context.journal.answer(call_id)
     question = Question(
         question_id=call_id,

@@ -11,8 +11,9 @@ __all__ = ["ActivityCounter", "ChildWaiter"]
 
 
 class ActivityCounter:
-    """Counts the active tasks and threads of a run and its children. The run is quiescent while the count is 0: all of
-    them wait for people. A task that waits for others of the run is not counted; they are. Use it on the run's loop.
+    """Counts the active tasks and threads of a run and its children. While the count is 0, the run is quiescent: all
+    tasks and threads wait for people. A task that waits for other tasks of the run is not counted, because those tasks
+    are counted instead. Use the counter on the run's loop.
 
     Parameters:
         on_change: called with True when the run becomes quiescent, and with False when it is active again.
@@ -39,12 +40,13 @@ class ActivityCounter:
 
 
 class ChildWaiter:
-    """Counts the tasks that one task starts, and waits for them; meanwhile, they count as active in its place.
+    """Counts the tasks that one parent task starts, and lets the parent task wait for them.
 
-    Use it on the run's loop only.
+    While the parent task waits, the started tasks count as active, and the parent task does not. Use the waiter on the
+    run's loop only.
 
     Parameters:
-        activity: the run's counter.
+        activity: the run's activity counter.
     """
 
     __slots__ = ("_activity", "_idle", "_waiter", "busy")
@@ -92,7 +94,7 @@ class ChildWaiter:
                 self._activity.add()
 
     def give_up(self) -> None:
-        """Stop counting the tasks that have not ended by now: they are abandoned."""
+        """Stop counting the tasks that have not ended by now, because they are abandoned."""
         left, self.busy = self.busy, 0
         if left:
             self._activity.remove(left)

@@ -1,4 +1,4 @@
-"""Results and errors of tools, as a model sees them: text of bounded size."""
+"""Results and errors of tools in the form that a model sees, with a bounded size."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _ERROR_BYTES = 10_000
 
 
 def to_model_text(result: Any, *, limit_bytes: int) -> Any:
-    """Return the result as it is stored and as the model sees it, truncated to `limit_bytes` of text or JSON.
+    """Return the result in the form that the log stores and the model sees, truncated to `limit_bytes` of text or JSON.
 
     Raises:
-        ToolFailed: binary data, or an object that JSON cannot represent.
+        ToolFailed: if the result is binary data, or an object that JSON cannot represent.
     """
     if result is None or isinstance(result, (bool, int, float)):
         return result
@@ -43,7 +43,7 @@ def to_model_text(result: Any, *, limit_bytes: int) -> Any:
 
 
 def truncate(text: str, limit_bytes: int) -> str:
-    """Return the text; if it is too long, its beginning and end, with a note in between."""
+    """Return the text; if it exceeds `limit_bytes`, return its beginning and its end with a note in between."""
     if len(text) <= limit_bytes:
         text = plain(text)
         encoded = text.encode()
@@ -58,5 +58,5 @@ def truncate(text: str, limit_bytes: int) -> str:
 
 
 def summarize_error(error: BaseException) -> str:
-    """Return an error's class and text for the log and for models: bounded, and redacted."""
+    """Return an error's class and text for the log and for models, truncated and redacted."""
     return redact(truncate(format_error(error), _ERROR_BYTES))

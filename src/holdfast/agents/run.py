@@ -1,7 +1,7 @@
-"""`Run`, the handle that agents get: their input and output, and their calls, subtasks, children and questions.
+"""`Run`, the handle with which an agent reads its input, emits output, makes calls, starts work and asks people.
 
-Everything started through the handle belongs to the run's scope and ends with it. After the run's end, every use raises
-`RunClosed`, and late output of an abandoned thread does not count.
+Everything started through the handle belongs to the run's scope and ends with that scope. After the run has ended, its
+methods raise `RunClosed`, and late output of an abandoned thread is discarded.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _ONE_STEP = Usage(steps=1)
 
 
 class Run:
-    """One run of an agent. Agents get it as their argument.
+    """One run of an agent. The agent's function receives the `Run` as its argument.
 
-    Call its methods on the run's event loop; `emit`, `now` and the properties also work on any thread of the run. An
-    interrupt of the run cancels its tasks once and wakes its threads; see `interrupt`.
+    Call the methods on the run's event loop; `emit`, `now` and the properties also work on any thread of the run. When
+    the run is interrupted, each of its tasks is cancelled once and its threads are woken; see `interrupt`.
 
     Parameters:
-        context: the state of the run, for integrations with other frameworks; agents do not need it.
+        context: state of the run, for integrations with other frameworks; agents do not need the context.
     """
 
     __slots__ = ("context",)
@@ -113,7 +113,7 @@ class Run:
 
     @property
     def replayed(self) -> int:
-        """Calls of this attempt whose result came from the log."""
+        """The number of results that this attempt has taken from the log."""
         return self.context.journal.replayed
 
     @property
@@ -122,22 +122,22 @@ class Run:
         return self.context.usage
 
     async def take_steering(self) -> list[Message]:
-        """Take the messages sent with the policy ``steer`` since the run began or this was last called, in order.
+        """Take the messages sent with the policy ``steer`` since the run began or since the previous call, in order.
 
-        They are durably part of this run, and are settled with it. An agent with a model takes them before each step.
-        A child gets none.
+        The messages are durably part of this run and are settled when the run is settled. For an agent with a model,
+        the built-in loop takes the messages before each step. For a child run, the list is empty.
         """
         context = self.context
         context.check_open()
         return await context.take_steering(context.step + 1)
 
     async def history(self) -> Sequence[Entry]:
-        """Return the session's transcript before this run. It is empty for a child, except for a branch of a composite
-        that inherits the history."""
+        """Return the session's transcript before this run. For a child run, the transcript is empty unless the child is
+        a branch of a composite agent and inherits the history."""
         return await self.context.history()
 
     async def attachment(self, digest: str) -> bytes:
-        """Return the bytes of an attachment of the run's principal. Raises `UnknownAttachment`."""
+        """Return an attachment's bytes. Raises `UnknownAttachment` if the run's principal has no such attachment."""
         return await self.context.host.attachment(digest)
 
     def now(self) -> float:
@@ -148,20 +148,21 @@ class Run:
     # ── output ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def emit(self, text: str) -> Emission:
-        """Emit a piece of the answer. It is accepted at once; ``await`` the result to wait while the log is behind.
+        """Emit a piece of the answer. The text is accepted at once.
 
-        Callable from any thread of the run; in a thread, it blocks while the log is behind.
+        To wait while the log is behind, ``await`` the result. This method may be called from any thread of the run. In
+        a thread, it blocks while the log is behind.
 
         Raises:
-            RunClosed: the run has ended; the text does not count.
-            LimitExceeded: the run emitted more than its limit.
-            InvalidRequest: UTF-8 cannot encode the text (a lone surrogate).
-            TypeError: not text.
+            RunClosed: if the run has ended; the text is discarded.
+            LimitExceeded: if the run has already emitted more text than the limit allows.
+            InvalidRequest: if UTF-8 cannot encode the text because it contains a lone surrogate.
+            TypeError: if ``text`` is not a str.
         """
         return self.context.emit(text)
 
     async def step(self, label: str = "") -> int:
-        """Begin a step, which is shown to readers; return its number, from 1."""
+        """Begin a step and return its number, from 1. Readers of the event stream see the step and its label."""
         require_text(label, "step()")
         context = self.context
         context.step += 1
@@ -182,26 +183,28 @@ class Run:
         on: Placement | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Call a function and journal the call: its intent before it starts, its result when it has ended.
+        """Call a function and journal the call: the intent before the function starts, the result after it has ended.
 
-        In a later attempt, the result comes from the log and the function is not called. A function whose first
-        parameter is named ``call`` gets a `Call`. Sync functions run in a thread.
+        If an earlier attempt of the run recorded a result, that result is returned and the function is not called. A
+        function whose first parameter is named ``call`` receives a `Call`.
 
         Parameters:
-            work: the function.
-            args, kwargs: the function's arguments; JSON-serializable, as they are stored. (Use `functools.partial` to
-                pass keyword arguments that this method also has, such as ``name``.)
-            name: display name; default: the function's name.
-            idempotent: whether it may be called again after a crash that left no result.
-            timeout_s: deadline, in seconds, at which the call is stopped; default: the host's ``tool_timeout_s``.
-            on: where it runs; default: ``loop`` for async functions, else ``thread``.
+            work: function to call.
+            args, kwargs: arguments of the function. They are stored, so they must be JSON-serializable. Use
+                `functools.partial` to pass keyword arguments that this method also has, such as ``name``.
+            name: display name of the call; None means the function's name.
+            idempotent: whether the function may be called again after a crash that left no result.
+            timeout_s: deadline in seconds, at which the call is stopped; None means the host's ``tool_timeout_s``.
+            on: where the function runs; None means ``loop`` for async functions and ``thread`` for sync functions.
 
         Raises:
-            the function's own errors; in a later attempt, `CallFailed` in their place.
-            TimeoutError: the deadline expired.
-            NotDeterministic, RunClosed.
-            InvalidRequest: ``timeout_s`` is not a number of seconds.
-            TypeError: JSON cannot represent the arguments or the result.
+            Exception: any error that the function raises.
+            CallFailed: if the function raised an error in an earlier attempt of the run.
+            TimeoutError: if the deadline expires.
+            NotDeterministic: if an earlier attempt made a different call at this point.
+            RunClosed: if the run has ended.
+            InvalidRequest: if ``timeout_s`` is not a number of seconds.
+            TypeError: if JSON cannot represent the arguments or the result.
         """
         context = self.context
         context.check_open()
@@ -228,9 +231,9 @@ class Run:
         because the outer call is still running.
 
         Raises:
-            InvalidArguments: the arguments do not match the tool's parameters.
-            ToolFailed: a person denied the call, or the approval request expired.
-            the errors of `call`.
+            InvalidArguments: if the arguments do not match the tool's parameters.
+            ToolFailed: if a person denies the call, or the approval request expires.
+            Exception: any error that `call` raises.
         """
         context = self.context
         context.check_open()
@@ -256,7 +259,7 @@ class Run:
         return self.context.exclusive_calls.names
 
     def when_exclusive_calls_end(self, fn: Callable[[], object]) -> None:
-        """Call `fn` on the run's loop when all exclusive calls have ended, or at once if none is open."""
+        """Call `fn` on the run's loop when all exclusive calls have ended, or at once if all have ended already."""
         self.context.exclusive_calls.when_ended(fn)
 
     # ── subtasks, children, processes ────────────────────────────────────────────────────────────────────────────
@@ -268,25 +271,30 @@ class Run:
         on: Placement | None = None,
         name: str | None = None,
     ) -> Handle[Any]:
-        """Start work that runs concurrently with the agent; await the handle for its result. When the agent ends, the
-        run joins all work that was not awaited.
+        """Start work that runs concurrently with the agent, and return a handle that can be awaited for the result.
+
+        When the agent ends, the run waits for all work that the agent did not await.
 
         Parameters:
-            work: an async function, a sync one (it runs in a thread), or a coroutine.
-            args: the function's arguments; none for a coroutine.
-            on: default: ``loop`` for async functions and coroutines, else ``thread``.
+            work: async function, sync function or coroutine to run.
+            args: arguments of the function; a coroutine takes no arguments.
+            on: where the work runs; None means ``loop`` for async functions and coroutines, and ``thread`` for sync
+                functions.
+            name: display name of the work; None means the name of the function or coroutine.
 
         Raises:
-            RunClosed, ScopeClosed: the run has ended, or is being stopped; a coroutine is closed then.
-            TypeError: not callable, or a coroutine with arguments or for a thread or process.
+            RunClosed, ScopeClosed: if the run has ended or is being stopped; a coroutine is then closed.
+            TypeError: if ``work`` is not callable, or if a coroutine is given arguments, a thread or a process.
         """
         return spawn_subtask(self.context, work, args, on, name)
 
     async def parallel(self, *branches: Callable[[], Any]) -> list[Any]:
-        """Run functions concurrently; return the results in order. The first error stops the others and is raised.
+        """Run functions concurrently and return their results in the order of the functions.
+
+        The first error stops the other functions and is raised.
 
         Raises:
-            InvalidRequest: one of them is not callable; none is started.
+            InvalidRequest: if a branch is not callable; no function is started then.
         """
         self.context.check_open()
         return await run_parallel(self.context, branches)
@@ -299,15 +307,15 @@ class Run:
 
         Parameters:
             agent: an agent, or the name of one of the host's agents.
-            text: the request.
-            timeout_s: deadline, in seconds.
+            text: request for the child.
+            timeout_s: deadline of the child, in seconds.
 
         Raises:
-            RunFailed: the child raised an error (chained).
-            RunInterrupted: the child exceeded its deadline or used up its budget.
-            AgentCycle: delegation cycle: a parent run already has this request in progress with the same agent.
-            LimitExceeded: children are nested too deep.
-            UnknownAgent.
+            RunFailed: if the child raises an error, which is chained.
+            RunInterrupted: if the child exceeds its deadline or uses up its budget.
+            AgentCycle: if this run or a run above it is already handling the same request with the same agent.
+            LimitExceeded: if children are nested too deep.
+            UnknownAgent: if the host has no agent with this name.
         """
         context = self.context
         context.check_open()
@@ -325,26 +333,28 @@ class Run:
         name: str | None = None,
         timeout_s: float | None = None,
     ) -> list[Any]:
-        """Run a function or an agent for each item, a bounded number at a time; return the results in item order.
+        """Run a function or an agent for each item, with bounded concurrency; return the results in item order.
 
-        An item is taken only when there is room for it, so waiting items cost nothing; while the log is behind, none is
-        started. The first error stops the others and is raised, with a note that names its item. In a later attempt, a
-        replayable agent must pass the same items in the same order.
+        The next item is taken from ``items`` only when it can start, so waiting items use no memory. While the log is
+        behind, new items wait. The first error stops the other items and is raised, with a note that names the failed
+        item. In a later attempt of the run, a replayable agent must pass the same items in the same order.
 
         Parameters:
-            work: an `Agent`, or the name of one of the host's agents, which runs as a child with each item (text) as
-                its request; or a function of an item: an async one runs in a task, a sync one in a thread.
-            items: a sync or async iterable.
+            work: an agent or a function. An `Agent`, or the name of one of the host's agents, runs as a child with the
+                item's text as its request. An async function is called with the item in a task, a sync function in a
+                thread.
+            items: sync or async iterable of the items.
             concurrency: maximum number of concurrent items. For sync functions, the principal's thread limit also
                 applies.
-            name: display name; default: the name of the agent or function.
+            name: display name; None means the name of the agent or function.
             timeout_s: deadline of each item, in seconds.
 
         Raises:
-            the errors of the function or of `delegate`.
-            TimeoutError: the function exceeded the deadline for an item.
-            TypeError, ValueError: ``concurrency`` is not a whole number, or below 1.
-            InvalidRequest: ``work`` is not callable, or ``items`` not iterable.
+            Exception: any error that the function or `delegate` raises.
+            TimeoutError: if the function exceeds the deadline for an item.
+            TypeError: if ``concurrency`` is not a whole number.
+            ValueError: if ``concurrency`` is below 1.
+            InvalidRequest: if ``work`` is not callable or ``items`` is not iterable.
         """
         context = self.context
         context.check_open()
@@ -357,21 +367,22 @@ class Run:
         return await run_map(context, work, items, concurrency=concurrency, name=name, timeout_s=timeout_s)
 
     async def process(self, argv: Sequence[str], **options: Any) -> Process:
-        """Start a program in the run's scope; see `Scope.process`. Its whole tree dies with the run."""
+        """Start a program in the run's scope; see `Scope.process`. Its process tree does not outlive the run."""
         self.context.check_open()
         return await self.context.scope.process(argv, **options)
 
     # ── people, and work that outlives the run ───────────────────────────────────────────────────────────────────
 
     async def ask_user(self, text: str) -> Answer:
-        """Ask a person and wait for the answer: ``answered`` with a text, or ``expired``.
+        """Ask a person and return the answer, which is ``answered`` with a text, or ``expired``.
 
-        The question is durable before it is shown. Meanwhile, a replayable agent may be unloaded, and resumes from its
-        journal in a later attempt. Any other agent waits here, and is interrupted when the host ends.
+        The question is durable before it is shown. While the question is open, the run of a replayable agent may be
+        unloaded; a later attempt then resumes the run from its journal. The run of any other agent stays in memory and
+        is interrupted when the host shuts down.
 
         Raises:
-            Interrupted: the run is being stopped.
-            LimitExceeded: the text exceeds the size limit of results.
+            Interrupted: if the run is being stopped.
+            LimitExceeded: if the text exceeds the size limit of results.
         """
         self.context.check_open()
         return await ask_user(self.context, text)
@@ -379,11 +390,12 @@ class Run:
     def background(self, work: Callable[[], Awaitable[Any]], *, name: str) -> None:
         """Start work that survives an interrupt of this run; the session's `stop` ends it.
 
-        If it returns text, the text is sent to the session as a message.
+        If `work` returns text, the text is sent to the session as a message.
 
         Raises:
-            RunClosed, Draining.
-            Interrupted: the run, and perhaps its session, is being stopped.
+            RunClosed: if the run has ended.
+            Draining: if the host is draining.
+            Interrupted: if the run, and perhaps its session, is being stopped.
         """
         context = self.context
         context.check_open()
@@ -392,13 +404,13 @@ class Run:
 
 
 class Call(CallContext):
-    """The running call, for functions that stream output or need an idempotency key for external services.
+    """A running call, passed to functions that stream output or need an idempotency key for external services.
 
     Parameters:
-        run: the run it belongs to. Calls through `Run.call` are in the log and the journal, but not in the transcript.
-            Work that the function starts in ``current_scope()`` ends with the call; work in ``run.scope`` ends with the
-            run.
-        call_id: the same in every attempt: the idempotency key for external services.
+        run: run to which the call belongs. Calls through `Run.call` are in the log and the journal, but not in the
+            transcript. Work that the function starts in ``current_scope()`` ends with the call; work that it starts in
+            ``run.scope`` ends with the run.
+        call_id: id of the call, the same in every attempt; usable as the idempotency key for external services.
     """
 
     __slots__ = ("run",)

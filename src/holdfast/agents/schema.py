@@ -33,8 +33,8 @@ class Signature:
     """The parameters of a function: their JSON Schema for the model, and their types.
 
     Parameters:
-        shape: a Struct type with the function's parameters as fields.
-        parameters: its JSON Schema.
+        shape: Struct type with the function's parameters as fields.
+        parameters: JSON Schema of `shape`.
     """
 
     __slots__ = ("_shape", "parameters")
@@ -44,7 +44,11 @@ class Signature:
         self.parameters = parameters
 
     def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the keyword arguments, converted to the types of the hints. Raises `InvalidArguments`."""
+        """Convert the arguments to the types of the hints and return the keyword arguments.
+
+        Raises:
+            InvalidArguments: if the arguments do not match the parameters.
+        """
         try:
             fitted = msgspec.convert(dict(arguments), self._shape, strict=False)
         except msgspec.ValidationError as error:
@@ -93,7 +97,7 @@ def read_signature(function: Callable[..., Any], *, skip: int) -> Signature:
 
 
 def _hint(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
-    """Return one parameter's type. Each hint is resolved separately, so a bad one does not affect the others."""
+    """Return the type of one parameter, without resolving the hints of the other parameters, which may be invalid."""
     if parameter.annotation is parameter.empty:
         return Any
     target = inspect.unwrap(function)
@@ -130,7 +134,8 @@ def _descriptions(doc: str) -> dict[str, str]:
 def check_schema(value: Any, schema: Mapping[str, Any] | bool, where: str = "") -> None:
     """Raise `InvalidArguments` if the value breaks the basic rules of an external schema.
 
-    It checks types, required and unknown properties, enumerations and items; the owner of the schema checks the rest.
+    The basic rules are types, required and unknown properties, enumerations and items. The owner of the schema checks
+    all other rules.
     """
     at = f" at {where}" if where else ""
     if isinstance(schema, bool):  # a boolean schema accepts everything or nothing

@@ -39,15 +39,16 @@ class ScriptedModel:
 
     Parameters:
         script: one text for every answer; or a sequence of answers, of which the nth answers a request with n-1
-            assistant messages; or a function of the request. An answer is a text, a call (`CallPart`), or a sequence of
-            texts, parts, pauses and errors. An `EndPart` is added if the answer has none.
-        name: display name.
+            assistant messages; or a function that is called with the request and returns the answer. An answer is a
+            text, a call (`CallPart`), or a sequence of texts, parts, pauses and errors. If the answer has no `EndPart`,
+            one is added.
+        name: display name of the model.
         chunk: number of characters in each piece of a text.
-        delay_s: a pause before each piece, in seconds.
-        context_tokens: as in `Model`.
+        delay_s: pause before each piece, in seconds.
+        context_tokens: size of the context window, in tokens; None if unknown.
         keep_requests: number of the newest requests to keep in ``requests``; use 0 in production.
 
-    Its counters are for tests; it may be used by any number of runs on one loop.
+    Any number of runs on one event loop may share the model. The attributes ``requests`` and ``open`` are for tests.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Subtasks of a run: functions that `Run.spawn` starts beside the agent, and that the run joins when it ends."""
+"""Subtasks of a run: work that `Run.spawn` starts, and that the run waits for when the agent has ended."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def spawn_subtask(
     context.activity.add(counted)  # before it begins: an eager task may have ended when `spawn` returns
 
     def count_off() -> None:
-        """Count the subtask off, once. Its handle also calls this, in case it never began. On the run's loop."""
+        """Count the subtask off once, on the run's loop. The handle also calls this, in case the task never began."""
         nonlocal counted
         left, counted = counted, 0
         context.activity.remove(left)
@@ -73,7 +73,7 @@ def _spawn_coroutine(
 
 
 async def join_subtasks(context: RunContext) -> None:
-    """Wait for the subtasks that the agent did not await. Raises their errors."""
+    """Wait for each subtask that has not ended, in the order of their starts, and raise the first error."""
     for handle in context.subtasks:
         if not handle.done():
             await handle

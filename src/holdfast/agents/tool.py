@@ -34,26 +34,31 @@ class _Check(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """A function that a model may call. `tool` makes one from a function with type hints.
+    """A function that a model may call. `tool` makes a `Tool` from a function with type hints.
 
     Parameters:
-        name: 1 to 64 letters, digits, ``_`` and ``-``.
-        description: the description that the model sees.
-        parameters: JSON Schema of an object: the keyword arguments of `work`.
-        work: sync or async. If its first parameter is named ``call``, it gets the `Call`, which the model does not see.
-            Raise `ToolFailed` for a message that the model gets unchanged; any other error is shown with its class.
-        timeout_s: deadline of a call, in seconds; None: the host's default; infinity: no deadline (for a tool that
-            waits for a person). On expiry, the call is stopped and the model gets an error.
-        isolation: where it runs; ``auto`` runs sync functions in a thread. In a ``process``, it can be killed at any
-            time; it is imported there, and `Call` has only ``call_id`` and ``output``.
+        name: name of the tool, of 1 to 64 letters, digits, ``_`` and ``-``.
+        description: description that the model sees.
+        parameters: JSON Schema of an object whose properties are the keyword arguments of `work`.
+        work: sync or async function. If the function's first parameter is named ``call``, it receives the `Call`, which
+            the model does not see. If the function raises `ToolFailed`, the model gets the message unchanged; any other
+            error is shown to the model with its class.
+        timeout_s: deadline of a call, in seconds. None means the host's default; infinity means no deadline, for a tool
+            that waits for a person. When the deadline expires, the call is stopped and the model gets an error.
+        isolation: where the function runs. ``auto`` runs an async function on the loop and a sync function in a thread.
+            With ``process``, the function is imported and run in another process, which can be killed at any time, and
+            its `Call` has only ``call_id`` and ``output``.
         idempotent: whether the call may be repeated after a crash that left no result.
         exclusive: whether the run waits until the function has returned, even after a stop, however long that takes.
-        approval: whether a person must approve each call, or a predicate that decides from the arguments.
-        convert: converts the model's arguments to keyword arguments; raises `InvalidArguments`. Default: validate them
-            against `parameters` and pass them unchanged.
+        approval: whether a person must approve each call; or a predicate that is called with the model's arguments and
+            returns whether a person must approve the call.
+        convert: function that converts the model's arguments to keyword arguments for `work`, and raises
+            `InvalidArguments` for invalid ones. If None, the arguments are validated against `parameters` and passed
+            unchanged.
 
     Raises:
-        ConfigurationError: an invalid name, or parameters that are not the schema of an object.
+        ConfigurationError: if the name, timeout or isolation is invalid, or if `parameters` is not the schema of an
+            object.
     """
 
     name: str
@@ -67,7 +72,7 @@ class Tool:
     approval: Approval = False
     convert: _Check | None = None
     takes_call: bool = field(init=False)
-    """Whether `work` gets the `Call`."""
+    """Whether `work` receives the `Call` as its first argument."""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -98,7 +103,11 @@ class Tool:
         return ToolSpec(name=self.name, description=self.description, parameters=self.parameters)
 
     def check(self, arguments: object) -> dict[str, Any]:
-        """Return the keyword arguments for `work`. Raises `InvalidArguments`, with a message for the model."""
+        """Validate the model's arguments and return the keyword arguments for `work`.
+
+        Raises:
+            InvalidArguments: if the arguments do not match `parameters`; the message is meant for the model.
+        """
         if not isinstance(arguments, dict):
             raise InvalidArguments("the arguments are not a JSON object")
         if self.convert is not None:
@@ -107,7 +116,7 @@ class Tool:
         return arguments
 
     def needs_approval(self, arguments: dict[str, Any]) -> bool:
-        """Return whether a person must approve a call with these arguments, as given by the model."""
+        """Return whether a person must approve a call for which the model passed these arguments."""
         return bool(self.approval(arguments)) if callable(self.approval) else self.approval
 
 
@@ -136,18 +145,19 @@ def tool(
     exclusive: bool = False,
     approval: Approval = False,
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
-    """Make a `Tool` from a function; usable with and without arguments.
+    """Make a `Tool` from a function. This decorator may be used with or without arguments.
 
-    The schema comes from the type hints, its descriptions from the docstring's ``Parameters:`` or ``Args:``.
+    The schema is made from the function's type hints. The descriptions of the parameters are read from the section
+    ``Parameters:`` or ``Args:`` of the docstring.
 
     Parameters:
-        work: the function.
-        name: default: the function's name.
-        description: default: the docstring without its section on parameters.
-        timeout_s, isolation, idempotent, exclusive, approval: see `Tool`.
+        work: sync or async function with type hints.
+        name: name of the tool; None means the function's name.
+        description: description that the model sees; None means the docstring up to its first section.
+        timeout_s, isolation, idempotent, exclusive, approval: fields of the `Tool`; see there.
 
     Raises:
-        ConfigurationError: the function has parameters that a model cannot pass.
+        ConfigurationError: if the function has a parameter that a model cannot pass.
     """
 
     def make(work: Callable[..., Any]) -> Tool:
@@ -170,7 +180,7 @@ def tool(
 
 
 def as_tool(thing: object) -> Tool:
-    """Return a `Tool` unchanged, or make one from a function. Raises `ConfigurationError` for anything else."""
+    """Return a `Tool` unchanged, or make a tool from a function. Raises `ConfigurationError` for any other object."""
     if isinstance(thing, Tool):
         return thing
     if callable(thing) and not inspect.isclass(thing):
@@ -199,7 +209,7 @@ def _summary(doc: str) -> str:
 
 
 class ToolsetContext(Protocol):
-    """The host, as a toolset sees it while the host is up."""
+    """The services of the host that a toolset may use during its lifespan."""
 
     @property
     def clock(self) -> Clock:
@@ -208,20 +218,20 @@ class ToolsetContext(Protocol):
 
     @property
     def data_dir(self) -> Path | None:
-        """The folder for small state that survives a restart; None with the memory store."""
+        """The folder for small state that survives a restart; None if the host uses the memory store."""
         ...
 
     async def tell(self, principal: str, session_key: str, text: str) -> None:
-        """Send a message to that session; it runs when the session is free, and is durable when this returns."""
+        """Send a message to a session. On return, the message is durable; its run starts when the session is free."""
         ...
 
 
 class Toolset:
-    """A group of tools with a lifespan: subclass it, and add an instance to an agent's tools.
+    """A group of tools with a lifespan. Subclass `Toolset`, and add an instance to an agent's tools.
 
-    With ``executes``, a model may execute commands on this machine: a server then requires a token, even on loopback.
-    With ``unwalled``, its programs run with the rights of the server's user, and could use any credential in a file or
-    an environment variable: a server then accepts approvals only from a person.
+    If ``executes`` is true, a model may execute commands on this machine, so a server requires a token even on
+    loopback. If ``unwalled`` is true, the programs that the tools start run with the rights of the server's user and
+    could use any credential in a file or an environment variable, so a server accepts approvals only from a person.
     """
 
     executes: bool = False
@@ -232,9 +242,12 @@ class Toolset:
         raise NotImplementedError
 
     def folders(self) -> Sequence[Path]:
-        """Return the folders in which the tools read or change files; a host refuses those that contain its files."""
+        """Return the folders in which the tools read or change files.
+
+        A host rejects a folder that contains files of the host.
+        """
         return ()
 
     def lifespan(self, home: ToolsetContext) -> AbstractAsyncContextManager[object]:
-        """Return the context that the host enters at its start, outside any run, and exits when it closes."""
+        """Return a context manager that the host enters when it starts, outside any run, and exits when it closes."""
         return nullcontext()

@@ -22,13 +22,13 @@ Join: TypeAlias = Callable[[Sequence[BranchResult]], "str | Awaitable[str]"]
 
 
 def texts_in_order(results: Sequence[BranchResult]) -> str:
-    """Join the answers in the order of the branches, separated by blank lines; empty ones are left out."""
+    """Join the branches' answers in order, separated by blank lines; empty answers are left out."""
     return STEP_BREAK.join(result.text for result in results if result.completed and result.text)
 
 
 async def joined(join: Join, results: Sequence[BranchResult]) -> str:
-    """Return the text that `join` makes from the results. Raises the errors of `join`, and `TypeError` if the result is
-    not text."""
+    """Return the text that `join` makes from the results. Raises the errors of `join`, and `TypeError` if `join` does
+    not return text."""
     text = join(results)
     if inspect.isawaitable(text):
         text = await text
@@ -37,19 +37,19 @@ async def joined(join: Join, results: Sequence[BranchResult]) -> str:
 
 
 def result_of(name: str, finished: ChildFinished) -> BranchResult:
-    """Return a branch's outcome as a public result."""
+    """Convert a child's recorded outcome to the `BranchResult` of the branch with this name."""
     return BranchResult(
         name=name, status=finished.status, text=finished.text, error=finished.error, cause=finished.cause
     )
 
 
 async def hand_over(run: Run, task: ChildTask) -> None:
-    """Run a child whose streamed answer is also its parent's. Raises as `Run.delegate` does."""
+    """Run a child and make its answer the answer of `run`. Raises the same errors as `Run.delegate`."""
     await emit_rest(run, await delegate(run.context, task))
 
 
 async def emit_rest(run: Run, text: str) -> None:
-    """Emit the part of the answer that was not streamed, which is all of it if it was read from the log."""
+    """Emit the part of the answer that was not streamed; an answer that was read from the log is emitted whole."""
     emitted = run.transcript.text
     if text.startswith(emitted) and len(text) > len(emitted):
         await run.emit(text[len(emitted) :])

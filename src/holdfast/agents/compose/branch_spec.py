@@ -34,20 +34,21 @@ class BranchSpec:
 
     @property
     def label(self) -> str:
-        """The display name."""
+        """The display name of the branch."""
         return self.name or (self.agent if isinstance(self.agent, str) else self.agent.name)
 
     def task(self, run: Run, text: str, place: CallPath, *, inherits: bool = True, aloud: bool = False) -> ChildTask:
-        """Return the branch's task in this run.
+        """Return the task that runs this branch as a child of `run`.
 
         Parameters:
-            text: the default request; a branch with its own `text` builds its request from it.
-            inherits: whether the branch gets the session's history and the attachments of the run's messages.
-            aloud: whether the run also emits the branch's text as it arrives.
+            text: default request; if the branch has its own `text`, the request is built from both.
+            place: call path of the child.
+            inherits: whether the child gets the session's history and the attachments of the run's messages.
+            aloud: whether the run also emits the child's text as the text arrives.
 
         Raises:
-            UnknownAgent: the host has no agent of that name.
-            TypeError: the branch's `text` function did not return text.
+            UnknownAgent: if the host has no agent with the branch's agent name.
+            TypeError: if the branch's `text` function does not return text.
         """
         agent = run.context.host.find_agent(self.agent) if isinstance(self.agent, str) else self.agent
         if isinstance(self.text, str):
@@ -78,19 +79,20 @@ def branch(
     text: str | Callable[[Run, str], str] | None = None,
     restart: Restart = "transient",
 ) -> BranchSpec:
-    """Return a branch of `parallel`, `sequence`, `route`, `supervised` or `periodic`, with its own options.
+    """Return a branch, with options, for `parallel`, `sequence`, `route`, `supervised` or `periodic`.
 
     Parameters:
         agent: an agent, a function of a run, or the name of one of the host's agents.
-        name: the branch's name in the log, the task tree and causes; default: the agent's name.
-        deadline_s: interrupt the branch this many seconds after its own start.
-        text: the request. In a str, ``{text}`` stands for the default request; a function gets the composite's run and
-            the default request, and must not block.
-        restart: for `supervised`: restart the branch if it did not complete (``transient``), whenever it has ended
-            (``permanent``), or never (``temporary``).
+        name: name of the branch in the log, the task tree and causes; None means the agent's name.
+        deadline_s: seconds after the start of the branch at which the branch is interrupted; None sets no deadline.
+        text: request for the branch; None means the default request. In a str, ``{text}`` is replaced by the default
+            request. A function is called with the composite's run and the default request, returns the request, and
+            must not block.
+        restart: restart policy for `supervised`. ``transient`` restarts a branch that did not complete, ``permanent``
+            restarts the branch whenever it has ended, and ``temporary`` never restarts it.
 
     Raises:
-        ConfigurationError: not an agent, a deadline that is not above 0, or an unknown restart policy.
+        ConfigurationError: if `agent` is not an agent, `deadline_s` is not above 0, or `restart` is unknown.
     """
     if deadline_s is not None and (not is_seconds(deadline_s) or deadline_s == 0):
         raise ConfigurationError(f"deadline_s of a branch is {deadline_s!r}; it must be a number of seconds above 0")
@@ -101,12 +103,16 @@ def branch(
 
 
 def branch_spec(thing: BranchLike) -> BranchSpec:
-    """Return a branch unchanged, or make one from an agent. Raises `ConfigurationError` for anything else."""
+    """Return a branch unchanged, or make a branch of an agent. Raises `ConfigurationError` for any other object."""
     return thing if isinstance(thing, BranchSpec) else branch(thing)
 
 
 def named(branches: Iterable[BranchLike]) -> tuple[BranchSpec, ...]:
-    """Return the branches; those of the same agent are numbered. Raises `ConfigurationError` for a name given twice."""
+    """Return the branches with distinct names: unnamed branches of the same agent get the agent's name and a number.
+
+    Raises:
+        ConfigurationError: if two branches were given the same name.
+    """
     parts = [branch_spec(thing) for thing in branches]
     given = Counter(part.name for part in parts if part.name)
     if (twice := [name for name, count in given.items() if count > 1]) != []:
@@ -121,7 +127,7 @@ def named(branches: Iterable[BranchLike]) -> tuple[BranchSpec, ...]:
 
 
 def composite(name: str, work: Callable[[Run], Any], parts: Iterable[BranchSpec], description: str) -> Agent:
-    """Return the composite agent. It is replayable if all its parts are and none is given only by name."""
+    """Return a composite agent. The agent is replayable if every part is a replayable agent, not just a name."""
     agents = [part.agent for part in parts]
     known = tuple(agent for agent in agents if isinstance(agent, Agent))
     return Agent(

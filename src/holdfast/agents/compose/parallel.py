@@ -35,30 +35,31 @@ def parallel(
     join: Join | None = None,
     description: str = "",
 ) -> Agent:
-    """Return an agent that sends the same request to several others at the same time.
+    """Return an agent that sends the same request to several agents, its branches, at the same time.
 
-    Each branch is a child of the run: it is in the log and in the task tree under its name, streams there, and is not
-    repeated in a later attempt once it has finished. The agent emits its own text at the end: `join` builds it from the
-    answers. If the agent is interrupted or fails, its text consists of the answers so far.
+    Each branch is a child of the run. It appears in the log and in the task tree under its own name, where its text is
+    streamed, and is not repeated in a later attempt once it has finished. At the end, the agent emits the text that
+    `join` builds from the answers. If the agent is interrupted or fails, its text consists of the answers so far.
 
-    Once enough branches have completed, the others are interrupted with a cause that names the reason, and are gone (or
-    abandoned, see the receipt) when the agent ends.
+    Once enough branches have completed, the remaining branches are interrupted with a cause that names the reason. When
+    the agent ends, every branch has ended, or was abandoned and is listed in the receipt.
 
     Parameters:
         branches: agents, functions of a run, names of the host's agents, or results of `branch`.
-        name: the agent's name.
-        need: how many must complete: ``all``, the ``first`` one or a number (the others are interrupted then), or
-            ``some``: wait for all, and at least one must complete.
-        on_failure: when too few branches can still complete, ``interrupt`` the others with a cause that names the
-            failed one, or ``wait`` for them.
-        concurrency: maximum number of concurrent branches; default: all. They start in order.
-        join: builds the answer from the results that count, in the order of the branches. It may be async; otherwise it
-            must not block. Default: their texts, separated by blank lines.
-        description: one-line description for people and models.
+        name: name of the composite agent.
+        need: number of branches that must complete: ``all``, ``first``, or a number. Once that number has completed,
+            the remaining branches are interrupted. With ``some``, the agent waits for all branches, and at least one
+            must complete.
+        on_failure: action when too few branches can still complete: ``interrupt`` the remaining branches with a cause
+            that names the failed branch, or ``wait`` for the remaining branches.
+        concurrency: maximum number of concurrent branches, which start in order; None means all.
+        join: function that is called with the results that count, in the order of the branches, and returns the answer.
+            It may be async; a sync function must not block. None joins the texts of the results with blank lines.
+        description: one-line description of the agent, for people and models.
 
     Raises:
-        ConfigurationError: no branches, or an invalid parameter. The agent's run raises `BranchesFailed` if too few
-            completed; the error has all results.
+        ConfigurationError: if no branches are given, or a parameter is invalid. The agent's run raises `BranchesFailed`
+            with all results if too few branches complete.
     """
     parts = named(branches)
     if on_failure not in ("interrupt", "wait"):
@@ -78,7 +79,7 @@ def parallel(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Parallel:
-    """The work of the agent."""
+    """The work of an agent that `parallel` made."""
 
     parts: tuple[BranchSpec, ...]
     quorum: Quorum
@@ -91,7 +92,7 @@ class _Parallel:
 
 
 class _Race:
-    """One run of the agent."""
+    """One run of a parallel agent."""
 
     def __init__(self, run: Run, work: _Parallel) -> None:
         self._run = run
@@ -106,7 +107,7 @@ class _Race:
         self._decided: Cause | None = None
 
     async def answer(self) -> str:
-        """Run the branches until the outcome is decided. Raises `BranchesFailed`."""
+        """Run the branches and return the joined answer. Raises `BranchesFailed` if too few branches complete."""
         self._take_past()
         try:
             await self._branches.driven(self._drive)

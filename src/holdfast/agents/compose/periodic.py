@@ -52,30 +52,32 @@ def periodic(
     name: str = "periodic",
     description: str = "",
 ) -> Agent:
-    """Return an agent that runs another agent at each tick of a clock, in one run.
+    """Return an agent that runs another agent at each tick of a clock, within one run.
 
-    Each tick is a child of the run, in the log and in the task tree. The answer is that of the last completed tick. The
-    composite ends after `max_runs` ticks, when it is interrupted, or at the run's deadline (the setting
-    ``run_timeout_s``). For work over days or across restarts, put a schedule on a session (`Session.schedule`).
+    Each tick runs as a child of the run, in the log and in the task tree. The composite's answer is the answer of the
+    last completed tick. The composite ends after `max_runs` ticks, when it is interrupted, or at the run's deadline,
+    which is the setting ``run_timeout_s``. For work over days or across restarts, put a schedule on a session
+    (`Session.schedule`).
 
     Parameters:
-        agent: an agent, a function of a run, the name of one of the host's agents, or a result of `branch`. A tick that
-            fails ends the composite with its error (use `supervised` to restart it); a tick that exceeds its deadline
-            does not.
-        every_s, cron, timezone: when to tick: at an interval in seconds, or by a cron expression in that time zone.
-        initial_delay_s: time to the first tick, in seconds; default: `every_s`.
+        agent: agent to run at each tick: an agent, a function of a run, the name of one of the host's agents, or a
+            result of `branch`. If a tick fails, the composite ends with the tick's error; to restart a failed agent,
+            wrap it in `supervised`. If a tick exceeds its deadline, the composite continues.
+        every_s, cron, timezone: times of the ticks: either an interval in seconds, or a cron expression in a time zone.
+        initial_delay_s: time to the first tick, in seconds; None means `every_s`.
         jitter_s: maximum random delay of each tick, in seconds.
-        max_runs: maximum number of ticks.
-        miss: policy for missed ticks: ``skip`` them, ``delay`` (one late tick for all; the next interval starts there)
-            or ``burst`` (each, one after another).
-        overlap: policy for a tick while the previous one is active: ``queue`` (wait until it has ended, then apply
-            `miss`), ``reject`` (drop the tick) or ``interrupt`` (interrupt the previous one, then start).
+        max_runs: maximum number of ticks; None means that the number is not limited.
+        miss: policy for missed ticks. ``skip`` drops the missed ticks. ``delay`` runs one late tick in place of all
+            missed ticks and starts the next interval there. ``burst`` runs each missed tick, one after another.
+        overlap: policy for a tick that is due while the previous tick is active. ``queue`` waits until the previous
+            tick has ended and then applies `miss`, ``reject`` drops the new tick, and ``interrupt`` interrupts the
+            previous tick and then starts the new one.
         beside: agents that get the same request once, at the start, and are interrupted after the last tick.
-        name: the agent's name.
-        description: one-line description for people and models.
+        name: name of the composite agent.
+        description: one-line description of the agent, for people and models.
 
     Raises:
-        ConfigurationError: a cadence that is invalid or never ticks, or another invalid parameter.
+        ConfigurationError: if the cadence is invalid or never ticks, or another parameter is invalid.
     """
     cadence = Cadence(
         every_s=every_s,
@@ -99,7 +101,7 @@ def periodic(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Periodic:
-    """The work of the agent."""
+    """The work of an agent that `periodic` made."""
 
     part: BranchSpec
     cadence: Cadence
@@ -111,7 +113,7 @@ class _Periodic:
 
 
 class _Ticks:
-    """One run of the agent."""
+    """One run of a periodic agent."""
 
     def __init__(self, run: Run, work: _Periodic) -> None:
         self._run = run
@@ -137,7 +139,7 @@ class _Ticks:
         return CallPath(f"{self._ticks}.{self._begun + 1}")
 
     async def answer(self) -> str:
-        """Run all ticks and return the answer. Raises `RunFailed`."""
+        """Run all ticks and return the answer. Raises `RunFailed` if a tick or an agent in `beside` fails."""
         try:
             self._take_past()
             await self._branches.driven(self._drive)
@@ -151,7 +153,7 @@ class _Ticks:
         return self._text
 
     def _take_past(self) -> None:
-        """Apply the ticks that earlier attempts recorded; they are not repeated."""
+        """Apply the ticks that earlier attempts recorded, so that these ticks are not repeated."""
         while self._context.journal.knows_child(self._place.path):
             task = self._task(self._work.part, self._place)
             past = recorded_outcome(self._context, task)
@@ -202,7 +204,7 @@ class _Ticks:
         return self._progress is not before
 
     def _until(self) -> float | None:
-        """Return the loop time of the next check; None: check when a child has ended."""
+        """Return the loop time of the next check, or None if the next check follows the end of a child."""
         due_at = self._progress.due_at
         if due_at is None or (self._child is not None and self._work.overlap == "queue"):
             return None

@@ -29,22 +29,23 @@ def route(
     otherwise: BranchLike | None = None,
     description: str = "",
 ) -> Agent:
-    """Return an agent that delegates each run to one of several others, and streams its answer.
+    """Return an agent that delegates each run to one of several agents and streams the answer of the chosen agent.
 
     Both the chooser and the chosen agent get the run's request, the session's history and the attachments. The choice
     is logged, and is not repeated in a later attempt.
 
     Parameters:
-        choose: the chooser, which answers with the name of a branch: a function of the run, or an agent. Case, and
-            white space, quotes and full stops around the name, do not matter.
+        choose: chooser that answers with the name of a branch; a function of the run, or an agent. Differences in case,
+            and white space, quotes and full stops around the name, are ignored.
         routes: the branches by name.
-        name: the agent's name.
-        otherwise: the branch for any other answer.
-        description: one-line description for people and models.
+        name: name of the composite agent.
+        otherwise: branch to run if the chooser's answer is not a name in `routes`; None makes such a run fail.
+        description: one-line description of the agent, for people and models.
 
     Raises:
-        ConfigurationError: no branches, an empty name, or two names that differ only as above. The agent's run raises
-            `UnknownBranch` if the answer is not the name of a branch and `otherwise` was not given.
+        ConfigurationError: if no branches are given, a name is empty, or two names differ only in ways that are
+            ignored. The agent's run raises `UnknownBranch` if the chooser's answer is not the name of a branch and
+            `otherwise` is not given.
     """
     parts = {_plain(key): replace(branch_spec(thing), name=key) for key, thing in routes.items()}
     if not parts:
@@ -67,7 +68,7 @@ def _plain(name: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Route:
-    """The work of the agent."""
+    """The work of an agent that `route` made."""
 
     choose: BranchSpec
     parts: dict[str, BranchSpec] = field(hash=False)

@@ -1,4 +1,4 @@
-"""Agents in sequence: each gets the previous one's answer as its request."""
+"""Agents in sequence: the answer of each agent is the request of the next agent."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ __all__ = ["sequence"]
 
 
 def sequence(*branches: BranchLike, name: str = "sequence", description: str = "") -> Agent:
-    """Return an agent that runs others one after another, and streams the last one's answer.
+    """Return an agent that runs several agents one after another and streams the answer of the last agent.
 
-    The first gets the run's text, the session's history and the attachments; each later one gets only the previous
-    one's answer. If one does not complete, the sequence ends with its error.
+    The first agent gets the run's text, the session's history and the attachments. Each later agent gets only the
+    previous agent's answer. If an agent does not complete, the sequence ends with the error of that agent.
 
     Parameters:
         branches: agents, functions of a run, names of the host's agents, or results of `branch`.
-        name: the agent's name.
-        description: one-line description for people and models.
+        name: name of the composite agent.
+        description: one-line description of the agent, for people and models.
 
     Raises:
-        ConfigurationError: no branches, or an invalid one.
+        ConfigurationError: if no branches are given, or a branch is invalid.
     """
     parts = named(branches)
     if not parts:
@@ -40,7 +40,7 @@ def sequence(*branches: BranchLike, name: str = "sequence", description: str = "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sequence:
-    """The work of the agent."""
+    """The work of an agent that `sequence` made."""
 
     parts: tuple[BranchSpec, ...]
 

@@ -1,9 +1,9 @@
 """Branches that are restarted when they do not complete, in the manner of OTP supervisors.
 
 Invariants
-- A branch has one incarnation at a time; the next one starts after the scope of the previous one has closed. The id of
-  an incarnation contains its number, so that the log distinguishes them.
-- Answers are kept: whatever the strategy, a completed branch is not restarted, unless it is permanent.
+- A branch has one incarnation at a time: the next incarnation starts after the scope of the previous one has closed.
+  The id of an incarnation contains its number, so that the log distinguishes the incarnations of a branch.
+- With every strategy, a completed branch keeps its answer and is not restarted, unless the branch is permanent.
 - Each restart that follows a branch's own end counts once; the other branches restarted with it do not count.
 """
 
@@ -44,29 +44,30 @@ def supervised(
     join: Join | None = None,
     description: str = "",
 ) -> Agent:
-    """Return an agent that keeps others running: one that does not complete is restarted with the same request.
+    """Return an agent that runs branches, and restarts each branch that does not complete, with the same request.
 
-    All branches start at once, in order. The agent ends when each of them has completed, or is temporary and has ended;
-    permanent branches are then stopped. A branch that raises, exceeds its own deadline or uses up its budget does not
-    complete.
+    All branches start at once, in order. The agent ends when every transient branch has completed and every temporary
+    branch has ended; permanent branches are then stopped. A branch that raises, exceeds its own deadline or uses up its
+    budget does not complete.
     If the agent is interrupted or fails, its text consists of the answers so far.
 
     Parameters:
         branches: agents, functions of a run, names of the host's agents, or results of `branch`, whose ``restart`` is
             the restart policy.
-        name: the agent's name.
-        strategy: which branches to restart when one fails: only that one (``one_for_one``), also those after it
-            (``rest_for_one``), or all (``one_for_all``). The others are interrupted first, with a cause that names the
-            failed branch. Completed ones keep their answers.
-        restarts: maximum number of restarts within `within_s`; one more ends the agent.
+        name: name of the composite agent.
+        strategy: branches to restart when a branch fails: only the failed branch (``one_for_one``), also the branches
+            after it (``rest_for_one``), or all branches (``one_for_all``). The other branches are interrupted first,
+            with a cause that names the failed branch. Completed branches keep their answers.
+        restarts: maximum number of restarts within `within_s`; one more restart ends the agent.
         within_s: length of the sliding window in which restarts are counted, in seconds.
         delay_s: delay before each restart, in seconds.
-        join: builds the answer from the results of the completed branches, as for `parallel`.
-        description: one-line description for people and models.
+        join: function that builds the answer from the results of the completed branches; see `parallel`.
+        description: one-line description of the agent, for people and models.
 
     Raises:
-        ConfigurationError: no branches, or an invalid parameter. The agent's run raises `TooManyRestarts` with all
-            results and the last errors, and `BranchesFailed` if all branches were temporary and none completed.
+        ConfigurationError: if no branches are given, or a parameter is invalid. The agent's run raises
+            `TooManyRestarts`, with all results and the last errors, if branches need too many restarts. The run raises
+            `BranchesFailed` if all branches were temporary and none completed.
     """
     parts = named(branches)
     if not parts:
@@ -91,7 +92,7 @@ def supervised(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Supervised:
-    """The work of the agent."""
+    """The work of an agent that `supervised` made."""
 
     parts: tuple[BranchSpec, ...]
     strategy: Strategy
@@ -121,17 +122,17 @@ class _Slot:
 
     @property
     def name(self) -> str:
-        """The display name."""
+        """The display name of the branch."""
         return self.part.label
 
     @property
     def outcome(self) -> BranchResult:
-        """The result so far."""
+        """The result of the last incarnation that ended, or ``not_begun`` before the first end."""
         return self.result or BranchResult(name=self.name, status="not_begun")
 
 
 class _Supervision:
-    """One run of the agent."""
+    """One run of a supervised agent."""
 
     def __init__(self, run: Run, work: _Supervised) -> None:
         self._run = run
@@ -146,7 +147,12 @@ class _Supervision:
         self._ending = False
 
     async def answer(self) -> str:
-        """Keep the branches running until they are done. Raises `TooManyRestarts`, `BranchesFailed`."""
+        """Run the branches until they are done, and return the joined answer.
+
+        Raises:
+            TooManyRestarts: if the branches need too many restarts.
+            BranchesFailed: if all branches have ended and none completed.
+        """
         try:
             self._take_past()
             await self._branches.driven(self._drive)
@@ -164,7 +170,7 @@ class _Supervision:
             raise
 
     def _take_past(self) -> None:
-        """Apply the outcomes that earlier attempts recorded; their failures count towards the limit on restarts."""
+        """Apply the outcomes that earlier attempts recorded. Recorded failures count towards the limit on restarts."""
         ends: list[tuple[_Slot, ChildFinished]] = []
         for slot in self._slots:
             while (past := recorded_outcome(self._context, self._next(slot))) is not None:
@@ -178,7 +184,7 @@ class _Supervision:
         return f"{self._run.run_id} restarts"
 
     def _next(self, slot: _Slot) -> ChildTask:
-        """Return the task of the slot's next incarnation; repeated calls return the same one until it starts."""
+        """Return the task of the slot's next incarnation; repeated calls return the same task until it starts."""
         if slot.task is None:
             slot.task = slot.part.task(self._run, self._run.text, CallPath(slot.place.next_id()))
         return slot.task
@@ -224,7 +230,7 @@ class _Supervision:
         """Apply the outcome of a branch.
 
         Parameters:
-            again: whether it was stopped in order to restart it.
+            again: whether the branch was stopped in order to restart it.
         """
         slot.result = result = result_of(slot.name, finished)
         mode = slot.part.restart

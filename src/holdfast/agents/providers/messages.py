@@ -43,7 +43,7 @@ def to_provider(request: ours.ModelRequest, attachments: Mapping[str, bytes]) ->
     """Return the messages of a request.
 
     Parameters:
-        attachments: bytes by digest; a missing attachment is described in text.
+        attachments: bytes of the attachments, by digest; an attachment that is missing here is described in text.
     """
     history = _History(attachments)
     for message in request.messages:
@@ -93,7 +93,7 @@ class _History:
             self.messages.append(response)
 
     def _id_for(self, call_id: str, given: str) -> str:
-        """Return the provider's id if this request does not use it yet, else one derived from ours."""
+        """Return the provider's id if this request does not use that id yet, else an id derived from our id."""
         found, n = given, 0
         while not found or found in self._taken:
             found = hashlib.sha256(f"{call_id}/{n}".encode()).hexdigest()[:_ID_LENGTH]
@@ -126,8 +126,8 @@ def _plain_parts(message: ours.AssistantMessage) -> Iterator[ModelResponsePart]:
 
 
 def state_of(response: ModelResponse) -> Any:
-    """Return, as JSON, the data that the next request needs besides the answer's text and calls; None if there is
-    none."""
+    """Return, as JSON, the data that the next request needs besides the answer's text and calls. If the next request
+    needs no such data, return None."""
     [dumped] = ModelMessagesTypeAdapter.dump_python([response], mode="json")
     parts = [_without_content(part) for part in dumped["parts"]]
     if all(part["part_kind"] in _PLAIN and len(part) == 2 for part in parts):
@@ -140,7 +140,7 @@ def state_of(response: ModelResponse) -> Any:
 
 
 def _without_content(part: dict[str, Any]) -> dict[str, Any]:
-    """Return the part without data that the step has: text becomes its length; calls lose name and arguments."""
+    """Return the part without data that the step has. Text is replaced by its length; calls lose name and arguments."""
     kept = {name: value for name, value in part.items() if value is not None}
     if part["part_kind"] == "text":
         kept["content"] = len(part["content"])
@@ -150,7 +150,7 @@ def _without_content(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_state(message: ours.AssistantMessage) -> ModelResponse | None:
-    """Return the answer as the provider sent it; None without state, or if the message has changed."""
+    """Return the answer as the provider sent it, or None if the message has no state or no longer matches its state."""
     if not isinstance(message.state, dict):
         return None
     parts = []

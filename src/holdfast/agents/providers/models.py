@@ -55,8 +55,8 @@ def pydantic_model(name: str) -> PydanticModel:
     may support nothing else; ``openai-chat:…`` and ``openai-responses:…`` choose explicitly.
 
     Raises:
-        ConfigurationError: unknown provider, or missing key.
-        MissingExtra: pydantic-ai is not installed.
+        ConfigurationError: if the provider is unknown or its key is missing.
+        MissingExtra: if pydantic-ai is not installed.
     """
     return PydanticModel(name)
 
@@ -64,13 +64,14 @@ def pydantic_model(name: str) -> PydanticModel:
 class PydanticModel(Toolset):
     """A provider's model. Any number of runs may share it, even on several event loops.
 
-    It is a `Toolset` without tools, so that a host enters its lifespan.
+    The model is a `Toolset` without tools, so that a host enters the model's lifespan.
 
     Parameters:
         name: ``provider:model``.
 
     Raises:
-        ConfigurationError, MissingExtra: as `pydantic_model`.
+        ConfigurationError: if the provider is unknown or its key is missing.
+        MissingExtra: if pydantic-ai is not installed.
     """
 
     def __init__(self, name: str) -> None:
@@ -88,7 +89,7 @@ class PydanticModel(Toolset):
 
     @property
     def context_tokens(self) -> int | None:
-        """Maximum tokens of one request, if known."""
+        """The size of the context window, in tokens; None if unknown."""
         return self._context_tokens
 
     def tools(self) -> Sequence[Tool]:
@@ -108,7 +109,8 @@ class PydanticModel(Toolset):
         """Open one request. See `Model.stream`.
 
         Parameters:
-            attachment: returns an attachment's bytes by its digest; without it, attachments are only named.
+            attachment: async function that is called with an attachment's digest and returns the attachment's bytes.
+                If None, the request only names its attachments.
         """
         model = self._model()
         files = {} if attachment is None else await _load(request, attachment)
@@ -259,7 +261,7 @@ def _spelled(name: str) -> str:
 
 
 def _build(name: str, spelled: str) -> ProviderModel:
-    """Build a model with its own client. Raises `ConfigurationError`, `MissingExtra`."""
+    """Build a model with its own client. Raises the errors of `pydantic_model`."""
     provider = name.partition(":")[0]
     try:
         from pydantic_ai.exceptions import UserError

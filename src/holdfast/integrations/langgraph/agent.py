@@ -1,9 +1,9 @@
 """LangGraph graphs as agents: a session is a thread of the graph, and its `interrupt()` asks a person through the run.
 
 Invariants
-- The state of a session's graph is stored in the transcript, with the entries of the run that produced it: it is
-  committed and removed with them. No second store can disagree.
-- Only a completed run changes the state. After any other run, the next one sees only its transcript.
+- The state of a session's graph is stored in the transcript, with the entries of the run that produced the state, and
+  is committed and removed with those entries. No second store can disagree.
+- Only a completed run changes the state. From a run that did not complete, the next run sees only the transcript.
 - The work of the nodes between two questions is one call. The call is idempotent only if the graph is declared
   idempotent; otherwise, a crash during the call ends the run. A run that waits only for people is unloaded, and resumes
   in a later attempt.
@@ -32,9 +32,12 @@ _current: ContextVar[Run | None] = ContextVar("holdfast_graph_run", default=None
 
 
 def current_run() -> Run:
-    """Return the run of the calling node; works in async nodes, and in sync nodes on their own thread.
+    """Return the run of the calling node. Call it in async nodes, or in sync nodes on the node's own thread.
 
-    Raises `RunClosed` outside a graph's run. The same `Run` is in ``config["configurable"]["run"]``.
+    The same `Run` is in ``config["configurable"]["run"]``.
+
+    Raises:
+        RunClosed: if the caller is not in a graph's run.
     """
     run = _current.get()
     if run is None:
@@ -44,7 +47,7 @@ def current_run() -> Run:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _GraphWork:
-    """The work of the agent: runs the graph once."""
+    """The work of an agent that `graph_agent` made: run the graph once."""
 
     graph: GraphAgent
 
@@ -77,25 +80,29 @@ def graph_agent(
 
     Parameters:
         graph: a compiled graph, a `StateGraph`, or an ``@entrypoint`` of the functional API.
-        name: the name by which messages address the agent; default: the graph's name.
-        description: one-line description, for people and for models that may delegate to it.
-        input: builds the graph's input from the run (sync or async), or names the input's only text field. Default:
-            the run's messages, for graphs with ``messages``; its text, for entrypoints.
-        answer: builds the run's answer from the graph's output, or names its field. The run then emits nothing else.
-            Default: the output of the models in the nodes, as it is streamed; without any, the graph's output.
-        speakers: the nodes whose messages are emitted; default: all. (LangGraph's tag ``nostream`` is respected too.)
-        ask: builds the question from a node's ``interrupt()`` value; default: text unchanged, other values as JSON, and
-            approvals for LangChain's review requests.
-        resume: builds the result of ``interrupt()`` from the answer and the original value; default: the answer's text
-            (None if it expired), True or False for an approval.
-        config: merged with the run's own: ``recursion_limit``, ``tags``, ``callbacks``, more ``configurable``.
-        context: the graph's runtime context, or a function that builds it from the run.
+        name: name by which messages address the agent; None means the graph's name.
+        description: one-line description of the agent, for people and for models that may delegate to the agent.
+        input: sync or async function that is called with the run and returns the graph's input, or the name of the
+            input's only text field. If None, a graph with ``messages`` gets the run's messages, and an entrypoint gets
+            the run's text.
+        answer: function that is called with the graph's output and returns the run's answer, or the name of the output
+            field that has the answer. The run then emits nothing else. If None, the run emits the output of the models
+            in the nodes as the output is streamed or, if the models emit nothing, the graph's output.
+        speakers: nodes whose messages are emitted; None means all nodes. LangGraph's tag ``nostream`` is respected too.
+        ask: function that is called with the value that a node passed to ``interrupt()`` and returns the question. If
+            None, text is asked unchanged, other values as JSON, and LangChain's review requests as approvals.
+        resume: function that is called with the answer and the original value, and returns the result of
+            ``interrupt()``. If None, the result is the answer's text, or None if the question expired; for an approval,
+            the result is True or False.
+        config: LangGraph configuration that is merged with the run's own, such as ``recursion_limit``, ``tags``,
+            ``callbacks`` and more ``configurable`` values.
+        context: the graph's runtime context, or a function that builds the context from the run.
         idempotent: whether nodes may be repeated after a crash, because all their effects go through `Run.call`.
-        state_limit_bytes: size limit of the stored state that the graph keeps for a session's next run.
+        state_limit_bytes: maximum size of the stored state that the graph keeps for a session's next run.
 
     Raises:
-        ConfigurationError: not a graph, an unknown field, or a graph with its own checkpoint store.
-        MissingExtra: LangGraph is not installed.
+        ConfigurationError: if `graph` is not a graph or has its own checkpoint store, or a field is unknown.
+        MissingExtra: if LangGraph is not installed.
     """
     try:
         from holdfast.integrations.langgraph.inspection import check_field, open_graph

@@ -1,7 +1,7 @@
-"""Number the calls of a graph's nodes, so that each keeps its id when its node runs again.
+"""Number the calls of a graph's nodes, so that each call keeps its id when its node runs again.
 
-A node runs again from its beginning after its question was answered, in this attempt or a later one, and after a crash
-if its graph is idempotent. Parallel nodes make their calls in any order.
+After a node's question was answered, in this attempt or a later one, the node runs again from its beginning. If the
+graph is idempotent, its nodes also run again after a crash. Parallel nodes make their calls in any order.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ __all__ = ["NodeCallPath"]
 
 
 class NodeCallPath(CallPath):
-    """Numbers the calls of each node execution separately, the same in every attempt.
+    """Numbers the calls of each node execution separately, with the same numbers in every attempt.
 
     Parameters:
-        inside: numbers of the tasks that run subgraphs, in the order of their first call.
+        path: call path of the graph.
+        inside: numbers of the tasks that run subgraphs, by task id; tasks are numbered in the order of their first
+            call.
     """
 
     __slots__ = ("_inside", "_of_node")
@@ -37,7 +39,7 @@ class NodeCallPath(CallPath):
         return f"{self.path}.{where}.{next(self._of_node.setdefault(where, itertools.count(1)))}"
 
     def _node_of(self, config: Mapping[str, Any] | None) -> str:
-        """Return the superstep and the node that the code runs in."""
+        """Return a text that identifies the superstep and the node in which the calling code runs."""
         metadata = (config or {}).get("metadata") or {}
         if "langgraph_node" not in metadata:
             return "outside"

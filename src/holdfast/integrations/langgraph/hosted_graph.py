@@ -22,10 +22,10 @@ class GraphAgent:
     """A hosted graph. Created by `graph_agent`, which documents the other fields.
 
     Parameters:
-        graph: the compiled graph. Each run works with a copy that has its own checkpointer.
-        takes_messages: whether its input is a list of messages under ``messages``.
-        breaks: whether it may stop at breakpoints.
-        inputs: the fields of its input, if it has fields.
+        graph: the compiled graph. Each run works with a copy of the graph that has its own checkpointer.
+        takes_messages: whether the graph's input is a list of messages under ``messages``.
+        breaks: whether the graph may stop at breakpoints.
+        inputs: field names of the graph's input; None if the input has no fields.
     """
 
     name: str

@@ -20,11 +20,11 @@ class OpenedGraph(NamedTuple):
     """A graph that can be hosted.
 
     Parameters:
-        graph: the compiled graph. Do not use its checkpointer.
+        graph: the compiled graph. Do not use the graph's checkpointer.
         name: the graph's name.
-        takes_messages: whether its input has a list of messages under ``messages``.
-        breaks: whether it, or a graph inside it, was compiled to stop before or after some nodes.
-        inputs, outputs: the fields of its input and output; None if they have no fields.
+        takes_messages: whether the graph's input has a list of messages under ``messages``.
+        breaks: whether the graph, or a graph inside it, was compiled to stop before or after some nodes.
+        inputs, outputs: field names of the graph's input and output; None if the input or output has no fields.
     """
 
     graph: Any
@@ -42,7 +42,7 @@ def open_graph(graph: object, *, mapped: bool, config: Mapping[str, Any] | None)
         mapped: whether the caller defines how to build the graph's input.
 
     Raises:
-        ConfigurationError: not a graph, or one that cannot be hosted unchanged.
+        ConfigurationError: if `graph` is not a graph, or cannot be hosted unchanged, or `config` is invalid.
     """
     if isinstance(graph, StateGraph):
         try:
@@ -84,7 +84,7 @@ def open_graph(graph: object, *, mapped: bool, config: Mapping[str, Any] | None)
 
 
 def check_field(what: str, name: object, fields: frozenset[str] | None) -> None:
-    """Raise `ConfigurationError` for an unknown field name."""
+    """Raise `ConfigurationError` if `name` is a str that does not name one of the fields."""
     if isinstance(name, str) and (fields is None or name not in fields):
         raise ConfigurationError(f"the graph's {what} has no field {name!r}", hint=_named(fields))
 

@@ -22,7 +22,7 @@ def asked(messages: Sequence[Message]) -> list[BaseMessage]:
 
 
 def messages_of(entries: Sequence[Entry]) -> list[BaseMessage]:
-    """Return a transcript as valid messages: each call is followed by its result."""
+    """Convert a transcript to LangChain messages in which each call is followed by its result."""
     made: list[BaseMessage] = []
     for message in conversation(entries):
         match message:
@@ -66,13 +66,13 @@ def _pieces(content: Sequence[str | dict[Any, Any]], kind: str, field: str) -> I
 
 
 def usage_of(message: AIMessage) -> Usage:
-    """Return the usage reported in the message, or zero."""
+    """Return the usage that the message reports, or zero usage if it reports none."""
     used = message.usage_metadata
     return Usage() if used is None else Usage(input_tokens=used["input_tokens"], output_tokens=used["output_tokens"])
 
 
 def as_json(value: Any) -> str:
-    """Return the value as JSON, or its text if it does not encode."""
+    """Return the value as JSON, or as `str` text if JSON cannot represent the value."""
     try:
         return encode_json(value).decode()
     except (TypeError, ValueError, RecursionError):
@@ -80,7 +80,7 @@ def as_json(value: Any) -> str:
 
 
 def readable(value: Any) -> Any:
-    """Return the value as decoded from its JSON, or its text if it does not encode."""
+    """Return the value after a round trip through JSON, or as `str` text if JSON cannot represent the value."""
     try:
         return msgspec.json.decode(encode_json(value))
     except (TypeError, ValueError, RecursionError):

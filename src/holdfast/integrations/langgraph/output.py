@@ -1,8 +1,8 @@
-"""Emit a graph's output as events of its run: messages as text and calls, nodes as calls of the graph.
+"""Emit a graph's output as events of its run: models' messages as text and calls, and nodes as calls of the graph.
 
 Invariants
-- Messages are emitted one at a time: the output of other models waits until the current message is complete. So the
-  messages of an answer follow one another, however their chunks were interleaved.
+- Messages are emitted one at a time: the output of other models waits until the current message is complete. So each
+  message is emitted whole, however the chunks of several messages were interleaved.
 - A model's call is a call of the run; it stays open until the graph has a message with its result.
 """
 
@@ -42,7 +42,7 @@ class Speech:
     """Emits the output of the models in a graph's nodes.
 
     Parameters:
-        speakers: the nodes whose messages are emitted; None: all.
+        speakers: names of the nodes whose messages are emitted; None means all nodes.
         silent: whether to emit nothing and only count usage.
     """
 
@@ -58,13 +58,13 @@ class Speech:
         self._noted = 0  # characters of the run's text already in `_said`
 
     def take_usage(self) -> Usage:
-        """Return the usage since the last call."""
+        """Return the usage since the previous call of this method."""
         used, self._used = self._used, Usage()
         return used
 
     @property
     def said(self) -> list[Any]:
-        """All output and calls of the run so far, for a later attempt."""
+        """All output and calls of the run so far, which a later attempt repeats with `again`."""
         self._note_text()
         return self._said
 
@@ -74,7 +74,7 @@ class Speech:
             self._noted += len(text)
 
     async def hear(self, message: Any, metadata: Mapping[str, Any]) -> None:
-        """Handle a message or a chunk."""
+        """Handle a message, or a chunk of a message, that a node's model or tool produced."""
         if isinstance(message, AIMessage):
             used = usage_of(message)
             if used != Usage():
@@ -105,7 +105,7 @@ class Speech:
         await self._say()
 
     async def again(self, said: Sequence[Any]) -> None:
-        """Repeat the output of an earlier attempt; its calls are already in the log."""
+        """Emit the text of an earlier attempt again. The calls of that attempt are already in the log."""
         context = self._context
         for one in said:
             match one:
@@ -188,7 +188,7 @@ class Nodes:
     """Reports the nodes that start and end in one stretch of a graph's work.
 
     Parameters:
-        call_id: the call of the stretch.
+        call_id: id of the stretch's call in the log.
     """
 
     def __init__(self, context: RunContext, call_id: str) -> None:

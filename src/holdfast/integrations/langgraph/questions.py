@@ -1,4 +1,4 @@
-"""Support for a graph's `interrupt()`: its value becomes questions to people, and their answers become its result."""
+"""Support for a graph's `interrupt()`, which asks people questions about its value and returns their answers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,11 @@ _EXPIRED = "the question expired"
 
 
 def questions_of(agent: GraphAgent, value: Any) -> list[Question]:
-    """Return the questions in a value, without ids. Raises `ConfigurationError` for a bad `ask` function."""
+    """Return the questions for a value that was passed to `interrupt()`; the questions have empty ids.
+
+    Raises:
+        ConfigurationError: if the agent's `ask` function returns neither text nor a `Question`.
+    """
     if agent.ask is not None:
         question = agent.ask(value)
         if isinstance(question, str):
@@ -42,7 +46,7 @@ def questions_of(agent: GraphAgent, value: Any) -> list[Question]:
 
 
 def resume_of(agent: GraphAgent, value: Any, answers: Sequence[Answer]) -> Any:
-    """Return the result of `interrupt()` for the answers to its questions."""
+    """Return the result of `interrupt()` that the answers to its questions give."""
     if agent.resume is not None:
         return agent.resume(answers[0], value)
     if agent.ask is None and _actions(value):
@@ -60,7 +64,7 @@ def resume_of(agent: GraphAgent, value: Any, answers: Sequence[Answer]) -> Any:
 
 
 def _actions(value: Any) -> list[Mapping[str, Any]]:
-    """Return the calls to approve in a LangChain review request; empty for any other value."""
+    """Return the calls to approve in a LangChain review request, or an empty list for any other value."""
     if isinstance(value, Mapping) and isinstance(value.get("action_requests"), Sequence):
         found = list(value["action_requests"])
     else:
@@ -94,9 +98,9 @@ def _reply(answer: Answer) -> dict[str, Any]:
 
 
 async def ask_all(context: RunContext, questions: Sequence[Question]) -> list[Answer]:
-    """Open all questions, in order, then wait for all answers; those of an earlier attempt come from the journal.
+    """Open all questions in order, then wait for all answers. Answers of an earlier attempt are read from the journal.
 
-    Raises as `Run.ask_user`.
+    Raises the same errors as `Run.ask_user`.
     """
     with context.deadlines_held():
         for question in questions:

@@ -1,12 +1,14 @@
-"""One run of a graph: stretches of its nodes' work, with questions to people in between.
+"""One run of a graph, divided into stretches of work between questions to people.
 
-In the log, a graph is a child of its run (its calls and nodes are not part of the transcript). Each stretch is a step
-and a call of that child, each node a call inside it. The output and calls of its models belong to the run itself.
+In the log, the graph is a child of its run; the graph's calls and nodes are not part of the transcript. Each stretch is
+a step and a call of that child, and each node is a call inside the stretch's call. The output and the calls of the
+graph's models belong to the run itself.
 
 Invariants
-- The intent of a stretch is durable before its first node starts, unless the graph is idempotent; its outcome is in the
-  log before its end. So a later attempt finds either an open stretch that must not be repeated, or everything that it
-  needs to resume after a finished one. A run can be unloaded only while it waits for people.
+- The intent of a stretch is durable before its first node starts, unless the graph is idempotent. The outcome of a
+  stretch is in the log before the stretch ends. So a later attempt finds either an open stretch that must not be
+  repeated, or the state from which to resume after a finished stretch. A run can be unloaded only while it waits for
+  people.
 - After the run has ended, its saver rejects all writes, from any thread.
 """
 
@@ -57,7 +59,7 @@ _MESSAGES = "messages"
 
 
 class _Asked(NamedTuple):
-    """A value passed to `interrupt()`, and its questions; or, with ``interrupt_id`` None, a breakpoint of the graph."""
+    """A value passed to `interrupt()`, with its questions. An ``interrupt_id`` of None marks a graph's breakpoint."""
 
     interrupt_id: str | None
     value: Any
@@ -65,7 +67,7 @@ class _Asked(NamedTuple):
 
 
 class GraphRun:
-    """See the module."""
+    """One run of a hosted graph; the module documents its stretches and invariants."""
 
     def __init__(self, agent: GraphAgent, run: Run) -> None:
         self._agent = agent
@@ -129,7 +131,10 @@ class GraphRun:
         return {**own, "configurable": {**own.get("configurable", {}), **session}}
 
     async def _past(self) -> bool | None:
-        """Restore an earlier attempt. Return whether it stopped for a question; None if it has no finished stretch."""
+        """Restore the state of an earlier attempt.
+
+        Return whether that attempt stopped for a question, or None if it finished no stretch.
+        """
         state = None
         while step := self._context.journal.step(self._id, self._stretch + 1):
             self._stretch += 1
@@ -153,7 +158,7 @@ class GraphRun:
         return True
 
     async def _given(self) -> Any:
-        """Load the session's state of the graph, and return the graph's input."""
+        """Load the graph's state from the session, and return the graph's input."""
         run, agent = self._run, self._agent
         history = await run.history()
         if agent.takes_messages:
@@ -309,7 +314,7 @@ class GraphRun:
         return waits
 
     async def _answered(self, waits: Sequence[_Asked]) -> Any:
-        """Ask people, and return the graph's next input made from their answers."""
+        """Ask people all open questions, and return the graph's next input, which is built from the answers."""
         run = self._run
         answers = iter(await ask_all(self._context, [question for asked in waits for question in asked.questions]))
         values: dict[str, Any] = {}
@@ -326,7 +331,7 @@ class GraphRun:
     # ── state ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _set_down(self, *, ended: bool) -> None:
-        """Write the state for a later attempt, and keep the state for the next run."""
+        """Write the state that a later attempt needs, and keep the state that the session's next run needs."""
         run, agent, speech = self._run, self._agent, self._speech
         if not ended or self._context.parent is None:
             kept = self._saver.rows(inside=not ended, deltas=self._deltas)
@@ -344,7 +349,7 @@ class GraphRun:
                 await self._run.emit(text)
 
     def _answer(self) -> str:
-        """Return the run's answer, made from the graph's output."""
+        """Build the run's answer from the graph's output and return the answer."""
         answer, output = self._agent.answer, self._output
         try:
             text = answer(output) if callable(answer) else _shown(output if answer is None else output[answer])

@@ -1,9 +1,9 @@
-"""A graph's state as saved by LangGraph: in memory during a run, and packed into text for the log.
+"""A graph's state that LangGraph saves: kept in memory during a run, and packed into text for the log.
 
 Invariants
-- A saver serves one run. Once closed, it rejects every write.
-- Only the state that a later run needs is packed: the newest state of the graph and of each subgraph with memory; for
-  a run that waits for people, also the state of the subgraphs in progress.
+- A saver serves one run. After the saver is closed, it rejects every write.
+- Only the state that a later run needs is packed: the newest state of the graph and of each subgraph with memory. While
+  a run waits for people, the state of the subgraphs in progress is packed too.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Kept(msgspec.Struct, array_like=True):
 
     Parameters:
         before: `fingerprint` of the transcript before the run.
-        saved: (namespace, id, checkpoint, metadata, id of the previous one).
-        blobs: (namespace, channel, version, value).
-        writes: (namespace, id, task, index, channel, value, path of the task).
+        saved: rows of checkpoints: namespace, id, checkpoint, metadata, id of the previous checkpoint.
+        blobs: rows of channel values: namespace, channel, version, value.
+        writes: rows of a task's writes: namespace, checkpoint id, task, index, channel, value, path of the task.
     """
 
     before: bytes = b""
@@ -57,7 +57,7 @@ class RunSaver(InMemorySaver):
     """LangGraph's checkpoints of one run.
 
     Parameters:
-        thread_id: the thread of the run.
+        thread_id: id of the LangGraph thread that the run uses.
     """
 
     def __init__(self, thread_id: str) -> None:
@@ -76,7 +76,12 @@ class RunSaver(InMemorySaver):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        """Save a state. Raises `RunClosed`, and `RunFailed` for values that do not serialize."""
+        """Save a state.
+
+        Raises:
+            RunClosed: if the saver is closed.
+            RunFailed: if a value does not serialize.
+        """
         self._check_open()
         try:
             return super().put(config, checkpoint, metadata, new_versions)
@@ -86,7 +91,7 @@ class RunSaver(InMemorySaver):
     def put_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
-        """Save a node's writes. Raises as `put`."""
+        """Save a node's writes. Raises the same errors as `put`."""
         self._check_open()
         try:
             super().put_writes(config, writes, task_id, task_path)
@@ -102,7 +107,7 @@ class RunSaver(InMemorySaver):
 
         Parameters:
             inside: whether to include the subgraphs in progress, because the run itself is in progress.
-            deltas: channels whose value builds on an older state.
+            deltas: names of the channels whose value builds on an older state.
         """
         kept = Kept()
         delta = frozenset(deltas)
@@ -162,7 +167,7 @@ def owner(graph: str) -> str:
 
 
 def pack(kept: Kept, graph: str, *, limit_bytes: int) -> str:
-    """Return the rows as text. Raises `LimitExceeded` above `limit_bytes`."""
+    """Return the rows as text. Raises `LimitExceeded` if the packed rows exceed `limit_bytes`."""
     body = msgspec.msgpack.encode(kept)
     packed = base64.b64encode(zlib.compress(body, _LEVEL) if len(body) > _WHOLE_BYTES else _WHOLE + body).decode()
     if len(packed) > limit_bytes:
@@ -174,7 +179,10 @@ def pack(kept: Kept, graph: str, *, limit_bytes: int) -> str:
 
 
 def unpack(text: str, graph: str) -> Kept | None:
-    """Return the rows packed for this graph; None for anything else, so that the session stays usable."""
+    """Return the rows that were packed for this graph.
+
+    If the text is of another graph or unreadable, return None, so that the session stays usable.
+    """
     head, _, packed = text.partition("\n")
     if head != owner(graph):
         return None

@@ -47,15 +47,17 @@ class Shaped(TypedDict, total=False):
     """Settings for the work on a stream's items. Set defaults on the bridge, and overrides on an operator.
 
     Parameters:
-        concurrency: number of items worked on at a time.
-        buffer: number of items that may wait.
+        concurrency: maximum number of items that are worked on at a time.
+        buffer: maximum number of items that wait.
         overflow: policy for an item that arrives when the buffer is full. ``block`` blocks the producer's thread until
-            there is room; on the thread of an event loop, which must not block, it acts as ``fail``. ``fail`` ends the
-            stream with `QueueFull`. ``drop`` drops the item, and counts it.
-        block_s: maximum time that a thread is blocked, in seconds; then the stream ends with `QueueFull`.
-        ordered: emit results in the order of the items, instead of as they complete. Up to ``buffer`` results then wait
-            for a slow one.
-        outcomes: emit an `Outcome` for each item instead of its result, so that an error does not end the stream.
+            the buffer has room; on the thread of an event loop, which must not block, ``block`` acts like ``fail``.
+            ``fail`` ends the stream with `QueueFull`. ``drop`` drops the item and counts it as dropped.
+        block_s: maximum time that a producer's thread is blocked, in seconds; if the time runs out, the stream ends
+            with `QueueFull`.
+        ordered: whether results are emitted in the order of the items instead of in the order of completion. If true,
+            up to ``buffer`` results wait for a slow item.
+        outcomes: whether an `Outcome` is emitted for each item instead of its result, so that an error does not end the
+            stream.
     """
 
     concurrency: int
@@ -67,21 +69,22 @@ class Shaped(TypedDict, total=False):
 
 
 class ReactiveBridge:
-    """Runs agents and functions on the items of reactive streams, and owns everything that it runs.
+    """Runs agents and functions on the items of reactive streams, and owns all work that it starts.
 
-    On exit, ``async with ReactiveBridge() as bridge`` waits until its streams have ended; an error in the block ends
-    them. The bridge belongs to the loop on which it was opened. These are thread-safe: using operators, creating and
-    disposing subscriptions, pushing items, `cleanup` and `statistics`.
+    On exit, ``async with ReactiveBridge() as bridge`` waits until the bridge's streams have ended; if the block raises,
+    the streams are interrupted. The bridge belongs to the event loop on which it was opened. Using operators, creating
+    and disposing subscriptions, pushing items, `cleanup` and `statistics` are thread-safe.
 
     Parameters:
-        owner: a run (items become its children and branches), a scope, or None for the current scope, if any.
+        owner: run, whose children and branches the items become, or scope that owns the bridge. None means the current
+            scope, if any.
         name: display name in the task tree, causes and errors.
-        grace_s: grace period for interrupted work, in seconds; default: the owner's.
-        shape: the defaults of its operators; see `Shaped`.
+        grace_s: grace period for interrupted work, in seconds; None means the owner's grace period.
+        shape: default settings of the bridge's operators; see `Shaped`.
 
     Raises:
-        ConfigurationError: an invalid parameter.
-        MissingExtra: reactivex is not installed.
+        ConfigurationError: if a parameter is invalid.
+        MissingExtra: if reactivex is not installed.
     """
 
     def __init__(
@@ -132,10 +135,10 @@ class ReactiveBridge:
     # ── opening and ending ───────────────────────────────────────────────────────────────────────────────────────
 
     def open(self) -> ReactiveBridge:
-        """Bind the bridge to the running loop, and return it. End it with `aclose`, `drain` or `cleanup`.
+        """Bind the bridge to the running loop and return the bridge. Close it with `aclose`, `drain` or `cleanup`.
 
         Raises:
-            Interrupted, ScopeClosed: its owner is being stopped.
+            Interrupted, ScopeClosed: if the bridge's owner is being stopped.
         """
         self.scope.open()
         self._loop = asyncio.get_running_loop()
@@ -160,13 +163,13 @@ class ReactiveBridge:
             self._swept()
 
     async def aclose(self, reason: str = "closed") -> StopReceipt:
-        """Accept no more work, interrupt all active work, and return when it is gone. Call it on the bridge's loop.
+        """Close the bridge: reject new work, interrupt all active work, and return when that work has ended.
 
-        Work that arrives in the meantime is ended or refused: its observers get `ScopeClosed`. Observers of streams
-        that are cut off get `RunInterrupted`. Idempotent.
+        Call it on the bridge's loop. Observers of streams that start in the meantime get `ScopeClosed`. Observers of
+        streams that are interrupted get `RunInterrupted`. Further calls have no effect.
 
         Raises:
-            Interrupted: called from inside the bridge, which must not wait for itself; the stop continues.
+            Interrupted: if called from inside the bridge, which must not wait for itself; the stop continues.
         """
         return await self._stop(self._close(reason))
 
@@ -178,14 +181,16 @@ class ReactiveBridge:
         return receipt
 
     def cleanup(self, reason: str = "clean-up") -> StopReceipt | None:
-        """Synchronous `aclose`. Thread-safe.
+        """Close the bridge from any thread, as `aclose` does, and wait until the bridge is closed.
 
-        It waits, except on a thread that runs an event loop and inside the bridge's own work: there, it only starts the
+        On a thread that runs an event loop, and inside the bridge's own work, this method does not wait: it starts the
         stop, and returns None unless the stop is already complete.
 
         Raises:
-            WaitExpired: timed out, because the bridge's loop does not run or is blocked. The stop continues.
-            ScopeClosed: the loop was closed during active work: observers and threads are notified; tasks do not end.
+            WaitExpired: if the wait times out, because the bridge's loop does not run or is blocked. The stop
+                continues.
+            ScopeClosed: if the loop was closed while streams were open. Observers and threads are notified, but tasks
+                do not clean up.
         """
         cause = self._close(reason)
         scope = self.scope
@@ -205,15 +210,16 @@ class ReactiveBridge:
         return scope.receipt
 
     async def drain(self, *, timeout_s: float = 30.0) -> StopReceipt:
-        """Accept no more items, let accepted ones finish until a deadline, and close. Call it on the bridge's loop.
+        """Reject new items, wait until accepted items are finished or the deadline expires, and close the bridge.
 
-        Streams that finish in time complete; the others are interrupted. Do not call it from inside the bridge.
+        Streams that finish in time complete; the remaining streams are interrupted. Call it on the bridge's loop, but
+        not from inside the bridge.
 
         Parameters:
-            timeout_s: the deadline, in seconds.
+            timeout_s: deadline in seconds.
 
         Raises:
-            ConfigurationError: an invalid deadline.
+            ConfigurationError: if `timeout_s` is invalid.
         """
         _check_time("timeout_s", timeout_s)
         cause = self._close("drained")
@@ -230,7 +236,7 @@ class ReactiveBridge:
         return await self._stop(cause)
 
     def _close(self, reason: str) -> Cause:
-        """Refuse new work from now on. Thread-safe."""
+        """Reject new work from now on, and return the cause. Thread-safe."""
         if self._closing is None:
             self._closing = Cause(kind="stop", reason=reason, origin=self.name, at=system_clock.now())
         return self._closing
@@ -249,7 +255,7 @@ class ReactiveBridge:
             self._closed.set_result(None)
 
     def _forsaken(self, cause: Cause) -> None:
-        """Settle everything after the loop was closed too early. Raises `ScopeClosed` if streams were open."""
+        """Settle all streams after the loop was closed before the bridge. Raises `ScopeClosed` if streams were open."""
         self.scope.interrupt.trigger(cause=cause)
         self._idle = []
         left = len(self._flows)
@@ -300,14 +306,14 @@ class ReactiveBridge:
         error.
 
         Parameters:
-            work: an async function of the item, a sync one (it runs in a thread), or, for the bridge of a run, an
-                agent: it runs as a child of the run, and its answer is the result.
-            text: builds an agent's request from an item; default: the item itself.
-            scheduler: where results are emitted; default: on the bridge's loop.
-            shape: see `Shaped`.
+            work: function that is called with each item, or agent. A sync function runs in a thread. An agent is only
+                allowed if a run owns the bridge; the agent runs as a child of that run, and its answer is the result.
+            text: function that builds an agent's request from an item; by default, the item itself is the request.
+            scheduler: scheduler on which results are emitted; None means the bridge's loop.
+            shape: settings of this operator; see `Shaped`.
 
         Raises:
-            ConfigurationError: an invalid parameter, or an agent without a run.
+            ConfigurationError: if a parameter is invalid, or `work` is an agent and no run owns the bridge.
         """
         run, plain = self._run, work_on(work, self._run, text)
         return self._operator(label_of(work), lambda: plain if run is None else branching(plain, run), scheduler, shape)
@@ -331,18 +337,20 @@ class ReactiveBridge:
         ``collect``, because such a run may have other messages too).
 
         Parameters:
-            session_of: the session of an item, or one session for all.
-            text: builds the message from an item.
-            policy: as in ``session.send``.
-            idempotency_key: builds the key from an item; as in ``session.send``.
-            agent: as in ``session.send``.
-            full_s: how long to retry while the mailbox is full, in seconds; after that, `MailboxFull` ends the stream,
-                or is the item's outcome. 0: no retry. The item occupies its slot meanwhile, which slows the source.
-            scheduler, shape: as in `each`.
+            session_of: function that returns the session of an item, or one session for all items.
+            text: function that builds the message from an item.
+            policy: policy of the messages; see ``session.send``.
+            idempotency_key: function that builds a message's idempotency key from the item; see ``session.send``. None
+                means a new key for each item.
+            agent: name of the agent to which messages are addressed; see ``session.send``.
+            full_s: time in seconds for which a send is retried while the mailbox is full; 0 means no retry. While the
+                send is retried, the item occupies its slot, which slows the source. When the time runs out,
+                `MailboxFull` ends the stream or is the item's outcome.
+            scheduler, shape: scheduler and settings of this operator; see `each`.
 
         Raises:
-            ConfigurationError: an invalid parameter.
-            InvalidRequest: a `full_s` that is not a finite time.
+            ConfigurationError: if a parameter is invalid.
+            InvalidRequest: if `full_s` is not a finite time.
         """
         mail = SessionSender(session_of, text, policy, idempotency_key, agent, full_s)
         return self._operator("ask", mail.asking, scheduler, shape)
@@ -359,9 +367,9 @@ class ReactiveBridge:
         scheduler: SchedulerBase | None = None,
         **shape: Unpack[Shaped],
     ) -> Operator:
-        """Return an operator that sends each item to a session, and emits the receipts. Parameters as in `ask`.
+        """Return an operator that sends each item to a session and emits the receipts.
 
-        Sent messages stay sent when the stream is cut off.
+        The parameters are those of `ask`. If the stream is interrupted, messages that were sent are not revoked.
         """
         mail = SessionSender(session_of, text, policy, idempotency_key, agent, full_s)
         return self._operator("send", mail.sending, scheduler, shape)
@@ -375,12 +383,13 @@ class ReactiveBridge:
         gaps: Literal["value", "error"] = "value",
         scheduler: SchedulerBase | None = None,
     ) -> Observable[Any]:
-        """Return a session's log as an observable; each subscription reads it anew, at its own pace.
+        """Return a session's log as an observable; each subscription reads the log separately, at its own pace.
 
         Parameters:
-            after, follow: as in ``session.events``.
-            gaps: emit a `Gap` like an event (``value``), or end the stream with `EventsMissed` (``error``).
-            scheduler: where events are emitted; default: on the bridge's loop.
+            after, follow: range of events to read; see ``session.events``.
+            gaps: policy for a `Gap`. ``value`` emits the gap like an event; ``error`` ends the stream with
+                `EventsMissed`.
+            scheduler: scheduler on which events are emitted; None means the bridge's loop.
         """
         from reactivex import Observable
         from reactivex.disposable import Disposable
@@ -398,10 +407,12 @@ class ReactiveBridge:
         return Observable(subscribe)
 
     async def collect(self, source: Observable[Any]) -> list[Any]:
-        """Subscribe, and return everything that the observable emits until it completes. Disposes on cancellation.
+        """Subscribe to an observable and return all values that it emits until it completes.
+
+        If this call is cancelled, the subscription is disposed.
 
         Raises:
-            Exception: the observable's error.
+            Exception: the error with which the observable ends.
         """
         found: list[Any] = []
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -460,7 +471,7 @@ class ReactiveBridge:
 
 
 def _shaped(default: Shape, given: Shaped) -> Shape:
-    """Return the shape with the given overrides. Raises `ConfigurationError`."""
+    """Return the default settings with the given overrides. Raises `ConfigurationError` if a setting is invalid."""
     shape = dataclasses.replace(default, **given)
     for name in ("concurrency", "buffer"):
         value = getattr(shape, name)
@@ -475,6 +486,6 @@ def _shaped(default: Shape, given: Shaped) -> Shape:
 
 
 def _check_time(name: str, value: object) -> None:
-    """Raise `ConfigurationError` for an invalid time."""
+    """Raise `ConfigurationError` unless `value` is a number of seconds of at most a year."""
     if not (is_seconds(value) and value <= _MOST_S):
         raise ConfigurationError(f"{name} is {value!r}", hint="use a number of seconds, at most a year")

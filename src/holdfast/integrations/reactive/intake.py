@@ -65,7 +65,7 @@ class IntakeCounts:
     late: int = 0
 
     def __add__(self, other: IntakeCounts) -> IntakeCounts:
-        """Return the sum of both."""
+        """Return the sums of the counts of both objects."""
         return IntakeCounts(**{name: getattr(self, name) + getattr(other, name) for name in IntakeCounts.__slots__})
 
 
@@ -83,11 +83,11 @@ class Intake:
     """The bounded buffer of one stream.
 
     Parameters:
-        limit: number of items that may wait.
-        overflow: policy when full.
+        limit: maximum number of items that wait.
+        overflow: policy for an item that arrives when the buffer is full.
         block_s: maximum time that a producer is blocked, in seconds.
-        wake: called on every change, outside the lock and from any thread.
-        name: name of the stream, for errors.
+        wake: function that is called after every change, without arguments, outside the lock and from any thread.
+        name: name of the stream in errors.
     """
 
     __slots__ = (
@@ -158,7 +158,7 @@ class Intake:
         )
 
     def _wait(self, blocked: _Blocked) -> None:
-        """Block the producer until its item is let in, or the stream has ended."""
+        """Block the producer until its item has entered the buffer, or the stream has ended."""
         self._wake()
         interrupt = current_interrupt()
         if interrupt is None:
@@ -186,7 +186,7 @@ class Intake:
                 self.seal(self._full(f", and had no room for {self._block_s:g} s"))
 
     def _leave(self, blocked: _Blocked, as_: Literal["dropped", "interrupted"]) -> bool:
-        """Remove an item that was not let in; return False if it was."""
+        """Remove the item of a blocked producer; return False if the item has already entered the buffer."""
         with self._lock:
             try:
                 self._line.remove(blocked)
@@ -200,11 +200,11 @@ class Intake:
         self._end("completed", None)
 
     def fail(self, error: Exception) -> None:
-        """End the stream with the source's error. Thread-safe; the first end counts."""
+        """End the stream with the source's error, unless the stream has already ended. Thread-safe."""
         self._end("completed", error)
 
     def seal(self, error: Exception | None = None) -> None:
-        """Accept no more items, even if the source continues, and end with the given error, if any."""
+        """Reject further items, even if the source continues, and end the stream with the given error, if any."""
         self._end("sealed", error)
 
     def _end(self, state: _State, error: Exception | None) -> None:
@@ -215,7 +215,7 @@ class Intake:
         self._wake()
 
     def take(self, room: int) -> list[Any]:
-        """Take up to ``room`` items; they are then in flight."""
+        """Take up to ``room`` items from the buffer and count these items as in flight."""
         taken: list[Any] = []
         let_in: list[_Blocked] = []
         with self._lock:
@@ -244,7 +244,7 @@ class Intake:
             self._counts[settled] += 1
 
     def close(self) -> None:
-        """Accept no more items, and interrupt those that wait. Thread-safe; idempotent."""
+        """Reject further items, and count the waiting items as interrupted. Thread-safe; idempotent."""
         with self._lock:
             self._state = "closed"
             let_in = list(self._line)
@@ -254,14 +254,14 @@ class Intake:
         self._release(let_in)
 
     def finish(self) -> None:
-        """Close, and count items still in flight as interrupted: their scope has ended."""
+        """Close the buffer, and count items still in flight as interrupted, because their scope has ended."""
         self.close()
         with self._lock:
             self._counts["interrupted"] += self._counts["in_flight"]
             self._counts["in_flight"] = 0
 
     def counts(self) -> IntakeCounts:
-        """Return a consistent snapshot."""
+        """Return a consistent snapshot of the counts."""
         with self._lock:
             waiting = len(self._items) + len(self._line)
             return IntakeCounts(**{**self._counts, "waiting": waiting, "blocked": len(self._line)})

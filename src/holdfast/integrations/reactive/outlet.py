@@ -24,12 +24,12 @@ __all__ = ["Outlet"]
 
 
 class Outlet:
-    """Delivers to one observer.
+    """Delivers notifications to one observer.
 
     Parameters:
-        observer: gets the notifications.
-        scheduler: scheduler on which the observer is notified; None: the loop.
-        loop: the loop of the bridge.
+        observer: observer that gets the notifications.
+        scheduler: scheduler on which the observer is notified; None means the bridge's loop.
+        loop: event loop of the bridge.
     """
 
     __slots__ = ("_active", "_end", "_lock", "_loop", "_observer", "_scheduler", "_shut", "_taken", "_values", "fault")
@@ -47,7 +47,7 @@ class Outlet:
         self._active = False
         self._taken: asyncio.Future[None] | None = None
         self.fault: Exception | None = None
-        """The error of the observer or its scheduler; it then gets no more notifications."""
+        """The error that the observer or its scheduler raised, after which the observer gets no more notifications."""
 
     async def give(self, values: Sequence[Any]) -> None:
         """Deliver values; wait until the observer has taken them or raised (see `fault`), or the outlet is shut."""
@@ -103,7 +103,7 @@ class Outlet:
             self._failed(error, "the scheduler of a reactive stream")
 
     def _run(self, *_: Any) -> None:
-        """Deliver everything pending. On the scheduler, or on the loop."""
+        """Deliver all pending notifications. Runs on the scheduler or, without a scheduler, on the loop."""
         while True:
             with self._lock:
                 values, self._values = self._values, []

@@ -58,7 +58,7 @@ class SessionSender:
         self._full_s = full_s
 
     def sending(self) -> Work:
-        """Return the work of a stream that sends."""
+        """Return the async function that sends one item and returns the receipt."""
         order = _Order()
 
         async def send(_: Scope, __: int, item: Any) -> Receipt:
@@ -67,7 +67,7 @@ class SessionSender:
         return send
 
     def asking(self) -> Work:
-        """Return the work of a stream that asks."""
+        """Return the async function that sends one item and returns the session's answer."""
         order = _Order()
 
         async def ask(scope: Scope, _: int, item: Any) -> str:
@@ -92,7 +92,7 @@ class SessionSender:
         return _Letter(session, item, ids.message_id() if self._key_of is None else self._key_of(item))
 
     async def _send(self, order: _Order, letter: _Letter) -> Receipt:
-        """Send a letter after the earlier ones to its session. Raises as ``session.send``."""
+        """Send a letter after the earlier letters to the same session. Raises the errors of ``session.send``."""
         async with order.turn(letter.session.key):
             pause_s = _FIRST_AGAIN_S
             give_up_at = clock.system_clock.monotonic() + self._full_s
@@ -142,8 +142,8 @@ class _Letter:
 
     Parameters:
         session, item, key: the target session, the item and the idempotency key.
-        may_be_there: whether a send was started and not refused.
-        receipt: the receipt of that send, if it has returned.
+        may_be_there: whether a send was started and the session did not reject the message.
+        receipt: the receipt of the message; None until the send has returned.
     """
 
     session: SessionAPI
@@ -179,9 +179,9 @@ class EventFlow(Flow):
     """A subscription to a session's log.
 
     Parameters:
-        home, name, outlet: as in `Flow`.
-        read: starts reading.
-        strict: whether a gap is an error.
+        home, name, outlet: parameters of `Flow`.
+        read: function that starts to read the log and returns an iterator of events.
+        strict: whether a gap ends the stream with an error.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class EventFlow(Flow):
             scope.interrupt.trigger("drained", kind="stop")
 
     def cut_off(self, cause: Cause | None) -> Exception | None:
-        """Return the observer's error for an interrupted stream; None if it was drained."""
+        """Return the observer's error for an interrupted stream, or None if the stream was drained."""
         return None if self._drained else super().cut_off(cause)
 
     async def _drive(self, scope: Scope) -> Exception | None:

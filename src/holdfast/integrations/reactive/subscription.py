@@ -54,11 +54,12 @@ class Outcome:
     """The outcome of one item; emitted instead of its result if ``outcomes=True``.
 
     Parameters:
-        index: its number in the stream, from 0, in order of arrival.
+        index: number of the item in the stream, from 0, in order of arrival.
         item: the item received.
-        settled: ``done``, ``failed`` or ``interrupted`` (its own work was cancelled; the stream continues).
-        value: the result of the work.
-        error: the error of the work.
+        settled: ``done``, ``failed``, or ``interrupted`` if the work on this item was cancelled while the stream
+            continues.
+        value: result of the work; None unless ``settled`` is ``done``.
+        error: error of the work; None if ``settled`` is ``done``.
     """
 
     index: int
@@ -90,9 +91,9 @@ class Flow:
     """One subscription to a bridge's observable.
 
     Parameters:
-        home: the bridge.
-        name: display name.
-        outlet: delivers to the observer.
+        home: bridge that owns the flow.
+        name: display name of the flow.
+        outlet: outlet that delivers notifications to the observer.
     """
 
     def __init__(self, home: Home, name: str, outlet: Outlet) -> None:
@@ -106,11 +107,11 @@ class Flow:
         self._waiter: asyncio.Future[None] | None = None
 
     def start(self) -> None:
-        """Start the driving task. Thread-safe. Raises `ScopeClosed`."""
+        """Start the driving task. Thread-safe. Raises `ScopeClosed` if the bridge's scope accepts no more tasks."""
         self._home.scope.spawn(self._run, name=self._name)
 
     def dispose(self) -> None:
-        """End everything without notifying the observer. Thread-safe, even from the observer; idempotent."""
+        """End the stream and its work without notifying the observer. Callable from any thread; idempotent."""
         if self._settled:
             return
         self._disposed = True
@@ -213,10 +214,10 @@ class ItemFlow(Flow):
     """A subscription to an operator's results: it receives items from any thread, and emits their results.
 
     Parameters:
-        home, name, outlet: as in `Flow`.
-        source: holds the subscription to the source.
-        work: the work on an item.
-        shape: the settings of the work.
+        home, name, outlet: parameters of `Flow`.
+        source: disposable that holds the subscription to the source.
+        work: async function that works on one item.
+        shape: settings of the work.
     """
 
     def __init__(
@@ -243,7 +244,7 @@ class ItemFlow(Flow):
         self._ahead = shape.concurrency + (shape.buffer if shape.ordered else 0)
 
     def listen(self, source: Observable[Any], scheduler: SchedulerBase | None) -> None:
-        """Subscribe to the source. If that raises, or this thread is interrupted, the stream ends."""
+        """Subscribe to the source. If `source.subscribe` raises or this thread is interrupted, the stream ends."""
         intake = self._intake
         try:
             self._source.disposable = source.subscribe(intake.put, intake.fail, intake.complete, scheduler=scheduler)
@@ -313,7 +314,7 @@ class ItemFlow(Flow):
             self._working += 1
 
     async def _one(self, scope: Scope, index: int, item: Any) -> None:
-        """Work on one item. If its scope stops first, this never starts: the flow's end accounts for the item."""
+        """Work on one item. If the scope stops before this starts, the item is counted when the flow ends."""
         try:
             value = await self._work(scope, index, item)
         except Exception as error:
@@ -339,7 +340,7 @@ class ItemFlow(Flow):
         self._wake()
 
     async def _pass_on(self) -> Exception | None:
-        """Emit the results that are ready and in turn; return the error that ends the stream."""
+        """Emit the results whose turn has come; return the error that ends the stream, or None."""
         ready, self._finished = self._finished, []
         if self._shape.ordered:
             held = self._held

@@ -31,20 +31,20 @@ def text_of(item: Any) -> str:
 
 
 def label_of(target: Agent | Callable[..., Any]) -> str:
-    """Return the display name of the work."""
+    """Return the display name of an agent or a function."""
     return target.name if isinstance(target, Agent) else name_of(target)
 
 
 def work_on(target: Agent | Callable[[Any], Any], run: Run | None, text: ItemText) -> Work:
-    """Return the work on each item.
+    """Return the async function that runs `target` on one item.
 
     Parameters:
-        target: an agent, an async function, or a sync one, which runs in a thread.
-        run: the run whose children or branches the items become.
-        text: builds an agent's request from an item.
+        target: an agent, an async function, or a sync function, which runs in a thread.
+        run: run whose child an agent becomes; None if no run owns the bridge.
+        text: function that builds an agent's request from an item.
 
     Raises:
-        ConfigurationError: an agent without a run, or a target that is not callable.
+        ConfigurationError: if `target` is an agent without a `run`, or if `target` is not callable.
     """
     if isinstance(target, Agent):
         if run is None:
@@ -103,7 +103,7 @@ def _attempt(function: Callable[[Any], Any], item: Any) -> Any:
 
 
 def branching(work: Work, run: Run) -> Work:
-    """Return `work` as branches of a run, one per item, with ids that are the same in every attempt."""
+    """Return a function that runs `work` on each item as a branch of the run, with the same ids in every attempt."""
     base = run.context.next_id()
 
     async def branch(scope: Scope, index: int, item: Any) -> Any:
