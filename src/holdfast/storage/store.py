@@ -287,9 +287,9 @@ class Store:
     async def schedules(
         self, *, principal: str | None, limit: int, session: str | None = None
     ) -> Sequence[ScheduleView]:
-        """Return at most `limit` schedules in order of creation.
+        """Return at most `limit` schedules of a principal in order of creation, if given only those for `session`.
 
-        If `principal` or `session` is None, schedules of all principals or sessions are returned.
+        If `principal` is None, schedules of all principals are returned and `session` is ignored.
         """
         return await self._read(lambda reads: reads.schedules(principal=principal, session=session, limit=limit))
 
@@ -375,7 +375,8 @@ class Store:
     ) -> Sequence[SessionView]:
         """Return at most `limit` sessions of a principal, the most recently changed first.
 
-        If `principal` is None, sessions of all principals are returned.
+        If `principal` is None, sessions of all principals are returned. If `before` is given, only sessions last changed
+        before that time are returned.
         """
         return await self._read(lambda reads: reads.sessions(principal=principal, limit=limit, before=before))
 
