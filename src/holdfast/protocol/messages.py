@@ -201,7 +201,7 @@ class Usage(Value, frozen=True, kw_only=True):
 
 
 class Settlement(Value, frozen=True, kw_only=True):
-    """The current outcome of a message. ``state`` is ``accepted`` or ``taken`` until the message is settled.
+    """The current outcome of a message. ``state`` is ``accepted`` or ``taken`` until it settles.
 
     Parameters:
         message_id: id of the message.
@@ -291,7 +291,7 @@ class RunView(Value, frozen=True, kw_only=True):
         cause: why the run was interrupted; None if it was not.
         error: the agent's error in one line; None if the agent did not fail.
         text: the run's answer, complete or partial.
-        receipt: receipt of the run's stop; None if nothing was stopped.
+        receipt: receipt of the run's stop, if there is one.
         usage: usage of the run.
         questions: the run's open questions; empty unless the run is suspended.
     """
@@ -312,10 +312,7 @@ class RunView(Value, frozen=True, kw_only=True):
 
 
 class SessionView(Value, frozen=True, kw_only=True):
-    """The current state of a session.
-
-    ``seq`` is the number of the session's newest event, and ``waiting`` is the number of queued messages.
-    """
+    """The current state of a session. ``seq`` is its newest event, ``waiting`` the number of queued messages."""
 
     key: str
     principal: str
@@ -357,7 +354,7 @@ class SessionExport(Value, frozen=True, kw_only=True):
 
 
 class TreeNode(Value, frozen=True, kw_only=True):
-    """A node of the task tree, such as a scope, task, thread or process, with its child nodes."""
+    """A node of the task tree: a scope, task, thread or process, and its children."""
 
     kind: Literal["host", "session", "run", "scope", "task", "thread", "process"]
     name: str

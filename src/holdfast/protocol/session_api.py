@@ -198,7 +198,7 @@ class SessionAPI(Protocol):
 
         Parameters:
             question: the question that was shown, as a `Question`; or its id, which requires `call_hash`.
-            note: text passed to the model.
+            note: text recorded with the approval.
             call_hash: the ``call_hash`` of the question that was shown.
 
         Raises:

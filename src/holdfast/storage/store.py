@@ -375,8 +375,8 @@ class Store:
     ) -> Sequence[SessionView]:
         """Return at most `limit` sessions of a principal, the most recently changed first.
 
-        If `principal` is None, sessions of all principals are returned. If `before` is given, only sessions last changed
-        before that time are returned.
+        If `principal` is None, sessions of all principals are returned. If `before` is given, only sessions that were
+        last changed before that time are returned.
         """
         return await self._read(lambda reads: reads.sessions(principal=principal, limit=limit, before=before))
 
