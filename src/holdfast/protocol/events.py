@@ -172,8 +172,7 @@ class StepFinished(EventBase, frozen=True, kw_only=True, tag="step.finished"):
         calls: calls that the model requested, with ids assigned by the agent loop.
         usage: usage of the step's request.
         model: name of the model, as reported by the provider.
-        state: opaque data that a later step or attempt passes back to the provider, such as signatures. It is hidden
-            from readers.
+        state: opaque data that a later step or attempt needs, such as a model's signatures; hidden from readers.
     """
 
     run_id: str

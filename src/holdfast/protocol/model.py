@@ -43,8 +43,8 @@ class ToolCall(Value, frozen=True, kw_only=True):
     """A call requested by a model.
 
     Parameters:
-        call_id: id assigned by the agent loop, the same in every attempt. The model layer maps the id to characters that
-            the provider allows.
+        call_id: id assigned by the agent loop, the same in every attempt. The model layer maps the id to characters
+            that the provider allows.
         name: name of the tool.
         arguments: the decoded JSON object, or the model's raw text if it is not a JSON object.
     """
