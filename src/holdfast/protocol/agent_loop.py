@@ -379,8 +379,8 @@ class Loop:
             used: usage of the run and its children so far, including this step but not its calls.
             made: ids of calls that have a result from an earlier attempt. The result is kept even if the tools have
                 changed.
-            asked: ids of calls for which approval was requested in an earlier attempt. Approval stays necessary even if
-                the approval rules have changed.
+            asked: ids of calls that a person decided in an earlier attempt. The decision applies even if the approval
+                rules have changed.
         """
         self._leave("requesting", "stored")
         self._parts = []

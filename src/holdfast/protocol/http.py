@@ -155,8 +155,8 @@ class KeyBody(RequestBody, frozen=True, kw_only=True):
 class DecisionBody(RequestBody, frozen=True, kw_only=True):
     """A decision on a call, or the answer to a question.
 
-    ``text`` is the answer, or the reason for a denial, which the model sees. For an approval, ``call_hash`` is the hash from the
-    question, and ``approval_key`` is the key typed by a person, if the server requires one.
+    ``text`` is the answer, or the reason for a denial, which the model sees. For an approval, ``call_hash`` is the hash
+    from the question, and ``approval_key`` is the key typed by a person, if the server requires one.
     """
 
     decision: Choice

@@ -68,7 +68,7 @@ class Abandoned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopReceipt:
-    """The result of a stop: which members of the scope ended, which had to be forced, and which are left.
+    """The result of a stop: what is proven gone, what had to be forced, what is left.
 
     Parameters:
         scope: name of the stopped scope.
