@@ -29,7 +29,7 @@ class BranchResult:
         name: name of the branch.
         status: how the branch ended; ``not_begun`` if it never started.
         text: answer of the branch; partial if the branch did not complete.
-        error: error with which the branch failed; None if it did not fail.
+        error: error of the branch; None if there was none.
         cause: why the branch was interrupted; None if it was not.
     """
 
