@@ -102,7 +102,7 @@ class Tables(Protocol):
         ...
 
     def orphans(self) -> Sequence[SessionRow]:
-        """Return the sessions whose run is held by another epoch, the longest running first; parked runs have no holder."""
+        """Return the sessions whose run is held by another epoch and not parked, the longest running first."""
         ...
 
     def add_session(self, row: SessionRow) -> None:
@@ -143,7 +143,7 @@ class Tables(Protocol):
         ...
 
     def add_run(self, row: SessionRow, run: EndedRun, history: HistoryRow | None) -> None:
-        """Write an ended run and its part of the transcript; None if the run adds no entries."""
+        """Write an ended run and its history row. `history` is None if the run does not change the transcript."""
         ...
 
     def add_kept(self, row: SessionRow, n: int, body: str) -> None:
