@@ -168,8 +168,8 @@ class Receipt(Value, frozen=True, kw_only=True):
         message_id: id of the message.
         disposition: what the session did with the message on arrival; later changes are reported as events.
         cursor: position just before the message's first event, for ``events(after=…)``.
-        run_id: id of the run that took the message (``started``) or that the message targets; None if there was no
-            active run.
+        run_id: id of the run that took the message (``started``) or that the message targets; None if no run
+            was active.
     """
 
     session: str

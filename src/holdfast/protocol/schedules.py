@@ -196,7 +196,7 @@ class Progress(Value, frozen=True, kw_only=True):
 
 
 class Step(NamedTuple):
-    """The result of checking a schedule: the tick to fire now (None if there is none), and the progress past it."""
+    """The result of checking a schedule: the tick to fire now (None if no tick fires), and the progress past it."""
 
     tick_at: float | None
     progress: Progress
@@ -306,7 +306,7 @@ def _cron_ticks(cadence: Cadence, after: float) -> Iterator[float]:
 
 
 def _following(cadence: Cadence, anchor_at: float, after: float) -> float | None:
-    """Return the first tick later than `after`; None if there is no later tick."""
+    """Return the first tick later than `after`; None if no tick is later."""
     if cadence.every_s is None:
         return next(_cron_ticks(cadence, after), None)
     k = math.floor((after - anchor_at) / cadence.every_s) + 1

@@ -29,7 +29,7 @@ class BranchResult:
         name: name of the branch.
         status: how the branch ended; ``not_begun`` if it never started.
         text: answer of the branch; partial if the branch did not complete.
-        error: error of the branch; None if there was none.
+        error: error of the branch, if any.
         cause: why the branch was interrupted; None if it was not.
     """
 

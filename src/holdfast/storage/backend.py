@@ -86,7 +86,7 @@ class Tables(Protocol):
         ...
 
     def by_idempotency_key(self, row: SessionRow, key: str) -> KnownMessage | None:
-        """Return the message that was accepted under that idempotency key; None if there is none."""
+        """Return the message that was accepted under that idempotency key; None if it does not exist."""
         ...
 
     def known_message(self, row: SessionRow, message_id: str) -> KnownMessage | None:

@@ -4,7 +4,7 @@ The conformance suite (`holdfast.testing.suites.store`) checks these rules for e
 
 - Each writing method is one transaction: when its future is resolved, either all of its writes are durable or none.
 - Each write for a run, such as ``append`` and ``commit_run``, checks the run's `Lease` (fence **and** run id) inside
-  the transaction and raises `StaleFence` if the lease is no longer valid.
+  the transaction and raises `StaleFence` if the lease has become invalid.
 - Each session numbers its events with one counter, without gaps.
 - Results are returned in the order in which they became durable.
 - Readiness and limits are computed from counters in the session row.

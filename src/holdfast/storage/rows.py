@@ -126,7 +126,7 @@ class KnownMessage(NamedTuple):
 class EndedRun(msgspec.Struct, frozen=True, gc=False):
     """A run that has ended, with the data needed to answer a repeated commit.
 
-    ``last_n`` is the number of the session's newest transcript entry at the end of the run, including the run's entries.
+    ``last_n`` is the number of the session's newest transcript entry after the run, including the run's entries.
     """
 
     view: RunView

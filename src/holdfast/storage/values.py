@@ -151,7 +151,7 @@ class SendResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         message_id, seq: id and seq of the message; if `disposition` is ``duplicate``, those of the first message with
             the same idempotency key.
         disposition: what the session did with the message.
-        run_id: id of the run that took the message or that the message targets; None if there is no such run.
+        run_id: id of the run that took the message or that the message targets; None if such a run does not exist.
         claim: claim of the run to start, if `disposition` is ``started``.
         interrupt: id of the run to stop, if `disposition` is ``interrupting`` or ``rolling_back``. If the interrupt is
             new, `events` contains its ``run.stopping``.

@@ -115,7 +115,7 @@ def new_session(tables: Tables, principal: str, key: str, *, agent: str, at: flo
 
 
 def require_lease(tables: Tables, lease: Lease) -> SessionRow:
-    """Return the session of the lease. Raises `StaleFence` if the lease is no longer valid."""
+    """Return the session of the lease. Raises `StaleFence` if the lease has become invalid."""
     row = tables.get(lease.session)
     if row is None or row.run_id != lease.run_id or row.fence != lease.fence:
         raise stale_fence(tables, lease, row)
