@@ -165,7 +165,7 @@ class ScheduleRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
         progress: progress of the schedule so far.
         paused: whether the schedule is paused.
         last: outcome of the newest tick; None before the first tick.
-        problem: why the newest tick did not fire, for display; None if there is no problem.
+        problem: why the newest tick did not fire, for display, if a person must solve the problem; otherwise None.
         broken: why the stored body is unreadable; None if it is readable. If set, only the ids, revision and session of
             the schedule are known. This field is never written.
     """
