@@ -3,8 +3,8 @@
 How a write works:
 
 1. `Writer.submit` puts the write into a buffer on the loop's side and returns a future.
-2. Once no batch is in flight, the whole buffer is passed to the thread as one batch, which is written in one transaction
-   with one sync to disk.
+2. Once no batch is in flight, the whole buffer is passed to the thread as one batch, which is written in one
+   transaction with one sync to disk.
 3. One call back into the loop resolves the futures of the batch, in order, and starts the next batch.
 
 Invariants:

@@ -43,7 +43,7 @@ def number_entries(tables: Tables, row: SessionRow, entries: Sequence[Entry]) ->
 
 
 def check_retry(tables: Tables, row: SessionRow | None, run_id: str) -> None:
-    """Check whether the session's last run can be retried.
+    """Check that this run can be retried.
 
     Raises `SessionBusy` if the session is not idle, and `HistoryChanged` if the run is not the last ended run or the
     transcript was edited after the run.
