@@ -1,6 +1,6 @@
 """The agent loop as a state machine without I/O or clock: model answers go in, effects to perform come out.
 
-A step is one request to the model and the calls in its answer:
+A step is one request to the model and the calls in the model's answer:
 
     steering ──steered──▶ requesting ──stored──▶ calling ──the last call has ended──▶ steering …
         │                   │  ▲ │                   │  ▲
@@ -8,11 +8,11 @@ A step is one request to the model and the calls in its answer:
        over              failed  over: an answer without calls, or an exhausted budget
 
 Invariants
-- Effects depend only on inputs: the same steps, answers and results from the log lead to the same state. That is how a
-  run resumes after a crash.
-- The messages of each request are valid (`holdfast.protocol.model.conversation`): every call of a step has exactly one
-  result, in the order of the calls, before the next step starts.
-- No call starts before its step is stored; at most `AgentLimits.calls_at_once` of them run at a time.
+- Effects depend only on inputs, so the steps, answers and results in the log always lead to the same state. This is how
+  a run resumes after a crash.
+- The messages of each request are valid (`holdfast.protocol.model.conversation`): before the next step starts, every
+  call of a step has exactly one result, and results are in the order of the calls.
+- No call starts before its step is stored, and at most `AgentLimits.calls_at_once` calls run at the same time.
 """
 
 from __future__ import annotations
@@ -80,24 +80,25 @@ class AgentLimits(Value, frozen=True, kw_only=True):
     """Limits of an agent with a model. A run that reaches a budget is interrupted with cause ``budget``.
 
     Parameters:
-        steps: model requests in one run.
-        tool_calls: tool calls in one run; if a step's calls exceed the remaining budget, none of them starts.
-        tokens: input and output tokens of one run.
-        cost_usd: maximum cost of one run, if the model layer knows the price.
-        calls_at_once: calls of one step that run at the same time; the others wait.
-        step_timeout_s: deadline of a step (its request and its calls), in seconds; None: the host's. It pauses during a
-            call of a tool with a longer deadline, and while a question to a person is open.
-        retries: retries of a request that failed before any output.
-        result_bytes: maximum size of a result shown to the model; a longer one is truncated in the middle.
-        context_tokens: the history is summarized before a request with more tokens than this (estimated); None: three
+        steps: maximum number of model requests in one run.
+        tool_calls: maximum number of tool calls in one run. If the calls of a step exceed the remaining budget, none of
+            these calls starts.
+        tokens: maximum number of input and output tokens of one run; None means unlimited.
+        cost_usd: maximum cost of one run, applied if the model layer knows the price; None means unlimited.
+        calls_at_once: maximum number of calls of one step that run at the same time; further calls wait.
+        step_timeout_s: deadline of a step, including its calls, in seconds; None uses the host's. The deadline is
+            paused during a call of a tool with a longer deadline and while a question to a person is open.
+        retries: maximum number of retries of a request that failed before any output.
+        result_bytes: maximum size of a result shown to the model. A longer result is truncated in the middle.
+        context_tokens: estimated size of a request above which the history is summarized first; None means three
             quarters of the model's context.
-        children: children of one run that are active at the same time; the others wait.
+        children: maximum number of children of one run that are active at the same time; further children wait.
         depth: maximum nesting depth of children.
 
-    Usage of children counts for their parents too, except the number of steps.
+    A child's usage also counts towards the budgets of its parents, except for the number of steps.
 
     Raises:
-        ConfigurationError: a limit is too low.
+        ConfigurationError: if a limit is too low.
     """
 
     steps: int = 50
@@ -123,7 +124,7 @@ class AgentLimits(Value, frozen=True, kw_only=True):
             )
 
     def exceeded(self, used: Usage, *, asked: int = 0) -> str | None:
-        """Describe the exhausted budget, also counting the `asked` calls; return None if within budget."""
+        """Describe the budget that is exhausted by `used` and `asked` further calls; None if no budget is."""
         tokens = used.input_tokens + used.output_tokens
         if self.tokens is not None and tokens >= self.tokens:
             return f"the run used {tokens:,} tokens; the limit is {self.tokens:,}"
@@ -136,54 +137,60 @@ class AgentLimits(Value, frozen=True, kw_only=True):
 
 
 class LoopTool(Protocol):
-    """The interface of a tool that the loop needs."""
+    """The part of a tool's interface that the loop uses."""
 
     @property
     def spec(self) -> ToolSpec:
-        """The specification that the model sees."""
+        """The tool's specification, as shown to the model."""
         ...
 
     def check(self, arguments: object) -> dict[str, Any]:
-        """Return the validated arguments for the function. Raises `InvalidArguments`."""
+        """Validate the arguments and return them as keyword arguments. Raises `InvalidArguments`."""
         ...
 
     def needs_approval(self, arguments: dict[str, Any]) -> bool:
-        """Return whether a person must approve this call."""
+        """Return whether a person must approve a call with these arguments."""
         ...
 
 
 class Steer(Value, frozen=True, kw_only=True):
-    """Fetch the messages steered to the run, and pass them to `Loop.steered`."""
+    """Fetch the messages that were steered to the run, and pass them to `Loop.steered`."""
 
     step: int
 
 
 class SendModelRequest(Value, frozen=True, kw_only=True):
-    """Send the request; feed the parts to `Loop.part`, store the result of `Loop.answered`, then call `Loop.stored`."""
+    """Send the request to the model.
+
+    Pass each part of the model's answer to `Loop.part`, store the step that `Loop.answered` returns, then call
+    `Loop.stored`.
+    """
 
     step: int
     request: ModelRequest
 
 
 class StartCall(Value, frozen=True, kw_only=True):
-    """Call the tool with ``values`` as keyword arguments, then call `Loop.ended`."""
+    """Call the tool with ``values`` as keyword arguments. When the call has ended, call `Loop.ended`."""
 
     call: ToolCall
     values: dict[str, Any]
 
 
 class Ask(Value, frozen=True, kw_only=True):
-    """Ask a person to approve a call, then call `Loop.decided`."""
+    """Ask a person to approve a call, then pass the answer to `Loop.decided`."""
 
     call: ToolCall
     question: Question
 
 
 class Refuse(Value, frozen=True, kw_only=True):
-    """Record a call that was not made, and why. The model gets the text; do not call back.
+    """Record a call that was not made. The loop expects no method call in response.
 
     Parameters:
-        problem: exception raised by the tool author's rule, for the log.
+        call: the call.
+        text: why the call was not made; the model sees this text as the call's result.
+        problem: exception that the tool's approval rule raised, for the log; None if it raised none.
     """
 
     call: ToolCall
@@ -196,7 +203,7 @@ class Finish(Value, frozen=True, kw_only=True):
 
 
 class Exceeded(Value, frozen=True, kw_only=True):
-    """A budget is exhausted: interrupt the run."""
+    """Interrupt the run because a budget is exhausted."""
 
     text: str
 
@@ -205,13 +212,15 @@ Effect = Steer | SendModelRequest | StartCall | Ask | Refuse | Finish | Exceeded
 
 
 class Loop:
-    """One run of an agent with a model; see the module.
+    """The state machine for one run of an agent with a model.
 
     Parameters:
-        run_id: id of the run or child; prefix of its call ids.
+        run_id: id of the run or child, used as the prefix of call ids.
         messages: valid messages that the model sees before the first step.
-        instructions, tools, settings: as in the agent.
-        limits: the agent's limits.
+        instructions: the agent's instructions.
+        tools: the agent's tools, by name.
+        settings: the agent's settings for the model layer.
+        limits: the agent's limits; None means the defaults of `AgentLimits`.
     """
 
     __slots__ = (
@@ -272,7 +281,7 @@ class Loop:
 
     @property
     def messages(self) -> tuple[ModelMessage, ...]:
-        """The messages of the next request."""
+        """The messages that the next request will contain."""
         return tuple(self._messages)
 
     def replace(self, messages: Sequence[ModelMessage]) -> None:
@@ -281,7 +290,7 @@ class Loop:
         self._messages = list(messages)
 
     def steered(self, messages: Sequence[Message]) -> SendModelRequest | Exceeded:
-        """Add the messages steered to the run before this step, and return the step's request."""
+        """Add the messages that were steered to the run before this step, and return the step's request."""
         self._leave("steering", "steered")
         for message in messages:
             said = UserMessage(content=message.content, attachments=message.attachments)
@@ -312,10 +321,10 @@ class Loop:
         self._parts.append(part)
 
     def failed(self, retry_after_s: float | None) -> tuple[float, SendModelRequest] | None:
-        """Handle a failed request. Return the delay in seconds and the retry, or None to give up.
+        """Handle a failed request. Return a delay in seconds and the request to send then, or None to give up.
 
         Parameters:
-            retry_after_s: earliest useful retry, in seconds; None: the error is permanent.
+            retry_after_s: minimum delay before a retry, in seconds; None if the error is permanent.
         """
         self._leave("requesting", "failed")
         if self._begun or retry_after_s is None or self._failures >= self._limits.retries:
@@ -326,7 +335,10 @@ class Loop:
         return delay_s, self._request()
 
     def answered(self) -> StepFinished:
-        """Return the complete answer, to be stored before its calls start. Raises `ModelFailed` for an invalid one."""
+        """Return the complete answer, which must be stored before its calls start.
+
+        Raises `ModelFailed` if the answer is incomplete, empty or a refusal.
+        """
         self._leave("requesting", "answered")
         end = self._parts[-1] if self._parts else None
         if not isinstance(end, EndPart):
@@ -360,13 +372,15 @@ class Loop:
     def stored(
         self, step: StepFinished, used: Usage, *, made: Collection[str] = (), asked: Collection[str] = ()
     ) -> list[Effect]:
-        """Continue after the step was stored, now or in an earlier attempt.
+        """Continue the run after a step was stored in this attempt or an earlier one.
 
         Parameters:
-            step: the step returned by `answered`.
+            step: step returned by `answered`.
             used: usage of the run and its children so far, including this step but not its calls.
-            made: calls with a result from an earlier attempt, which is kept even if the tools have changed.
-            asked: calls that a person decided in an earlier attempt; kept even if the approval rules have changed.
+            made: ids of calls that have a result from an earlier attempt. The result is kept even if the tools have
+                changed.
+            asked: ids of calls that a person decided in an earlier attempt. The decision applies even if the approval
+                rules have changed.
         """
         self._leave("requesting", "stored")
         self._parts = []
@@ -434,7 +448,7 @@ class Loop:
         return refused + self._next()
 
     def ended(self, call_id: str, status: Literal["ok", "error", "interrupted"], content: str) -> list[Effect]:
-        """Handle the end of a call whose result is recorded."""
+        """Handle the end of a call after its result was recorded."""
         self._leave("calling", "ended")
         self._running -= 1
         self._settle(self._open[call_id], status, content)
@@ -447,7 +461,7 @@ class Loop:
         )
 
     def _next(self) -> list[Effect]:
-        """Return the calls that may start now; after the last one has ended, the next step."""
+        """Return the calls that may start now and, after the last call has ended, the start of the next step."""
         effects: list[Effect] = []
         while self._waiting and self._running < self._limits.calls_at_once:
             self._running += 1
@@ -470,7 +484,7 @@ class Loop:
 
 
 def _question_of(call: ToolCall) -> Question:
-    """Return the question that asks for approval of a call."""
+    """Return the question with which a person is asked to approve a call."""
     return Question(
         question_id=call.call_id,
         kind="approval",

@@ -16,9 +16,10 @@ _BYTES = 16  # 128 bits: an agent that forges both calls needs about 2**64 tries
 
 
 def hash_call(question: Question) -> str:
-    """Return the hash that identifies an approval's call: its id, tool, arguments and text. 32 hex digits.
+    """Return the hash of a call that needs approval, as 32 hexadecimal digits.
 
-    It is the same before and after the question is stored, whatever the order of the arguments.
+    The hash covers the question's id, tool, arguments and text. It does not depend on the order of the arguments, and
+    is the same before and after the question is stored.
     """
     asked = [question.question_id, question.tool, question.text, question.arguments]
     stored = msgspec.json.decode(encode_json(asked))
@@ -26,20 +27,20 @@ def hash_call(question: Question) -> str:
 
 
 def is_for_another_call(answer: Answer, question: Question) -> bool:
-    """Return whether the approval was given for a different call than `question` describes."""
+    """Return whether `answer` approves a call other than the one that `question` describes."""
     return answer.decision == "approved" and answer.call_hash not in ("", hash_call(question))
 
 
 def question_id_of(question: Question | str) -> str:
-    """Return the id of a question, given as an object or as its id."""
+    """Return the id of a question that is given as a `Question` or by its id."""
     return question.question_id if isinstance(question, Question) else question
 
 
 def hash_of(question: Question | str, call_hash: str | None) -> str:
-    """Return the hash that binds an approval: `call_hash` if given, else the hash of the question.
+    """Return the hash that binds an approval to a call: `call_hash` if given, otherwise the hash of the question.
 
     Raises:
-        InvalidRequest: an id was given without a hash, so the approved call is unknown.
+        InvalidRequest: if `question` is an id and `call_hash` is missing, so that the approved call is unknown.
     """
     if call_hash:
         return call_hash

@@ -1,6 +1,7 @@
-"""The closed union of log events, and their wire form.
+"""The closed union of log events, and the wire form of events.
 
-An event is stored without its number: the store allocates the number, and `wire()` joins the two.
+The body of a stored event does not contain the event's number. The store assigns the number, and `wire()` adds it to
+the body.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ class RunStarted(EventBase, frozen=True, kw_only=True, tag="run.started"):
 class RunRestarted(EventBase, frozen=True, kw_only=True, tag="run.restarted"):
     """A run resumes after a crash; readers drop its text from ``discard_from`` on (a seq, inclusive).
 
-    An agent with a model resumes after its last complete step; any other repeats its output.
+    An agent with a model resumes after its last complete step; any other agent repeats its output.
     """
 
     run_id: str
@@ -164,15 +165,14 @@ class StepFinished(EventBase, frozen=True, kw_only=True, tag="step.finished"):
     """The model's complete answer in a step; its calls start after this event is durable.
 
     Parameters:
-        run_id: the run or child that the step belongs to.
-        step: the step's number in that run, from 1. A number below 1 marks a summary, for the model only: 0 of the
-            history before the run, -n of the run's messages before step n.
-        text: the text of the answer; readers already have it, in pieces.
-        calls: the calls that the model requested, with our ids.
-        usage: usage of this request.
-        model: the model's name, as the provider reports it.
-        state: data that a later step or attempt needs back, such as a model's signatures. Opaque, and hidden from
-            readers.
+        run_id: id of the run or child that the step belongs to.
+        step: number of the step in that run, from 1. A number below 1 marks a summary, which only the model sees: 0
+            for a summary of the history before the run, -n for a summary of the run's messages before step n.
+        text: text of the answer, which readers have already received in pieces.
+        calls: calls that the model requested, with ids assigned by the agent loop.
+        usage: usage of the step's request.
+        model: name of the model, as reported by the provider.
+        state: opaque data that a later step or attempt needs, such as a model's signatures; hidden from readers.
     """
 
     run_id: str
@@ -320,7 +320,7 @@ _STEP_FINISHED = _kinds[StepFinished]
 
 
 def plain(text: str) -> str:
-    """Return the text with lone surrogates, which JSON cannot carry, written as escapes."""
+    """Return the text with lone surrogates, which UTF-8 cannot encode, replaced by escape sequences."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -329,7 +329,7 @@ def plain(text: str) -> str:
 
 
 def encode_json(value: object) -> bytes:
-    """Return a value as one line of JSON; text is made `plain` if necessary."""
+    """Return a value as one line of JSON. Text that UTF-8 cannot encode is passed through `plain`."""
     try:
         return _encoder.encode(value)
     except UnicodeEncodeError:
@@ -354,12 +354,12 @@ def _all_plain(value: Any) -> Any:
 
 
 def wire(stored: Stored) -> bytes:
-    """Return the JSON of a stored event, number included, as sent after ``data:``."""
+    """Return the JSON of a stored event, including its number, as sent after ``data:``."""
     return b'{"seq":%d,%b' % (stored.seq, stored.body[1:])
 
 
 def shown(events: Sequence[Stored]) -> list[Stored]:
-    """Return the events as readers get them: without `StepFinished.state`, which is private to the run."""
+    """Return the events without `StepFinished.state`, which is hidden from readers."""
     return [_without_state(event) if event.kind == _STEP_FINISHED else event for event in events]
 
 
@@ -371,21 +371,24 @@ def _without_state(stored: Stored) -> Stored:
 
 
 def decode_event(stored: Stored) -> Event:
-    """Return the event of a stored row. Raises `msgspec.ValidationError` for a malformed row."""
+    """Return the decoded event. Raises `msgspec.ValidationError` if the stored event is malformed."""
     return _decoder.decode(wire(stored))
 
 
 START = "0"
-"""The cursor before the first event of any session, even one that has no number yet."""
+"""The cursor before the first event of any session, including a session that does not exist yet."""
 
 
 def format_cursor(seq: int, number: int) -> str:
-    """Return the cursor after ``seq`` in the session with that number."""
+    """Return the cursor after the event `seq` of the session with this number."""
     return f"{seq}-{number}"
 
 
 def parse_cursor(cursor: str, number: int) -> int:
-    """Return the seq of a cursor of session ``number``. Raises `InvalidCursor` for any other."""
+    """Return the event number that a cursor contains.
+
+    Raises `InvalidCursor` if `cursor` is malformed or belongs to a session with a different number.
+    """
     if cursor == START:
         return 0
     seq, dash, owner = cursor.partition("-")

@@ -62,10 +62,10 @@ Name = Annotated[str, Meta(min_length=1, max_length=200)]
 Duration = Annotated[float, Meta(ge=0, le=_YEAR_S)]
 
 Choice = Literal["approve", "deny", "answer"]
-"""Decisions on an open question; see `DecisionBody`."""
+"""Decisions on an open question, used in `DecisionBody`."""
 
 KeyRole = Literal["user", "admin", "trusted", "approver"]
-"""Roles of keys; see `KeyRecord`."""
+"""Roles of keys, described in `KeyRecord`."""
 
 
 # ── Requests ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -78,7 +78,8 @@ class RequestBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class SendBody(RequestBody, frozen=True, kw_only=True):
     """A message to send.
 
-    ``quiet_s`` and ``max_wait_s`` apply to policy ``collect``; ``attachments`` lists upload responses or digests.
+    ``quiet_s`` and ``max_wait_s`` apply only to the policy ``collect``. Each item of ``attachments`` is either the
+    response to an upload or a digest.
     """
 
     content: str
@@ -91,7 +92,7 @@ class SendBody(RequestBody, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, content: str, options: SendOptions) -> SendBody:
-        """Return the body that sends a message."""
+        """Return the request body that sends `content` with these options."""
         return cls(
             content=content,
             policy=options.policy,
@@ -103,7 +104,7 @@ class SendBody(RequestBody, frozen=True, kw_only=True):
         )
 
     def options(self) -> SendOptions:
-        """Return the send options; the store completes an attachment that is given by its digest."""
+        """Return the send options. The store completes attachments that are given only by digest."""
         return SendOptions(
             policy=cast(Policy, self.policy),  # the store refuses unknown policies by name
             idempotency_key=self.idempotency_key,
@@ -140,8 +141,8 @@ class DrainBody(RequestBody, frozen=True, kw_only=True):
 class KeyBody(RequestBody, frozen=True, kw_only=True):
     """An API key to create: its principal, role and label.
 
-    ``agents``: agents that it may name (default: the server's public agents). ``approval_key``: an existing approval
-    key, required for the role ``approver`` where approvals need one.
+    ``agents`` lists the agents that the key may name (default: the server's public agents). ``approval_key`` is an
+    existing approval key; it is required to create a key with the role ``approver`` if approvals need an approval key.
     """
 
     principal: Name
@@ -154,8 +155,8 @@ class KeyBody(RequestBody, frozen=True, kw_only=True):
 class DecisionBody(RequestBody, frozen=True, kw_only=True):
     """A decision on a call, or the answer to a question.
 
-    ``text``: the answer, or a reason for the model. For an approval, ``call_hash``: the hash from the question, and
-    ``approval_key``: the key typed by a person, where the server requires it.
+    ``text`` is the answer, or the reason for a denial, which the model sees. For an approval, ``call_hash`` is the hash
+    from the question, and ``approval_key`` is the key typed by a person, if the server requires one.
     """
 
     decision: Choice
@@ -184,8 +185,8 @@ class ForkBody(RequestBody, frozen=True, kw_only=True):
 class ScheduleBody(RequestBody, frozen=True, kw_only=True):
     """A schedule: the session, the message, and the times: ``every_s``, or ``cron`` with ``timezone``.
 
-    An existing schedule with this ``schedule_id`` is replaced. ``miss``: how to handle missed ticks: ``skip``,
-    ``burst`` or ``delay``. ``overlap``: the policy of its messages.
+    An existing schedule with this ``schedule_id`` is replaced. ``miss`` is the policy for missed ticks: ``skip``,
+    ``burst`` or ``delay``. ``overlap`` is the policy of the schedule's messages.
     """
 
     session: Name
@@ -203,11 +204,11 @@ class ScheduleBody(RequestBody, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, spec: ScheduleSpec, schedule_id: str) -> ScheduleBody:
-        """Return the body that puts a schedule."""
+        """Return the request body that creates or replaces a schedule."""
         return cls(schedule_id=schedule_id, **{name: getattr(spec, name) for name in _SPEC_FIELDS})
 
     def spec(self) -> ScheduleSpec:
-        """Return the schedule's specification; the host rejects unknown values of ``overlap`` and ``miss``."""
+        """Return the schedule's specification. The host rejects unknown values of ``overlap`` and ``miss``."""
         return ScheduleSpec(**{name: getattr(self, name) for name in _SPEC_FIELDS})
 
 
@@ -297,12 +298,12 @@ class KeyRevoked(msgspec.Struct, frozen=True, kw_only=True):
     """All keys, and the work of the key's principal: what was stopped, and what continues.
 
     Parameters:
-        keys: all keys.
-        principal: owner of the key.
+        keys: all keys, including revoked ones.
+        principal: owner of the revoked key.
         stopped: sessions whose runs and background work were stopped and whose queued messages were withdrawn.
         paused: schedules that were paused.
-        running: sessions that continue: with a run, queued messages or background work.
-        active: schedules that continue.
+        running: sessions that continue to have a run, queued messages or background work.
+        active: schedules that continue to fire.
     """
 
     keys: list[KeyView]

@@ -1,11 +1,11 @@
 """Mailbox decisions: how a session handles an arriving message, and which messages the next run takes.
 
-Stores call these functions inside the writing transaction, so nothing comes between the check and the action.
+Stores call these functions inside the writing transaction, so no other write can come between a check and its action.
 
-Messages that one run takes together share a ``batch`` (the seq of its first message). ``queue`` opens a batch for
-each message. ``collect`` joins the newest batch if that is a waiting ``collect`` batch. ``interrupt`` and ``rollback``
-set the session's ``take_all_waiting``: the next run takes everything that waits up to that seq. A ``steer`` message
-waits as in ``queue`` until its target run takes it.
+Messages that one run takes together share a ``batch``, which is the seq of the first of these messages. A ``queue``
+message opens its own batch. A ``collect`` message joins the newest batch if that batch consists of waiting ``collect``
+messages. An ``interrupt`` or ``rollback`` message makes the next run take all messages that wait up to and including
+this message. A ``steer`` message waits like a ``queue`` message until its target run takes it.
 """
 
 from __future__ import annotations
@@ -34,11 +34,14 @@ Occupancy = Literal["idle", "waiting", "busy"]
 
 
 class Decision(NamedTuple):
-    """One row of the decision table.
+    """One entry of the decision table.
 
-    ``start``: claim in the same transaction. ``interrupt``: stop the run that holds the slot (for ``rollback``, also
-    undo it). ``take_all_waiting``: the next run takes all waiting messages. ``append_to_batch``: join an adjacent
-    waiting ``collect`` batch.
+    Parameters:
+        disposition: disposition of the message, for its receipt.
+        start: whether a run is claimed for the message in the same transaction.
+        interrupt: whether the run that holds the slot is stopped (and, for ``rollback``, undone).
+        take_all_waiting: whether the next run takes all waiting messages.
+        append_to_batch: whether the message joins an adjacent waiting ``collect`` batch.
     """
 
     disposition: Disposition
@@ -73,12 +76,13 @@ DECISIONS: Mapping[tuple[Occupancy, Policy], Decision | Refusal] = {
 
 
 def occupancy(*, run_id: str | None, waiting: int, room: bool, policy: Policy) -> Occupancy:
-    """Return the session's occupancy for a message of `policy`.
+    """Return the occupancy of a session when a message arrives.
 
     Parameters:
-        run_id: the run that holds the slot.
+        run_id: id of the run that holds the session's slot; None if the slot is free.
         waiting: number of messages in the mailbox.
         room: whether the host may start a run for this principal now.
+        policy: policy of the message. With ``interrupt`` or ``rollback``, waiting messages do not occupy the session.
     """
     if run_id is not None:
         return "busy"
@@ -88,11 +92,11 @@ def occupancy(*, run_id: str | None, waiting: int, room: bool, policy: Policy) -
 
 
 def decide(state: Occupancy, policy: str) -> Decision:
-    """Return the decision for a message.
+    """Return the decision for a message with this policy.
 
     Raises:
-        SessionBusy: the policy is ``reject``, and a run is active, messages wait or the host is full.
-        UnknownPolicy: the policy is unknown.
+        SessionBusy: if the policy is ``reject`` and a run is active, messages are waiting or the host is full.
+        UnknownPolicy: if the policy is unknown.
     """
     row = DECISIONS.get((state, cast(Policy, policy)))
     match row:
@@ -107,7 +111,14 @@ def decide(state: Occupancy, policy: str) -> Decision:
 
 
 def collect_due_at(*, at: float, quiet_s: float, first_at: float, max_wait_s: float) -> float:
-    """Return when a ``collect`` batch is due: `quiet_s` after `at`, at most `max_wait_s` after the first message."""
+    """Return the time at which a ``collect`` batch is due.
+
+    Parameters:
+        at: time of the newest message.
+        quiet_s: time after the newest message at which the batch is due, in seconds.
+        first_at: time of the first message of the batch.
+        max_wait_s: time after the first message at which the batch is due at the latest, in seconds.
+    """
     return min(at + quiet_s, first_at + max_wait_s)
 
 
@@ -123,7 +134,10 @@ class Waiting(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """The seqs that the next run takes, in order; if empty, the time at which something is due."""
+    """The seqs of the messages that the next run takes, in order.
+
+    If no message may be taken yet, ``not_before`` is the time at which the first batch is due.
+    """
 
     seqs: tuple[int, ...]
     not_before: float = 0.0
@@ -133,9 +147,9 @@ def select_batch(waiting: Sequence[Waiting], *, take_all_waiting: int, now: floa
     """Return the messages that the next run takes.
 
     Parameters:
-        waiting: the waiting messages, in order of seq.
-        take_all_waiting: take everything up to this seq, due or not.
-        now: seconds since the epoch.
+        waiting: waiting messages, in order of seq.
+        take_all_waiting: seq up to which all messages are taken, even if they are not due; 0 takes only due messages.
+        now: current time, in seconds since the epoch.
     """
     if not waiting:
         return Taken(())

@@ -51,7 +51,7 @@ HistoryEdit = Literal["undo", "retry", "compact", "branch", "import"]
 
 
 def check_text(text: str) -> None:
-    """Raise `InvalidRequest` for text that UTF-8 does not allow."""
+    """Raise `InvalidRequest` if the text cannot be encoded as UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -62,7 +62,7 @@ def check_text(text: str) -> None:
 
 
 def check_seconds(**times: object) -> None:
-    """Raise `InvalidRequest` for a time that is not a finite number of at least 0; None means the default."""
+    """Raise `InvalidRequest` if a duration is neither a finite number of 0 or more nor None, the default."""
     for name, value in times.items():
         if value is not None and not (isinstance(value, (int, float)) and 0 <= value < math.inf):
             raise InvalidRequest(f"{name} is {value!r}; it must be a number of seconds, 0 or more")
@@ -76,10 +76,10 @@ class Attachment(Value, frozen=True, kw_only=True):
     """A file, image or sound that belongs to a message; the store keeps its bytes by hash.
 
     Parameters:
-        digest: SHA-256 of the bytes, 64 hexadecimal digits.
-        media_type: such as ``image/png``.
-        name: a file name for people, without folders.
-        size_bytes: size, in bytes.
+        digest: SHA-256 of the bytes, as 64 hexadecimal digits.
+        media_type: media type of the bytes, such as ``image/png``.
+        name: file name for display, without folders.
+        size_bytes: number of bytes.
     """
 
     digest: str
@@ -92,12 +92,12 @@ class Message(Value, frozen=True, kw_only=True):
     """One input to a session.
 
     Parameters:
-        message_id: its id.
-        seq: the number of its ``message.accepted`` event.
-        content: the text.
-        policy: what to do if a run is already active.
-        accepted_at: seconds since the epoch.
-        attachments: its attachments.
+        message_id: id of the message.
+        seq: number of the message's ``message.accepted`` event.
+        content: text of the message.
+        policy: how the session handles the message if a run is already active.
+        accepted_at: time at which the message was accepted, in seconds since the epoch.
+        attachments: attachments of the message.
     """
 
     message_id: str
@@ -112,14 +112,14 @@ class Question(Value, frozen=True, kw_only=True):
     """The question of a suspended run: approve a call (``approval``), or give an answer in text (``question``).
 
     Parameters:
-        question_id: the same in every attempt of the run; for an approval, the id of the call.
-        kind: approval or question.
-        text: the text shown to people.
-        tool, arguments: the tool and arguments of the call that needs approval.
-        asked_at: seconds since the epoch.
-        due_at: when it expires; 0 until the store sets it.
-        call_hash: the hash of the call that needs approval (`holdfast.protocol.call_hash`). An approval contains the
-            same hash, so that it is valid only for the call that was shown. Empty for a ``question``.
+        question_id: id of the question, the same in every attempt of the run; for an approval, the id of the call.
+        kind: ``approval`` or ``question``.
+        text: text shown to people.
+        tool, arguments: tool and arguments of the call that needs approval; None for a ``question``.
+        asked_at: time at which the question was asked, in seconds since the epoch.
+        due_at: time at which the question expires, in seconds since the epoch; 0 if it does not expire.
+        call_hash: hash of the call that needs approval (`holdfast.protocol.call_hash`); empty for a ``question``. An
+            approval carries the same hash, so that it is valid only for the call that the person was shown.
     """
 
     question_id: str
@@ -136,16 +136,16 @@ class Answer(Value, frozen=True, kw_only=True):
     """A person's decision, or ``expired`` if there was none in time.
 
     Parameters:
-        question_id: the question.
-        decision: ``approved`` and ``denied`` for approvals, ``answered`` for questions; ``expired`` for both.
-        text: the answer, or the reason of a denial.
-        by: the principal who answered: the owner of the credential, even when acting for the session's owner.
-        at: seconds since the epoch.
-        on_behalf_of: the principal that `by` acted for, if different; else empty.
-        via: the credential: the id of a key, ``jwt``, ``local`` (no key required), ``terminal`` (of ``serve``) or
-            ``host`` (code in the host's process).
-        approval_key: the id of the approval key, if one was required; else empty.
-        call_hash: the hash of the call that was shown to the approver.
+        question_id: id of the question.
+        decision: ``approved`` or ``denied`` for an approval, ``answered`` for a question, ``expired`` for either.
+        text: text of the answer, or the reason for a denial.
+        by: principal that answered. This is the owner of the credential, even when acting for the session's owner.
+        at: time of the answer, in seconds since the epoch.
+        on_behalf_of: principal for which `by` acted; empty if `by` acted for itself.
+        via: credential that was used: the id of a key, ``jwt``, ``local`` (no key required), ``terminal`` (the terminal
+            of ``serve``) or ``host`` (code in the host's process).
+        approval_key: id of the approval key; empty if none was required.
+        call_hash: hash of the call that the approver was shown.
     """
 
     question_id: str
@@ -163,12 +163,13 @@ class Receipt(Value, frozen=True, kw_only=True):
     """Proof that a sent message is durable.
 
     Parameters:
-        session: the session's key.
-        seq: the number of the message's ``message.accepted`` event.
-        message_id: the message's id.
-        disposition: the decision at arrival; later changes are events.
-        cursor: position just before the message's first event; pass it to ``events(after=…)``.
-        run_id: the run that took it (``started``), or its target run.
+        session: key of the session.
+        seq: number of the message's ``message.accepted`` event.
+        message_id: id of the message.
+        disposition: what the session did with the message on arrival; later changes are reported as events.
+        cursor: position just before the message's first event, for ``events(after=…)``.
+        run_id: id of the run that took the message (``started``) or that the message targets; None if no run
+            was active.
     """
 
     session: str
@@ -180,7 +181,7 @@ class Receipt(Value, frozen=True, kw_only=True):
 
 
 class Usage(Value, frozen=True, kw_only=True):
-    """Usage of a run. ``cost_usd`` is the model layer's estimate, 0 if the price is unknown."""
+    """Usage of a run. ``cost_usd`` is estimated by the model layer; it is 0 if the price is unknown."""
 
     steps: int = 0
     tool_calls: int = 0
@@ -189,7 +190,7 @@ class Usage(Value, frozen=True, kw_only=True):
     cost_usd: float = 0.0
 
     def __add__(self, other: Usage) -> Usage:
-        """Return the sum of both."""
+        """Return the sum of this usage and `other`."""
         return Usage(
             steps=self.steps + other.steps,
             tool_calls=self.tool_calls + other.tool_calls,
@@ -203,12 +204,12 @@ class Settlement(Value, frozen=True, kw_only=True):
     """The current outcome of a message. ``state`` is ``accepted`` or ``taken`` until it settles.
 
     Parameters:
-        message_id: the message.
-        state: its state.
-        run_id: the run that took it.
+        message_id: id of the message.
+        state: state of the message.
+        run_id: id of the run that took the message; None if no run took it.
         text: the run's answer, complete or partial.
-        cause: why the run was interrupted.
-        error: the agent's error, one line.
+        cause: why the run was interrupted; None if it was not.
+        error: the agent's error in one line; None if the agent did not fail.
     """
 
     message_id: str
@@ -223,10 +224,11 @@ class AgentState(Value, frozen=True, kw_only=True):
     """Agent state that a completed run keeps for the session's next run.
 
     Parameters:
-        by: the owner of the state; only its newest state is read.
-        body: the opaque state, set only on the way into the store. Entries read back omit it; `Store.kept` returns it.
-        n: the number of the entry under which the store keeps the state; 0 until it is stored. An entry that replaces
-            others in the same session may carry over their state.
+        by: name of the owner of the state. Only the owner's newest state is read.
+        body: the opaque state, set only when it is written to the store. Entries that are read back omit the body;
+            `Store.kept` returns it.
+        n: number of the entry under which the store keeps the state; 0 until the state is stored. An entry that
+            replaces other entries of the same session may refer to the state of one of them.
     """
 
     by: str
@@ -238,20 +240,20 @@ class Entry(Value, frozen=True, kw_only=True):
     """One entry of a transcript.
 
     Parameters:
-        n: the entry's number in the transcript, from 1.
-        role: the author. Each ``tool_call`` is paired with a ``tool_result`` of the same ``call_id``; a ``summary``
-            replaces earlier entries.
-        content: the text, or the JSON of the arguments or the result.
-        run_id: the run that wrote the entry.
-        message_id: the id of the message, for a ``user`` entry.
-        call_id, name: the call's id and the tool's name, for a ``tool_call`` or ``tool_result``.
-        partial: whether the run was interrupted before the text was complete.
-        status: the status of a ``tool_result``; ``interrupted`` marks a call without its own result.
-        attachments: the attachments of a ``user`` entry.
-        agent_state: agent state that a completed run keeps for the session's next run; hidden from readers. It is
+        n: number of the entry in the transcript, from 1; 0 until the store assigns it.
+        role: kind of the entry. Each ``tool_call`` is paired with a ``tool_result`` of the same ``call_id``; a
+            ``summary`` replaces earlier entries.
+        content: the text, or the JSON of a call's arguments or result.
+        run_id: id of the run that wrote the entry; None if no run wrote it.
+        message_id: id of the message of a ``user`` entry.
+        call_id, name: id of the call and name of the tool, for a ``tool_call`` or ``tool_result``.
+        partial: whether the run ended before the text was complete.
+        status: status of a ``tool_result``; ``interrupted`` marks a call that was interrupted and has no result.
+        attachments: attachments of a ``user`` entry.
+        agent_state: agent state that a completed run keeps for the session's next run. It is hidden from readers, and
             removed and restored with the run's entries.
-        ended_by: on the last entry of a run that did not complete: the reason, a kind of `Cause` or ``failure``.
-            The model reads it as a note, so that it does not carry out an interrupted request later.
+        ended_by: why the run did not complete, as a kind of `Cause` or ``failure``; set only on the run's last entry.
+            The model sees it as a note, so that it does not carry out an interrupted request later.
     """
 
     n: int = 0
@@ -280,17 +282,18 @@ class RunView(Value, frozen=True, kw_only=True):
     """The current state of a run.
 
     Parameters:
-        run_id: its id, the same for all attempts.
-        agent: the agent's name.
-        state: its state.
+        run_id: id of the run, the same for all attempts.
+        agent: name of the agent.
+        state: state of the run.
         attempt: 1, plus one for each restart after a crash.
-        messages: ids of the messages it took.
-        started_at, ended_at: seconds since the epoch.
-        cause: the cause of an interrupt.
-        error: the agent's error, one line.
-        text: the answer, complete or partial.
-        receipt: the receipt of its stop.
-        questions: its open questions, while suspended.
+        messages: ids of the messages that the run took.
+        started_at, ended_at: start and end of the run, in seconds since the epoch; `ended_at` is None until it ends.
+        cause: why the run was interrupted; None if it was not.
+        error: the agent's error in one line; None if the agent did not fail.
+        text: the run's answer, complete or partial.
+        receipt: receipt of the run's stop, if there is one.
+        usage: usage of the run.
+        questions: the run's open questions; empty unless the run is suspended.
     """
 
     run_id: str
@@ -335,11 +338,11 @@ class SessionExport(Value, frozen=True, kw_only=True):
     """A portable copy of a session's history: its transcript and the attachments it refers to.
 
     Parameters:
-        format: version of this format.
-        key, agent: the key and agent of the source session.
-        exported_at: seconds since the epoch.
-        entries: the transcript, in order.
-        attachments: the bytes by digest; base64 in JSON.
+        format: version of the export format.
+        key, agent: key and agent of the source session.
+        exported_at: time of the export, in seconds since the epoch.
+        entries: entries of the transcript, in order.
+        attachments: bytes of each attachment, by digest; encoded as base64 in JSON.
     """
 
     format: Literal[1] = 1

@@ -1,6 +1,6 @@
 """Model requests and answers in provider-neutral form; the model layer maps them to each provider.
 
-`conversation` turns any transcript into valid messages: exactly one result follows every call, before anything else.
+`conversation` turns any transcript into valid messages, in which the results of all calls directly follow the calls.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ class ToolCall(Value, frozen=True, kw_only=True):
     """A call requested by a model.
 
     Parameters:
-        call_id: our id, the same in every attempt; the model layer maps it to characters that the provider allows.
+        call_id: id assigned by the agent loop, the same in every attempt. The model layer maps the id to characters
+            that the provider allows.
         name: name of the tool.
-        arguments: a JSON object; the raw text if the model's JSON was invalid.
+        arguments: the decoded JSON object, or the model's raw text if it is not a JSON object.
     """
 
     call_id: str
@@ -61,7 +62,10 @@ class UserMessage(Value, frozen=True, kw_only=True, tag="user"):
 
 
 class AssistantMessage(Value, frozen=True, kw_only=True, tag="assistant"):
-    """The model's text and calls. ``state`` as in `StepFinished`; ``partial`` if it was cut off."""
+    """The model's text and calls.
+
+    ``state`` is the opaque data described in `StepFinished`. ``partial`` is set if the message was cut off.
+    """
 
     text: str = ""
     calls: tuple[ToolCall, ...] = ()
@@ -82,7 +86,7 @@ ModelMessage = UserMessage | AssistantMessage | ToolMessage
 
 
 class ToolSpec(Value, frozen=True, kw_only=True):
-    """A tool as shown to a model. ``parameters`` is a JSON Schema of an object."""
+    """The description of a tool for a model. ``parameters`` is a JSON Schema of type ``object``."""
 
     name: str
     description: str
@@ -93,10 +97,10 @@ class ModelRequest(Value, frozen=True, kw_only=True):
     """One request to a model.
 
     Parameters:
-        messages: oldest first; valid, as returned by `conversation`.
+        messages: valid messages, as returned by `conversation`, oldest first.
         instructions: the system prompt.
-        tools: the tools it may call.
-        settings: for the model layer, such as ``temperature`` and ``max_tokens``; named as in pydantic-ai.
+        tools: tools that the model may call.
+        settings: settings for the model layer, such as ``temperature`` and ``max_tokens``, named as in pydantic-ai.
     """
 
     messages: tuple[ModelMessage, ...]
@@ -118,7 +122,7 @@ class ReasoningPart(Value, frozen=True, kw_only=True, tag="reasoning"):
 
 
 class CallPart(Value, frozen=True, kw_only=True, tag="call"):
-    """A complete call. ``arguments`` is the JSON as the model wrote it, or the object."""
+    """A complete call. ``arguments`` is either the JSON text that the model wrote or the decoded object."""
 
     name: str
     arguments: dict[str, Any] | str
@@ -126,7 +130,7 @@ class CallPart(Value, frozen=True, kw_only=True, tag="call"):
 
 
 class EndPart(Value, frozen=True, kw_only=True, tag="end"):
-    """The last part of every complete answer. ``state`` as in `StepFinished`."""
+    """The last part of every complete answer. ``state`` is the opaque data described in `StepFinished`."""
 
     usage: Usage = Usage()
     reason: Literal["stop", "length", "calls", "refused", "other"] = "stop"
@@ -161,18 +165,19 @@ _NOT_IN_A_NAME = re.compile(r"[^a-zA-Z0-9_-]")
 
 
 def tool_name(name: str) -> str:
-    """Return a tool's name in characters that every provider allows; a model may ask for any name."""
+    """Return a tool name without characters that a provider may reject, because a model may request any name."""
     return _NOT_IN_A_NAME.sub("_", name)[:64] or "unnamed"
 
 
 def conversation(entries: Sequence[Entry]) -> tuple[ModelMessage, ...]:
-    """Return the messages of a transcript. A call without a result gets `NO_RESULT`; a stray result is dropped.
+    """Return the messages of a transcript for a model.
 
-    If a run did not complete, the assistant's turn ends with a note (`ended_note`), so that the run's request is not
-    merged with the next one and the model does not carry it out.
+    A call without a result gets the result `NO_RESULT`, and a result without a call is dropped. If a run did not
+    complete, its assistant turn ends with a note (`ended_note`), so that the run's request is not merged with the next
+    request and the model does not carry it out.
 
-    The first message is a user's, user and assistant alternate, and each assistant message with calls is followed by
-    exactly their results. No message is empty.
+    The first message is a user message, user and assistant messages alternate, and each assistant message with calls is
+    followed by the results of exactly these calls. No message is empty.
     """
     results = {e.call_id: e for e in reversed(entries) if e.role == "tool_result"}
     messages: list[ModelMessage] = []
@@ -225,10 +230,10 @@ def conversation(entries: Sequence[Entry]) -> tuple[ModelMessage, ...]:
 
 
 def ended_note(ended_by: EndedBy, *, answered: bool) -> str:
-    """Return the note for the model that a run did not complete, and that its request is not to be carried out later.
+    """Return a note for the model: the run did not complete, and its request is not to be carried out later.
 
     Parameters:
-        ended_by: what ended the run.
+        ended_by: reason why the run ended.
         answered: whether the run produced any output or calls.
     """
     where = "before this was finished" if answered else "before this was answered"
@@ -238,7 +243,10 @@ def ended_note(ended_by: EndedBy, *, answered: bool) -> str:
 
 
 def read_arguments(text: str) -> dict[str, Any] | str:
-    """Return the object in a model's arguments, or the text unchanged if it is not a JSON object."""
+    """Decode the arguments of a call. Return the text unchanged if it is not a JSON object.
+
+    Empty text and ``null`` are decoded as an empty object.
+    """
     try:
         value = msgspec.json.decode(text) if text.strip() else {}
     except (msgspec.DecodeError, RecursionError):
@@ -249,14 +257,14 @@ def read_arguments(text: str) -> dict[str, Any] | str:
 
 
 def with_user(messages: Sequence[ModelMessage], message: UserMessage) -> list[ModelMessage]:
-    """Return valid messages with a user message added; the result is valid too."""
+    """Return `messages`, which must be valid, with a user message added. The result is valid, too."""
     added = list(messages)
     _add(added, message)
     return added
 
 
 def _add(messages: list[ModelMessage], message: UserMessage | AssistantMessage) -> None:
-    """Add a message, keeping user and assistant alternating and no message empty."""
+    """Add a message so that user and assistant messages alternate and no message is empty."""
     last = messages[-1] if messages else None
     if isinstance(message, UserMessage):
         if isinstance(last, UserMessage):

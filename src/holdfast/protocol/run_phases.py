@@ -1,7 +1,8 @@
 """The phases of a run in its host's memory.
 
-The store knows a run's state (`holdfast.protocol.states`). The phase determines the host's remaining work for the run:
-run its agent, unload it, write its end. The phase is never stored: it is meaningless once the host has died.
+The store keeps a run's state (`holdfast.protocol.states`). The run's phase determines what the host still has to do:
+run the agent, unload the run or write the end of the run. The phase is never stored, because it is meaningless once the
+host has died.
 
 - ``running``: the agent runs, or waits for people.
 - ``unloading``: the run waits only for people, so its work is being stopped to free memory.

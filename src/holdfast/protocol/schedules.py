@@ -2,24 +2,26 @@
 
 Invariants:
 
-- Every tick is either returned once for firing or counted as missed, never both or neither. Time spent paused
-  or finished has no ticks.
-- A tick's jitter depends only on the schedule and the tick: a repeated check, later or after a crash, changes nothing.
-- Ticks are in chronological order. A clock set back by at most `SET_BACK_S` repeats no tick: the schedule waits until
-  the clock catches up. If it is set back further, it was presumably wrong before: the schedule continues from the new
-  time. A repeated tick is recognized by its time, which is part of its message's idempotency key.
-- One step handles a bounded number of ticks; a schedule that missed more stays due until all are counted.
+- Every tick is either returned once for firing or counted as missed, never both and never neither. A schedule has no
+  ticks while it is paused or after it has finished.
+- A tick's jitter depends only on the schedule and the tick, so checking the schedule again, even after a crash, does
+  not change it.
+- Ticks are in chronological order. If the clock is set back by at most `SET_BACK_S`, no tick is repeated: the schedule
+  waits until the clock catches up. If the clock is set back further, the earlier time was presumably wrong, so the
+  schedule continues from the new time. A repeated tick is recognized by its time, which is part of the idempotency key
+  of the tick's message.
+- One step handles a bounded number of ticks. A schedule that missed more ticks stays due until all are counted.
 
-A tick is on time until `ON_TIME_S` after it was due. The miss policy decides about later ones, missed because the host
-was down or the clock jumped:
+A tick is on time until `ON_TIME_S` after it was due. The miss policy determines what happens to later ticks, which
+were missed because the host was down or the clock jumped:
 
-- ``skip``: fire the newest if it is still on time; all others are missed.
-- ``delay``: fire the newest, however late; all others are missed. ``every_s`` then counts from this firing.
-- ``burst``: fire each, one after the other, but at most the newest `BURST_LIMIT`; older ones are missed.
+- ``skip``: the newest tick fires if it is still on time; all other ticks are missed.
+- ``delay``: the newest tick fires, however late; all other ticks are missed. ``every_s`` then counts from this firing.
+- ``burst``: the newest `BURST_LIMIT` ticks fire one after the other; older ticks are missed.
 
-cronsim parses cron expressions: five fields, or six with seconds first. On daylight saving changes they behave like
-Debian's cron: a skipped time of day fires right after the gap, a repeated one fires the first time, and an expression
-whose minute or hour begins with a star follows the clock through both.
+Cron expressions are parsed by cronsim. They have five fields, or six with seconds first. At daylight saving changes
+they behave as in Debian's cron: a time of day that is skipped fires right after the gap, and a time of day that occurs
+twice fires only the first time. An expression whose minute or hour field begins with a star follows the clock instead.
 """
 
 from __future__ import annotations
@@ -60,11 +62,11 @@ __all__ = [
 Miss = Literal["skip", "burst", "delay"]
 
 ON_TIME_S: Final = 60.0
-"""Seconds after its due time within which a tick still counts as on time."""
+"""Time after a tick's due time within which the tick still counts as on time, in seconds."""
 BURST_LIMIT: Final = 100
 """Maximum number of missed ticks that ``burst`` fires."""
 SET_BACK_S: Final = 3 * 3600.0
-"""Seconds; a clock set back by more than this is presumed to have been wrong before (as in cron)."""
+"""If the clock is set back by more than this, in seconds, the earlier time is presumed wrong (as in cron)."""
 STEP_LIMIT: Final = 1000
 """Maximum number of ticks of a cron expression in one step."""
 LEAST_EVERY_S: Final = 1.0
@@ -76,17 +78,18 @@ _LOOK_AHEAD: Final = 20
 
 
 class Cadence(Value, frozen=True, kw_only=True):
-    """When to tick: at a fixed interval or by a cron expression, exactly one of them.
+    """The times at which a schedule ticks, given either as a fixed interval or as a cron expression.
 
     Parameters:
-        every_s: interval between ticks, in seconds.
-        cron: a cron expression: ``minute hour day month weekday``, or six fields with the second first.
-        timezone: time zone of the cron expression, such as ``Europe/Berlin``; not allowed with ``every_s``.
-        initial_delay_s: with ``every_s``, the time to the first tick (default: one interval); with ``cron``, the
-            minimum time to the first tick. In seconds.
-        jitter_s: each tick is delayed by a fixed fraction of this, in seconds.
-        max_runs: finish after this number of firings.
-        miss: policy for missed ticks; see the module.
+        every_s: interval between ticks, in seconds; None if `cron` is given.
+        cron: cron expression ``minute hour day month weekday``, or six fields with the second first; None if `every_s`
+            is given.
+        timezone: time zone of the cron expression, such as ``Europe/Berlin``; not allowed with `every_s`.
+        initial_delay_s: time to the first tick, in seconds; None means one interval. With `cron`, this is the minimum
+            time to the first tick, and None means 0.
+        jitter_s: maximum delay of a tick, in seconds. Each tick is delayed by a fixed fraction of `jitter_s`.
+        max_runs: number of firings after which the schedule is finished; None means unlimited.
+        miss: policy for missed ticks: ``skip``, ``burst`` or ``delay``, as described in the module.
     """
 
     every_s: float | None = None
@@ -99,13 +102,13 @@ class Cadence(Value, frozen=True, kw_only=True):
 
 
 class ScheduleSpec(Cadence, frozen=True, kw_only=True):
-    """The work of a schedule, and its cadence.
+    """The message that a schedule sends, and the schedule's cadence.
 
     Parameters:
-        session: the key of the session that gets the message; the first message creates it.
-        text: the message.
-        agent: the agent that answers; None: the session's own.
-        overlap: the message's policy if a run is already active. ``reject`` skips the tick.
+        session: key of the session that gets the message. If the session does not exist, the first message creates it.
+        text: text of the message.
+        agent: name of the agent that answers; None means the session's agent.
+        overlap: policy of the message if a run is already active; ``reject`` skips the tick.
     """
 
     session: str
@@ -132,11 +135,11 @@ class Firing(Value, frozen=True, kw_only=True):
     """The outcome of a tick.
 
     Parameters:
-        outcome: ``fired``; ``missed`` by the miss policy; or the code of the error that refused it, such as ``busy``,
-            ``mailbox_full``, ``unknown_agent`` or ``session_deleted``.
-        tick_at: the tick, in seconds since the epoch; None for a manual run.
-        at: when this was decided.
-        message_id: of the message, if it was fired.
+        outcome: ``fired``; ``missed``, if the miss policy dropped the tick; or the code of the error with which the
+            message was refused, such as ``busy``, ``mailbox_full``, ``unknown_agent`` or ``session_deleted``.
+        tick_at: time of the tick, in seconds since the epoch; None for a manual run.
+        at: time at which the outcome was decided, in seconds since the epoch.
+        message_id: id of the message that was sent; None if no message was sent.
     """
 
     outcome: str
@@ -149,14 +152,14 @@ class ScheduleView(ScheduleSpec, frozen=True, kw_only=True):
     """The current state of a schedule.
 
     Parameters:
-        schedule_id: its id, unique for its principal.
-        principal: its owner.
-        state: ``finished`` after its last tick; ``broken`` if its stored definition is unreadable: then only its ids
-            and its session are known.
-        next_at: when it fires next, jitter included; None while paused or finished.
-        fired, missed, refused: counts of its ticks.
-        last: the outcome of the newest tick.
-        problem: why its newest tick did not fire, if a person must fix it.
+        schedule_id: id of the schedule, unique among the schedules of its principal.
+        principal: owner of the schedule.
+        state: ``active``; ``paused``; ``finished`` after the last tick; or ``broken`` if the stored definition is
+            unreadable, in which case only the ids and the session of the schedule are known.
+        next_at: time of the next firing, including jitter; None while the schedule is paused or finished.
+        fired, missed, refused: number of ticks with this outcome.
+        last: outcome of the newest tick; None before the first tick.
+        problem: why the newest tick did not fire, if a person must solve the problem; otherwise None.
     """
 
     schedule_id: str
@@ -176,11 +179,11 @@ class Progress(Value, frozen=True, kw_only=True):
     """The progress of a schedule.
 
     Parameters:
-        anchor_at: the first tick; with ``every_s`` the others are whole intervals away from it.
-        tick_at: the first tick that is neither fired nor counted; None after the last.
-        due_at: when to fire it: the tick plus its jitter.
-        decided_at: the newest time of a decision.
-        fired, missed, refused: ticks so far.
+        anchor_at: time of the first tick. With ``every_s``, all other ticks are whole intervals away from it.
+        tick_at: time of the first tick that is neither fired nor counted; None after the last tick.
+        due_at: time at which to fire that tick, which is `tick_at` plus the tick's jitter; None after the last tick.
+        decided_at: time of the newest decision about a tick.
+        fired, missed, refused: number of ticks with this outcome so far.
     """
 
     anchor_at: float
@@ -193,7 +196,7 @@ class Progress(Value, frozen=True, kw_only=True):
 
 
 class Step(NamedTuple):
-    """The result of checking a schedule: the tick to fire now, if any, and the progress past it."""
+    """The result of checking a schedule: the tick to fire now (None if no tick fires), and the progress past it."""
 
     tick_at: float | None
     progress: Progress
@@ -203,11 +206,12 @@ class Step(NamedTuple):
 
 
 def check_cadence(cadence: Cadence, *, now: float, least_every_s: float = LEAST_EVERY_S) -> None:
-    """Raise `InvalidSchedule` for a cadence that is invalid or never ticks.
+    """Raise `InvalidSchedule` if the cadence is invalid or never ticks.
 
     Parameters:
-        now: seconds since the epoch.
-        least_every_s: the shortest interval allowed.
+        cadence: cadence to check.
+        now: current time, in seconds since the epoch.
+        least_every_s: shortest allowed ``every_s``, in seconds.
     """
     if (cadence.every_s is None) is (cadence.cron is None):
         raise InvalidSchedule(
@@ -274,7 +278,7 @@ def _zone(name: str) -> tzinfo:
 
 
 def _cron_ticks(cadence: Cadence, after: float) -> Iterator[float]:
-    """Yield the ticks of a cron expression after a time, in order. Raises `InvalidSchedule`."""
+    """Yield the ticks of the cron expression later than `after`, in order. Raises `InvalidSchedule`."""
     from cronsim import CronSim, CronSimError
 
     line = cadence.cron or ""
@@ -302,7 +306,7 @@ def _cron_ticks(cadence: Cadence, after: float) -> Iterator[float]:
 
 
 def _following(cadence: Cadence, anchor_at: float, after: float) -> float | None:
-    """Return the first tick after a time; None after the last tick."""
+    """Return the first tick later than `after`; None if no tick is later."""
     if cadence.every_s is None:
         return next(_cron_ticks(cadence, after), None)
     k = math.floor((after - anchor_at) / cadence.every_s) + 1
@@ -318,7 +322,7 @@ def _first(cadence: Cadence, now: float) -> float | None:
 
 
 def _due(cadence: Cadence, seed: str, tick_at: float) -> float:
-    """Return when to fire a tick."""
+    """Return the time at which to fire a tick: the tick plus its jitter."""
     if not cadence.jitter_s:
         return tick_at
     drawn = hashlib.blake2b(f"{seed}\0{tick_at!r}".encode(), digest_size=8).digest()
@@ -328,7 +332,10 @@ def _due(cadence: Cadence, seed: str, tick_at: float) -> float:
 def _waiting(
     cadence: Cadence, seed: str, progress: Progress, tick_at: float, now: float
 ) -> tuple[int, Callable[[int], float]]:
-    """Return the number of due ticks from `tick_at` on, and a function from index to tick. Cron: max `STEP_LIMIT`."""
+    """Return the number of due ticks from `tick_at` on, and a function that maps an index to a tick.
+
+    For a cron expression, at most `STEP_LIMIT` ticks are counted.
+    """
     if cadence.every_s is None:
         ticks = [tick_at]
         for tick in islice(_cron_ticks(cadence, tick_at), STEP_LIMIT - 1):
@@ -357,7 +364,7 @@ def _aimed(cadence: Cadence, seed: str, progress: Progress, tick_at: float | Non
 
 
 def _set_back(cadence: Cadence, seed: str, progress: Progress, now: float) -> Progress:
-    """Return the progress for a clock that was wrong before: it continues from the new time."""
+    """Return the progress after the clock was set back: the schedule continues from the new time."""
     following = _following(cadence, progress.anchor_at, now)
     if following is not None:  # its first tick may lie in the time taken back
         progress = msgspec.structs.replace(progress, anchor_at=following)
@@ -365,14 +372,15 @@ def _set_back(cadence: Cadence, seed: str, progress: Progress, now: float) -> Pr
 
 
 def begin(cadence: Cadence, seed: str, now: float) -> Progress:
-    """Return the progress of a schedule created just now.
+    """Return the progress of a new schedule.
 
     Parameters:
-        seed: identifies the schedule; its jitter derives from it.
-        now: seconds since the epoch.
+        cadence: cadence of the schedule.
+        seed: text that identifies the schedule; the jitter of each tick is derived from it.
+        now: current time, in seconds since the epoch.
 
     Raises:
-        InvalidSchedule: the cron expression or the time zone is invalid.
+        InvalidSchedule: if the cron expression or the time zone is invalid.
     """
     first = _first(cadence, now)
     anchor_at = now if first is None else first
@@ -380,10 +388,10 @@ def begin(cadence: Cadence, seed: str, now: float) -> Progress:
 
 
 def step(cadence: Cadence, seed: str, progress: Progress, now: float) -> Step:
-    """Return the tick to fire now, and count missed ticks. Nothing changes unless something is due.
+    """Return the tick to fire now, and count missed ticks. If no tick is due, the progress is unchanged.
 
-    The progress is past that tick: the caller fires it, and reports with `counted` whether it was fired or refused.
-    Raises as `begin`.
+    The returned progress is past the tick. The caller fires the tick and passes the outcome to `counted`. Raises
+    `InvalidSchedule` if the cron expression or the time zone is invalid.
     """
     first_at, due_at = progress.tick_at, progress.due_at
     if first_at is None or due_at is None:
@@ -411,7 +419,7 @@ def step(cadence: Cadence, seed: str, progress: Progress, now: float) -> Step:
 
 
 def counted(cadence: Cadence, progress: Progress, *, fired: bool) -> Progress:
-    """Return the progress after a tick was fired or refused. After ``max_runs`` firings, the ticks end."""
+    """Return the progress after a tick was fired or refused. After ``max_runs`` firings, the schedule is finished."""
     if not fired:
         return msgspec.structs.replace(progress, refused=progress.refused + 1)
     progress = msgspec.structs.replace(progress, fired=progress.fired + 1)
@@ -421,7 +429,10 @@ def counted(cadence: Cadence, progress: Progress, *, fired: bool) -> Progress:
 
 
 def resumed(cadence: Cadence, seed: str, progress: Progress, now: float) -> Progress:
-    """Return the progress of a resumed schedule: it continues with the first tick from now on. Raises as `begin`."""
+    """Return the progress of a resumed schedule, which continues with its first tick after `now`.
+
+    Raises `InvalidSchedule` if the cron expression or the time zone is invalid.
+    """
     if progress.tick_at is None:
         return progress
     if progress.decided_at - now > SET_BACK_S:

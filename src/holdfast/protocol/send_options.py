@@ -1,4 +1,4 @@
-"""Options of a message: as keywords of `send` and `ask`, and as the value that the layers below them pass on."""
+"""Options for sending a message: the keywords of `send` and `ask`, and the value into which they are collected."""
 
 from __future__ import annotations
 
@@ -25,10 +25,13 @@ class SendOptions(Value, frozen=True, kw_only=True):
     """Options for sending a message.
 
     Parameters:
-        policy: what to do if a run is already active.
-        idempotency_key: a message with this key is accepted once; a repeat returns the receipt of the first send.
-        agent: the agent for a new session; in an existing one, the agent for later runs.
-        quiet_s, max_wait_s: for ``collect``, in seconds.
+        policy: how the session handles the message if a run is already active.
+        idempotency_key: key under which the session accepts only one message. Sending the message again returns a
+            receipt for the first one. None disables this check.
+        agent: name of the agent of a new session, or of later runs in an existing session. None means the default agent
+            or the session's agent, respectively.
+        quiet_s, max_wait_s: for the policy ``collect``, the time without a further message and the time since the first
+            message after which the collected messages are due, in seconds.
         attachments: attachments returned by `SessionAPI.attach`.
     """
 

@@ -1,4 +1,4 @@
-"""The session interface, identical on a `Host` in this process and through a `Client` over HTTP."""
+"""The interface of a session handle, identical for a `Host` in this process and a `Client` over HTTP."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["ScheduleAPI", "SessionAPI", "answer"]
 
 
 class ScheduleAPI(Protocol):
-    """A handle to a schedule. Creating one does no I/O; several handles may refer to the same schedule.
+    """A handle to a schedule. Creating a handle does no I/O; several handles may refer to the same schedule.
 
     Every method may raise `UnknownSchedule`, `AccessDenied`, `StorageError` and, over HTTP, `ServerUnreachable` and
     `RateLimited`.
@@ -37,7 +37,7 @@ class ScheduleAPI(Protocol):
 
     @property
     def schedule_id(self) -> str:
-        """The schedule's id, unique for its principal."""
+        """The schedule's id, unique among the schedules of its principal."""
         ...
 
     async def info(self) -> ScheduleView:
@@ -45,27 +45,27 @@ class ScheduleAPI(Protocol):
         ...
 
     async def pause(self) -> ScheduleView:
-        """Pause the schedule; its ticks are dropped until it is resumed. Idempotent."""
+        """Pause the schedule. Ticks are dropped until the schedule is resumed. Idempotent."""
         ...
 
     async def resume(self) -> ScheduleView:
-        """Resume with the first tick from now on. Idempotent."""
+        """Resume the schedule with its first tick from now on. Idempotent."""
         ...
 
     async def run_now(self) -> Receipt:
-        """Send the schedule's message now, without shifting its ticks. Counts towards ``max_runs``.
+        """Send the schedule's message now, without shifting its ticks. The message counts towards ``max_runs``.
 
-        Raises the errors of `SessionAPI.send` with the schedule's policy, and `ScheduleFinished`.
+        Raises `ScheduleFinished`, and the errors that `SessionAPI.send` raises for the schedule's policy.
         """
         ...
 
     async def delete(self) -> ScheduleView:
-        """Delete the schedule and return its last state. Messages that it has already sent are kept."""
+        """Delete the schedule and return its last state. Messages already sent by the schedule are kept."""
         ...
 
 
 class SessionAPI(Protocol):
-    """A handle to a session. Creating one does no I/O; several handles may refer to the same session.
+    """A handle to a session. Creating a handle does no I/O; several handles may refer to the same session.
 
     Every method may raise `AccessDenied`, `StorageError` and, over HTTP, `ServerUnreachable` and `RateLimited`.
     """
@@ -76,70 +76,72 @@ class SessionAPI(Protocol):
         ...
 
     async def send(self, content: str, **options: Unpack[SendKeywords]) -> Receipt:
-        """Put a message into the mailbox; it is durable on return.
+        """Put a message into the session's mailbox. When the call returns, the message is durable.
 
         Parameters:
-            content: the text.
-            options: ``policy``, ``idempotency_key``, ``agent``, ``quiet_s``, ``max_wait_s`` and ``attachments``, as in
-                `SendOptions`.
+            content: the text of the message.
+            options: ``policy``, ``idempotency_key``, ``agent``, ``quiet_s``, ``max_wait_s`` and ``attachments``, as
+                described in `SendOptions`.
 
         Raises:
             SessionBusy, MailboxFull, IdempotencyMismatch, SessionDeleted, UnknownAgent, UnknownPolicy,
-            UnknownAttachment, InvalidRequest, Draining: nothing was stored.
+            UnknownAttachment, InvalidRequest, Draining: if the message was refused; nothing was stored.
         """
         ...
 
     async def wait(self, message_id: str, *, timeout_s: float | None = None) -> Settlement:
-        """Wait until a message is settled.
+        """Wait until a message is settled, and return its settlement.
 
         Raises:
-            WaitExpired: not settled after `timeout_s` seconds; the run continues.
-            UnknownMessage, UnknownSession: not found.
+            WaitExpired: if the message is not settled after `timeout_s` seconds; its run continues.
+            UnknownMessage, UnknownSession: if the message or the session does not exist.
         """
         ...
 
     async def ask(self, content: str, *, timeout_s: float | None = None, **options: Unpack[SendKeywords]) -> str:
-        """Send, wait, and return the answer.
+        """Send a message, wait until it is settled, and return the answer.
 
-        If the caller is cancelled (`asyncio.timeout`, `Task.cancel`) or `timeout_s` expires, only the wait ends, not
-        the work: the message is durable, others may wait for it, and a client's connection may break at any time.
-        To end the work, interrupt the session; to bound it, set the host's ``run_timeout_s`` or the agent's limits.
+        If the caller is cancelled (`asyncio.timeout`, `Task.cancel`) or `timeout_s` expires, only the wait ends and
+        the run continues, because the message is durable, other callers may be waiting for its answer, and a client's
+        connection may break at any time. To end the run, interrupt the session; to bound its duration or cost, set the
+        host's ``run_timeout_s`` or the agent's limits.
 
         Raises:
-            RunFailed, RunInterrupted, MessageWithdrawn: the message settled without an answer.
-            WaitExpired: not settled after `timeout_s` seconds.
-            WaitsForItself: called in a run of this session.
+            RunFailed, RunInterrupted, MessageWithdrawn: if the message was settled without an answer.
+            WaitExpired: if the message is not settled after `timeout_s` seconds.
+            WaitsForItself: if called in a run of this session.
         """
         ...
 
     def events(self, *, after: str | None = None, follow: str | None = None) -> AsyncIterator[Event | Gap]:
-        """Yield the session's events in order, each once, or a `Gap` for missed events.
+        """Yield the session's events in order, each exactly once, and a `Gap` in place of missed events.
 
         Parameters:
-            after: a cursor, such as a receipt's; None or ``"0"`` starts at the beginning, and waits for the session to
-                be created if it does not exist yet.
-            follow: a message id: the stream ends after the event that settles it.
+            after: cursor after which to start, such as the cursor of a receipt. None or ``"0"`` starts at the first
+                event, and waits if the session does not exist yet.
+            follow: id of a message; the stream ends after the event that settles this message. None follows the
+                session without an end.
 
         Raises:
-            InvalidCursor: not a cursor of this session.
-            UnknownSession: the session does not exist, and `after` or `follow` refers to it.
-            UnknownMessage: the message of `follow` does not exist.
-            SessionDeleted: the session was deleted.
+            InvalidCursor: if `after` is not a cursor of this session.
+            UnknownSession: if the session does not exist and `after` or `follow` refers to it.
+            UnknownMessage: if the message of `follow` does not exist.
+            SessionDeleted: if the session was deleted.
         """
         ...
 
     async def interrupt(
         self, reason: str = "", *, run_id: str | None = None, grace_s: float | None = None
     ) -> StopReceipt:
-        """Interrupt the active run, or only `run_id`; queued messages run next. Returns at once if the session is idle.
+        """Interrupt the active run; queued messages run next. Return at once if the session is idle.
 
-        `grace_s` is the grace period for cleanup, in seconds, shorter or longer than the host's (its default). If the
-        run is already stopping, it can only shorten the rest of its grace period.
+        If `run_id` is given, only that run is interrupted. `grace_s` is the grace period for cleanup, in seconds; None
+        uses the host's. If the run is already stopping, `grace_s` can only shorten the rest of its grace period.
         """
         ...
 
     async def stop(self, reason: str = "", *, grace_s: float | None = None) -> SessionStop:
-        """Stop the session's run and background work, and withdraw all waiting messages.
+        """Stop the session's run and background work, and withdraw all queued messages.
 
         `grace_s` is the grace period for cleanup, as in `interrupt`.
         """
@@ -162,7 +164,7 @@ class SessionAPI(Protocol):
         ...
 
     async def mailbox(self) -> list[MailboxItem]:
-        """Return the waiting messages, in order."""
+        """Return the queued messages, in order."""
         ...
 
     async def tree(self) -> TreeNode:
@@ -170,7 +172,7 @@ class SessionAPI(Protocol):
         ...
 
     async def run(self, run_id: str) -> RunView:
-        """Return a run. Raises `UnknownRun`."""
+        """Return the current state of a run. Raises `UnknownRun`."""
         ...
 
     async def runs(self) -> list[RunView]:
@@ -178,81 +180,84 @@ class SessionAPI(Protocol):
         ...
 
     async def questions(self) -> list[Question]:
-        """Return the open questions of the suspended run, oldest first; empty if it does not wait for an answer."""
+        """Return the open questions of the suspended run, oldest first; an empty list if no answer is awaited."""
         ...
 
     async def answer(self, question: Question | str, text: str) -> Answer:
-        """Answer a question, given as an object or by its id.
+        """Answer a question, given as a `Question` or by its id.
 
         Raises:
-            UnknownQuestion, AlreadyAnswered, InvalidRequest (the question is an approval).
+            UnknownQuestion: if the question does not exist.
+            AlreadyAnswered: if the question has a different answer or has expired.
+            InvalidRequest: if the question is an approval.
         """
         ...
 
     async def approve(self, question: Question | str, *, note: str = "", call_hash: str | None = None) -> Answer:
-        """Approve the call that was shown.
+        """Approve the call that a person was shown.
 
         Parameters:
-            question: the question as shown; or its id, with `call_hash`.
-            note: for the model.
+            question: the question that was shown, as a `Question`; or its id, which requires `call_hash`.
+            note: text recorded with the approval.
             call_hash: the ``call_hash`` of the question that was shown.
 
         Raises:
-            CallMismatch: the question is for another call.
-            InvalidRequest: an id was given without a `call_hash`, or the question asks for text.
-            ApprovalKeyRequired: over HTTP, if approvals need a key that a person types.
-            UnknownQuestion, AlreadyAnswered: as for `answer`.
+            CallMismatch: if the question is for a different call.
+            InvalidRequest: if an id is given without a `call_hash`, or if the question asks for text.
+            ApprovalKeyRequired: over HTTP, if approvals require a key that a person types.
+            UnknownQuestion, AlreadyAnswered: under the conditions of `answer`.
         """
         ...
 
     async def deny(self, question: Question | str, *, reason: str = "") -> Answer:
-        """Deny the call; the model gets the reason. Raises the errors of `answer`."""
+        """Deny the call that needs approval. The model sees the reason. Raises the errors of `answer`."""
         ...
 
     async def schedule(
         self, text: str, *, schedule_id: str | None = None, **spec: Unpack[ScheduleKeywords]
     ) -> ScheduleAPI:
-        """Send this session a message on a schedule, starting now; durable on return.
+        """Send a message to this session on a schedule, starting now. When the call returns, the schedule is durable.
 
         Parameters:
-            text: the message.
-            schedule_id: replaces an existing schedule with this id: an identical one changes nothing, a new cadence
-                starts over, and a paused schedule stays paused. None creates a new schedule.
+            text: the text of the message.
+            schedule_id: id of the schedule; None creates a schedule with a new id. An existing schedule with this id is
+                replaced: it stays paused if it was paused, and its ticks start over only if the cadence has changed.
             spec: ``every_s`` (1 second or more) or ``cron``, ``timezone``, ``agent``, ``overlap``, ``miss``,
-                ``initial_delay_s``, ``jitter_s`` and ``max_runs``, as in `ScheduleSpec`.
+                ``initial_delay_s``, ``jitter_s`` and ``max_runs``, as described in `ScheduleSpec`.
 
         Raises:
-            InvalidSchedule, UnknownAgent, UnknownPolicy, InvalidKey, InvalidRequest, LimitExceeded, Draining: nothing
-            was stored.
+            InvalidSchedule, UnknownAgent, UnknownPolicy, InvalidKey, InvalidRequest, LimitExceeded, Draining: if the
+            schedule was refused; nothing was stored.
         """
         ...
 
     async def retry(self) -> Receipt:
-        """Remove the last run's entries from the transcript and resend its messages, in one transaction.
+        """Remove the last run's entries from the transcript and resend the run's messages, in one transaction.
 
         Raises `SessionBusy`, `NothingToUndo`, `HistoryChanged`.
         """
         ...
 
     async def undo(self) -> list[Entry]:
-        """Remove the last run's (or the last edit's) entries from the transcript, and return them.
+        """Remove the entries of the last run or edit from the transcript, and return the removed entries.
 
         Raises `SessionBusy`, `NothingToUndo`.
         """
         ...
 
     async def compact(self, *, keep: int = 4) -> list[Entry]:
-        """Have the agent's model summarize all but the last `keep` user messages and what followed them.
+        """Replace the older part of the transcript by a summary that the agent's model writes.
 
-        Return the new transcript. Raises `SessionBusy`, `HistoryChanged`, `NotSupported` (an agent without a model),
-        `ModelFailed`.
+        The last `keep` user messages and all entries after the first of these are kept. Return the new transcript.
+        Raises `SessionBusy`, `HistoryChanged`, `NotSupported` (if the agent has no model), `ModelFailed`.
         """
         ...
 
     async def fork(self, key: str, *, through_n: int | None = None) -> SessionView:
-        """Create a session with a copy of this transcript, up to entry `through_n` (plus the results it needs).
+        """Create a session `key` with a copy of this session's transcript.
 
-        Raises `SessionBusy` (the key already has a history), `InvalidKey`.
+        `through_n` is the number of the last entry to copy; None copies all. Results of copied calls are always copied.
+        Raises `SessionBusy` (if the session `key` already has a history), `InvalidKey`.
         """
         ...
 
@@ -261,24 +266,30 @@ class SessionAPI(Protocol):
         ...
 
     async def import_history(self, export: SessionExport) -> SessionView:
-        """Start this session with an exported history. Raises `SessionBusy` (it already has one), `InvalidRequest`."""
+        """Start this session with an exported history.
+
+        Raises `SessionBusy` (if the session already has a history), `InvalidRequest`.
+        """
         ...
 
     async def attach(self, body: bytes, *, media_type: str, name: str = "") -> Attachment:
-        """Store bytes for a message, addressed by their hash. Raises `LimitExceeded`, `InvalidRequest`."""
+        """Store the bytes of an attachment, addressed by their hash. Raises `LimitExceeded`, `InvalidRequest`."""
         ...
 
     async def attachment(self, digest: str) -> tuple[Attachment, bytes]:
-        """Return an attachment of this principal. Raises `UnknownAttachment`."""
+        """Return an attachment of the session's principal, and its bytes. Raises `UnknownAttachment`."""
         ...
 
     async def delete(self) -> SessionStop:
-        """Stop and delete the session; its key raises `SessionDeleted` until the tombstone is purged."""
+        """Stop and delete the session. Using its key raises `SessionDeleted` until the tombstone is purged."""
         ...
 
 
 def answer(settlement: Settlement) -> str:
-    """Return the text of a completed message. Raises `RunFailed`, `RunInterrupted` or `MessageWithdrawn` otherwise."""
+    """Return the answer to a completed message.
+
+    Raises `RunFailed`, `RunInterrupted` or `MessageWithdrawn` if the message did not complete.
+    """
     match settlement.state:
         case "completed":
             return settlement.text

@@ -1,7 +1,7 @@
-"""The Server-Sent Events codec: frame encoders, and an incremental decoder. Pure: bytes in, bytes out.
+"""The Server-Sent Events codec: frame encoders and an incremental decoder, without I/O.
 
-Two kinds of frame are not events of the log. ``gap`` names the events that a reader missed. ``closed`` is the last
-frame of a stream that the server ends by itself; its id is the cursor to resume from.
+Two kinds of frame are not events of the log. A ``gap`` frame names the events that a reader missed. A ``closed`` frame
+is the last frame of a stream that the server ends; the id of this frame is the cursor from which to resume.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ class Closed(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="c
     """A frame, not an event: the server ends this stream. Resume with ``after=<cursor>``.
 
     Parameters:
-        reason: ``unauthorized``: the key was revoked or the token has expired; resume with another credential.
-        cursor: position after the last event sent.
+        reason: why the server ends the stream. ``unauthorized`` means that the key was revoked or the token has
+            expired; resume with another credential.
+        cursor: position after the last event that was sent.
     """
 
     reason: Literal["shutdown", "slow_reader", "unauthorized"]
@@ -45,7 +46,7 @@ class Closed(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="c
 
 
 class Frame(NamedTuple):
-    """A decoded frame: the last id seen so far (may be empty), the event's name and its data."""
+    """A decoded frame: the stream's last id so far (may be empty), the event's name and the event's data."""
 
     id: str
     event: str
@@ -56,7 +57,7 @@ def encode_frame(event: str, data: bytes, *, frame_id: str = "") -> bytes:
     """Encode one frame. `data` may contain line breaks; `event` and `frame_id` must not.
 
     Raises:
-        ValueError: a line break or NUL in `event` or `frame_id`.
+        ValueError: if `event` or `frame_id` contains a line break or NUL.
     """
     if any(character in event + frame_id for character in "\r\n\0"):
         raise ValueError("the name and id of a frame must be single lines without NUL")
@@ -66,7 +67,7 @@ def encode_frame(event: str, data: bytes, *, frame_id: str = "") -> bytes:
 
 
 def encode_events(events: Sequence[Stored], number: int) -> bytes:
-    """Encode stored events of the session `number` as frames, joined for one write."""
+    """Encode stored events of the session with this number as frames, joined for one write."""
     return b"".join(
         [
             b'id: %d-%d\nevent: %b\ndata: {"seq":%d,%b\n\n' % (seq, number, kind.encode(), seq, body[1:])
@@ -76,7 +77,7 @@ def encode_events(events: Sequence[Stored], number: int) -> bytes:
 
 
 def encode_gap(gap: Gap, number: int) -> bytes:
-    """Encode a ``gap`` frame; its id is the cursor after the gap."""
+    """Encode a ``gap`` frame, whose id is the cursor after the gap."""
     return encode_frame("gap", _encode(gap), frame_id=f"{gap.until}-{number}")
 
 
@@ -86,12 +87,13 @@ def encode_closed(closed: Closed, *, retry_ms: int) -> bytes:
 
 
 class FrameDecoder:
-    """Decodes the bytes of a stream into frames, however they are split. Use one decoder per connection.
+    """Decodes the bytes of a stream into frames, wherever the bytes are split. Use one decoder per connection.
 
     Parameters:
-        limit_bytes: the largest frame accepted.
+        limit_bytes: maximum size of a frame, in bytes.
 
-    ``retry_ms`` is the last reconnection delay that the server sent, or None.
+    The attribute ``retry_ms`` is the last reconnection delay that the server sent, in milliseconds; None if the server
+    sent none.
     """
 
     __slots__ = ("_cut", "_cut_size", "_data", "_event", "_id", "_limit", "_size", "_skip_lf", "_start", "retry_ms")
@@ -109,10 +111,10 @@ class FrameDecoder:
         self.retry_ms: int | None = None
 
     def feed(self, chunk: bytes) -> list[Frame]:
-        """Return the frames completed by `chunk`.
+        """Return the frames that `chunk` completes.
 
         Raises:
-            LimitExceeded: a frame is larger than the limit; discard the decoder.
+            LimitExceeded: if a frame is larger than the limit. Do not use the decoder afterwards.
         """
         if self._skip_lf and chunk:
             self._skip_lf = False

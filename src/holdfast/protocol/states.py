@@ -82,10 +82,10 @@ def _next(what: str, table: Mapping[tuple[_S, _I], _S], state: _S, event: _I) ->
 
 
 def next_run_state(state: RunState, event: RunInput) -> RunState:
-    """Return the state after `event`. Raises `IllegalTransition`."""
+    """Return the run's state after `event`. Raises `IllegalTransition` if `RUN_TABLE` does not list the change."""
     return _next("run", RUN_TABLE, state, event)
 
 
 def next_message_state(state: MessageState, event: MessageInput) -> MessageState:
-    """Return the state after `event`. Raises `IllegalTransition`."""
+    """Return the message's state after `event`. Raises `IllegalTransition` if `MESSAGE_TABLE` lacks the change."""
     return _next("message", MESSAGE_TABLE, state, event)

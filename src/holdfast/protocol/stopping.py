@@ -1,6 +1,6 @@
-"""Causes of a stop, and receipts of what is proven gone.
+"""Causes of stops, and receipts that list what ended and what is left.
 
-Plain dataclasses, so that `holdfast.runtime` needs only the standard library.
+These are plain dataclasses, so that `holdfast.runtime` needs only the standard library.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class Cause:
     """Why a scope was interrupted.
 
     Parameters:
-        kind: the class of the cause.
-        reason: free text for people; may be empty.
-        origin: the name of the interrupted scope; for kind ``parent``, of the interrupted ancestor.
-        at: when, in seconds since the epoch.
-        parent: for kind ``parent``, the cause of the parent scope.
-        message_id: the message that caused it, if any.
+        kind: kind of the cause.
+        reason: free text for display; may be empty.
+        origin: name of the interrupted scope; for kind ``parent``, the name of the interrupted ancestor.
+        at: time of the interrupt, in seconds since the epoch.
+        parent: cause of the parent scope, for kind ``parent``; otherwise None.
+        message_id: id of the message that caused the interrupt; None if no message did.
     """
 
     kind: CauseKind
@@ -50,7 +50,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopCounts:
-    """Number of members that ended, by kind."""
+    """Number of members of a scope that ended, by kind."""
 
     tasks: int = 0
     threads: int = 0
@@ -71,16 +71,16 @@ class StopReceipt:
     """The result of a stop: what is proven gone, what had to be forced, what is left.
 
     Parameters:
-        scope: the name of the stopped scope.
-        cause: why it was stopped (the first cause wins).
+        scope: name of the stopped scope.
+        cause: why the scope was stopped; if there are several causes, the first one.
         outcome: ``gone`` if nothing is left; ``quarantined`` if tasks or threads are left, whose output is discarded;
             ``unknown`` if a process could not be attributed or proven dead.
-        stopped: members that ended, forced ones included.
+        stopped: number of members that ended, including forced members.
         forced: names of the members that ended only after the grace period.
         abandoned: tasks and threads that are left, with their stacks.
-        survivors: pids still running when the stop timed out (expected to be empty).
-        unattributed: process trees of unknown fate, each with a name and a reason, as ``sh (it was being started)``.
-            Processes that may belong to another scope are not named, only mentioned once.
+        survivors: ids of processes that were still running when the stop timed out; normally empty.
+        unattributed: process trees of unknown fate, each with a name and a reason, such as
+            ``sh (it was being started)``. Processes that may belong to another scope are not named, but mentioned once.
         elapsed_s: time from the stop request to this receipt, in seconds.
     """
 
@@ -96,7 +96,11 @@ class StopReceipt:
 
 
 def join_receipts(first: StopReceipt, *others: StopReceipt) -> StopReceipt:
-    """Merge the receipts of several scopes: name and cause of the first, the worst outcome, and the sums."""
+    """Merge the receipts of several scopes into one.
+
+    The result has the scope and cause of the first receipt, the worst outcome, the longest ``elapsed_s``, and the
+    members of all receipts.
+    """
     if not others:
         return first
     every = (first, *others)

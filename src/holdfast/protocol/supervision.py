@@ -1,6 +1,6 @@
-"""Results of a composite agent's branches, the quorum that must complete, and the limit on restarts.
+"""Results of a composite agent's branches, the quorum of branches that must complete, and the limit on restarts.
 
-Values and decisions only; `holdfast.agents.compose` acts on them.
+This module only decides; `holdfast.agents.compose` acts on the decisions.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class BranchResult:
     """The result of one branch.
 
     Parameters:
-        name: the branch's name.
-        status: ``not_begun`` for a branch that never started.
-        text: the branch's answer; partial if it did not complete.
-        error: why it did not complete.
-        cause: the cause of its interrupt, if it was interrupted.
+        name: name of the branch.
+        status: how the branch ended; ``not_begun`` if it never started.
+        text: answer of the branch; partial if the branch did not complete.
+        error: error of the branch, if any.
+        cause: why the branch was interrupted; None if it was not.
     """
 
     name: str
@@ -41,12 +41,12 @@ class BranchResult:
 
     @property
     def completed(self) -> bool:
-        """Whether the branch has an answer."""
+        """Whether the branch completed."""
         return self.status == "completed"
 
 
 def is_seconds(value: object) -> TypeGuard[float]:
-    """Return whether `value` is a duration in seconds: a number, 0 or more. Infinity counts, NaN does not."""
+    """Return whether `value` is a number of 0 or more; infinity is allowed, NaN is not."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0
 
 
@@ -54,12 +54,12 @@ class Quorum:
     """Decides when enough branches have completed, and when the quorum is out of reach.
 
     Parameters:
-        need: ``all``; ``first``: one; a number: that number, without waiting for the rest; ``some``: wait for all, and
-            at least one must complete.
+        need: branches that must complete: ``all`` of them, the ``first`` one, or a number of them, without waiting for
+            the rest. With ``some``, at least one must complete, but all branches are waited for.
         total: number of branches.
 
     Raises:
-        ConfigurationError: no branches, or `need` exceeds `total`.
+        ConfigurationError: if `need` is invalid or exceeds `total`, or if `total` is 0.
     """
 
     __slots__ = ("required", "total", "waits")
@@ -80,8 +80,8 @@ class Quorum:
         """Return whether the quorum is met, lost or still open.
 
         Parameters:
-            completed: branches that have an answer.
-            ended: branches that have ended, including the completed ones.
+            completed: number of branches that have completed.
+            ended: number of branches that have ended, including the completed ones.
         """
         if completed >= self.required and (not self.waits or ended == self.total):
             return "met"
@@ -109,10 +109,11 @@ class Intensity:
         self._times: deque[float] = deque()
 
     def restart(self, at: float) -> bool:
-        """Count a restart; return False if it exceeds the limit.
+        """Count a restart. Return False if the restart exceeds the limit.
 
         Parameters:
-            at: when, in seconds since the epoch. A clock set back does not free any restarts.
+            at: time of the restart, in seconds since the epoch. If the clock was set back, the time of the previous
+                restart is used instead.
         """
         times = self._times
         times.append(max(at, times[-1]) if times else at)
@@ -122,12 +123,14 @@ class Intensity:
 
 
 def told_results(results: Sequence[BranchResult], *, decided: Cause | None = None) -> str:
-    """Summarize, for people, the branches that did not complete.
+    """Return a summary, for display, of the branches that did not complete.
 
-    Failures are listed first, then the branches that were stopped because of them or never started.
+    Failures are listed first, then the branches that were stopped because of these failures, then those that never
+    started.
 
     Parameters:
-        decided: the cause with which the remaining branches were stopped once the outcome was decided.
+        results: results of all branches.
+        decided: cause with which the remaining branches were stopped once the outcome was decided; None if none were.
     """
     stopped = [result for result in results if result.cause is not None and result.cause == decided]
     waiting = [result for result in results if result.status == "not_begun"]

@@ -1,12 +1,13 @@
 """Folds a run's events into transcript entries that are always valid: each tool call has exactly one result.
 
-A running host folds the events as they are emitted; recovery after a crash folds the log. The entries are the same.
+A running host folds the events as they are emitted, and recovery after a crash folds the events in the log. Both
+produce the same entries.
 
 Invariants
-- The text of a step appears once: its ``step.finished`` replaces the pieces that came before.
-- A call is open from the ``step.finished`` or ``tool.started`` that names it until its ``tool.finished``; `entries`
-  adds a result to each call that is still open.
-- The inside of a call or a child is excluded: the ids of nested calls begin with the id of the outer one.
+- The text of a step appears once, because the step's ``step.finished`` replaces the earlier pieces of its text.
+- A call is open from the ``step.finished`` or ``tool.started`` that names the call until the call's ``tool.finished``.
+  `entries` adds a result to each call that is still open.
+- Calls made inside a call or a child are excluded. Their ids begin with the id of the outer call or child.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ __all__ = ["STEP_BREAK", "RunTranscript", "last_agent_state", "memory_bytes", "r
 _ENTRY_BYTES = 256
 
 STEP_BREAK = "\n\n"
-"""Separates a run's text of one step from the next; only the first entry may begin with it."""
+"""Separator between the texts of two steps in a run's answer."""
 
 
 def result_text(result: ToolFinished) -> str:
-    """Return the outcome of a call, as the model reads it."""
+    """Return the result or error of a call as text for the model."""
     return _json(result.result) if result.status == "ok" else result.error or NO_RESULT
 
 
@@ -61,7 +62,7 @@ def _text_bytes(text: str) -> int:
 
 
 def last_agent_state(entries: Sequence[Entry]) -> AgentState | None:
-    """Return the last agent state in these entries, for the summary that replaces them."""
+    """Return the last agent state in these entries, for the summary that replaces the entries; None if none has one."""
     return next((entry.agent_state for entry in reversed(entries) if entry.agent_state is not None), None)
 
 
@@ -81,8 +82,9 @@ class RunTranscript:
     """The entries of one run so far. Not thread-safe: only the run's own loop feeds it.
 
     Parameters:
-        run_id: events of other runs (children) are ignored.
-        messages: the messages that the run took. They come first; steered ones are placed where the run received them.
+        run_id: id of the run; events of other runs, such as children, are ignored.
+        messages: messages that the run took. They precede all other entries, except for steered messages, which are
+            placed where the run received them.
     """
 
     __slots__ = (
@@ -214,11 +216,11 @@ class RunTranscript:
     def entries(
         self, *, status: Literal["completed", "failed", "interrupted"], cause: Cause | None = None
     ) -> list[Entry]:
-        """Return all entries of the run for its commit: messages, text and calls; open calls get a result.
+        """Return all entries of the run for its commit. Calls that are still open get the result `NO_RESULT`.
 
         Parameters:
-            status: how the run ended. If it did not complete, its last entry is marked with the reason.
-            cause: the cause of an interrupt.
+            status: how the run ended. If the run did not complete, its last entry is marked with the reason.
+            cause: why the run was interrupted; None if it was not.
         """
         self._flush(partial=status != "completed")
         for call_id in list(self._open):

@@ -11,13 +11,13 @@ __all__ = ["MemoryStore", "SqliteStore", "open_store"]
 
 
 def open_store(url: str) -> Store:
-    """Return the store for a URL; the caller must ``open()`` it.
+    """Return the store for a URL. The caller must ``open()`` the store.
 
     Parameters:
         url: ``memory://``, ``sqlite:///relative.db`` or ``sqlite:////absolute.db``.
 
     Raises:
-        ConfigurationError: unknown kind of URL.
+        ConfigurationError: if the URL has none of these forms.
     """
     if url == "memory://":
         return MemoryStore()

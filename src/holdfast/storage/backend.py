@@ -1,9 +1,8 @@
 # ruff: noqa: D102 - `Store` documents the reads
-"""Interface of a backend: where the rows of a store are, and how they are written and read.
+"""Interface of a backend, which keeps the rows of a store and runs its transactions and reads.
 
-`Store` runs its transactions and reads on a backend and uses nothing else of it. A new kind of store is a `Backend`
-with its `Tables` and `Reads`; one on an SQL database reuses those of `holdfast.storage.sql` and implements only
-`holdfast.storage.sql.database.Database`, which runs the statements.
+A new kind of store is a `Backend` with its own `Tables` and `Reads`. A backend on an SQL database reuses the tables and
+reads of `holdfast.storage.sql` and implements only `holdfast.storage.sql.database.Database`, which runs the statements.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ class Counters:
 class Tables(Protocol):
     """Operations that a backend provides inside one transaction.
 
-    The caller may change rows that it got; ``save`` (or ``add_session``) makes the change part of the transaction.
-    Reads see the writes of the same transaction.
+    A caller may change the session rows that these methods return; ``save`` (or ``add_session``) makes the change part
+    of the transaction. Reads see the writes of the same transaction.
     """
 
     @property
@@ -60,15 +59,15 @@ class Tables(Protocol):
         ...
 
     def find(self, principal: str, key: str) -> SessionRow | None:
-        """Return the session with that key; a deleted one is found until it is purged."""
+        """Return the session with that key; None if it does not exist. Deleted sessions are found until purged."""
         ...
 
     def get(self, session: int) -> SessionRow | None:
-        """Return the session with that number."""
+        """Return the session with that number; None if it does not exist."""
         ...
 
     def live_sessions(self, principal: str) -> int:
-        """Return the number of the principal's sessions, without deleted ones."""
+        """Return the number of the principal's sessions, not counting deleted sessions."""
         ...
 
     def stored_bytes(self, principal: str) -> int:
@@ -76,31 +75,34 @@ class Tables(Protocol):
         ...
 
     def grow(self, principal: str, amount: int) -> None:
-        """Count bytes that were written (dropped, if negative); ``add_…`` and ``prune`` do so by themselves."""
+        """Add `amount`, which may be negative, to the principal's stored bytes.
+
+        The ``add_…`` methods and ``prune`` already count the bytes that they write or drop.
+        """
         ...
 
     def new_session_number(self) -> int:
-        """Return a number that no session ever had."""
+        """Return a session number that was never used before."""
         ...
 
     def by_idempotency_key(self, row: SessionRow, key: str) -> KnownMessage | None:
-        """Return the message that was accepted under that key."""
+        """Return the message that was accepted under that idempotency key; None if it does not exist."""
         ...
 
     def known_message(self, row: SessionRow, message_id: str) -> KnownMessage | None:
-        """Return the message with that id, queued or not."""
+        """Return the message with that id, queued or not; None if it does not exist."""
         ...
 
     def ended_run(self, row: SessionRow, run_id: str) -> EndedRun | None:
-        """Return the run with that id, if it has ended."""
+        """Return the ended run with that id; None if no ended run has that id."""
         ...
 
     def events_between(self, row: SessionRow, first: int, last: int) -> tuple[Stored, ...]:
-        """Return events first ≤ seq ≤ last."""
+        """Return the session's events with `first` ≤ seq ≤ `last`."""
         ...
 
     def orphans(self) -> Sequence[SessionRow]:
-        """Return sessions whose run is held by another epoch (not parked), the longest running first."""
+        """Return the sessions whose run is held by another epoch and not parked, the longest running first."""
         ...
 
     def add_session(self, row: SessionRow) -> None:
@@ -112,7 +114,10 @@ class Tables(Protocol):
         ...
 
     def refuse_used_message_id(self, row: SessionRow, message_id: str) -> None:
-        """Raise `StorageError` if the session has a message with that id (or let the write fail and be undone)."""
+        """Raise `StorageError` if the session has a message with that id.
+
+        A backend that can undo writes may do nothing here and let the later write of the message fail.
+        """
         ...
 
     def add_message(self, row: SessionRow, mail: Mail, *, idempotency_key: str | None, body_hash: bytes) -> None:
@@ -120,7 +125,7 @@ class Tables(Protocol):
         ...
 
     def unshelve(self, row: SessionRow, mails: tuple[Mail, ...]) -> tuple[Mail, ...]:
-        """Return these messages of the session with their contents; rows that were read may lack large ones."""
+        """Return these messages of the session with their contents, because rows may be read without large contents."""
         ...
 
     def take(self, row: SessionRow, mails: Sequence[Mail], run_id: str) -> None:
@@ -128,29 +133,29 @@ class Tables(Protocol):
         ...
 
     def withdraw(self, row: SessionRow, mails: Sequence[Mail], at: float) -> None:
-        """Record that messages were withdrawn."""
+        """Record that these queued messages were withdrawn."""
         ...
 
     def add_events(
         self, row: SessionRow, run_id: str | None, at: float, first_seq: int, last_seq: int, body: bytes
     ) -> None:
-        """Write the events with these numbers, as packed by `pack_events`."""
+        """Write the events from `first_seq` to `last_seq`. `body` contains them as packed by `pack_events`."""
         ...
 
     def add_run(self, row: SessionRow, run: EndedRun, history: HistoryRow | None) -> None:
-        """Write an ended run, with its piece of the transcript."""
+        """Write an ended run and its history row. `history` is None if the run does not change the transcript."""
         ...
 
     def add_kept(self, row: SessionRow, n: int, body: str) -> None:
-        """Write the state that an agent keeps with the entry that has this number."""
+        """Write the agent state that belongs to the transcript entry `n`."""
         ...
 
     def add_edit(self, row: SessionRow, history: HistoryRow) -> None:
-        """Write a history row without a run; it is ``whole``."""
+        """Write the history row of an edit, which is always ``whole``."""
         ...
 
     def history(self, row: SessionRow) -> HistoryRow | None:
-        """Return the newest history row."""
+        """Return the session's newest history row; None if the transcript is empty."""
         ...
 
     def transcript(self, row: SessionRow, history_id: str | None) -> tuple[Entry, ...]:
@@ -158,7 +163,7 @@ class Tables(Protocol):
         ...
 
     def attachment(self, principal: str, digest: str) -> Attachment | None:
-        """Return the principal's attachment with that digest."""
+        """Return the principal's attachment with that digest; None if it does not exist."""
         ...
 
     def attached_bytes(self, principal: str) -> int:
@@ -166,7 +171,7 @@ class Tables(Protocol):
         ...
 
     def add_attachment(self, principal: str, attachment: Attachment, body: bytes | bytearray, at: float) -> None:
-        """Write an attachment that the principal does not have."""
+        """Write an attachment that the principal does not have yet."""
         ...
 
     def touch_attachment(self, principal: str, digest: str, at: float) -> None:
@@ -178,19 +183,20 @@ class Tables(Protocol):
         ...
 
     def purge_contents(self, row: SessionRow, *, keep_run_id: str | None = None) -> None:
-        """Drop messages, runs, transcript and events of a deleted session except its last pack of events.
+        """Drop the messages, runs, transcript and events of a deleted session, except for its last pack of events.
 
         Parameters:
-            keep_run_id: run whose row stays, so that its commit may be repeated.
+            row: the deleted session.
+            keep_run_id: id of a run whose row is kept, so that the run's commit may be repeated; None keeps no run.
         """
         ...
 
     def find_schedule(self, principal: str, schedule_id: str) -> ScheduleRow | None:
-        """Return the principal's schedule with that id."""
+        """Return the principal's schedule with that id; None if it does not exist."""
         ...
 
     def schedule(self, schedule: int) -> ScheduleRow | None:
-        """Return the schedule with that row id."""
+        """Return the schedule with that row id; None if it does not exist."""
         ...
 
     def schedules_of(self, principal: str) -> int:
@@ -202,7 +208,7 @@ class Tables(Protocol):
         ...
 
     def save_schedule(self, row: ScheduleRow) -> None:
-        """Write a changed schedule; its revision has increased by one."""
+        """Write a changed schedule, whose revision the caller has increased by one."""
         ...
 
     def put_off_schedule(self, row: ScheduleRow, *, at: float, until: float) -> None:
@@ -222,14 +228,15 @@ class Tables(Protocol):
         attachments_before: float,
         after: int,
     ) -> tuple[int, int | None]:
-        """Prune some sessions with numbers above ``after``; see `Store.prune`.
+        """Prune some of the sessions with numbers above ``after``, as described in `Store.prune`.
 
-        Return the number of rows dropped or changed, and the next ``after``; None if no session is left.
+        Return the number of rows dropped or changed, and the ``after`` of the next call, which is None if all sessions
+        have been pruned.
         """
         ...
 
     def add_key(self, record: KeyRecord) -> None:
-        """Write an API key. Raises `StorageError` if its id is in use."""
+        """Write an API key. Raises `StorageError` if the key's id is already in use."""
         ...
 
     def revoke_key(self, key_id: str, at: float) -> bool:
@@ -238,7 +245,7 @@ class Tables(Protocol):
 
 
 class Reads(Protocol):
-    """Reads of committed data, each from a single moment; `Store` documents them."""
+    """Reads of committed data, each from one snapshot. The methods of `Store` document these reads."""
 
     def events(self, session: int, *, after: int, limit: int, limit_bytes: int) -> Sequence[Stored]: ...
     def oldest_seq(self, session: int) -> int: ...
@@ -281,17 +288,17 @@ class Backend(Protocol):
 
     @property
     def path(self) -> str:
-        """Path of its file; empty if it has none."""
+        """Path of the backend's file; empty if the backend has no file."""
         ...
 
     @property
     def version(self) -> str:
-        """Version of its schema, for display."""
+        """Version of the backend's schema, for display."""
         ...
 
     @property
     def counters(self) -> Counters:
-        """Counters since it was opened."""
+        """Counters since the backend was opened."""
         ...
 
     async def open(self, *, node_id: str, at: float) -> None:
@@ -303,23 +310,23 @@ class Backend(Protocol):
         ...
 
     def write(self, verb: str, action: Callable[[Tables], _T]) -> asyncio.Future[_T]:
-        """Run the action as one transaction; the future has its result once that is durable.
+        """Run an action as one transaction. The future returns the action's result once its writes are durable.
 
-        Actions run one after the other, in the order of the calls, and the futures are resolved in that order. The
-        action runs even if the caller is cancelled. An action that raises a `HoldfastError` has written nothing, and
-        its transaction may contain other actions; after any other error a backend that can undo writes does so, and may
-        run the action again. Every error is raised by the future.
+        Actions run one after the other, in the order of the calls, and their futures are resolved in that order. An
+        action runs even if the caller is cancelled. An action that raises a `HoldfastError` must have written nothing,
+        because its database transaction may contain other actions. After any other error, a backend that can undo
+        writes undoes them and may run the action again. Errors are raised only by the future.
 
         Parameters:
             verb: name of the store's method, for failpoints and traces.
-            action: neither awaits nor blocks. It may run in another thread.
+            action: called with the tables, possibly in another thread; it must neither await nor block.
         """
         ...
 
     def read(self, query: Callable[[Reads], _T]) -> Awaitable[_T]:
-        """Run the query on committed data, which includes everything that was answered before the call.
+        """Run a query on committed data, which includes all writes whose futures were resolved before the call.
 
         Parameters:
-            query: neither awaits nor blocks, like the action of `write`. It may run in another thread.
+            query: called with the reads, possibly in another thread; it must neither await nor block.
         """
         ...

@@ -16,7 +16,7 @@ _NOT_OF_A_RUN: Final = ("message.accepted", "history.edited")
 
 
 def journal(packs: Iterable[Iterable[Stored]]) -> Iterable[Stored]:
-    """Return the events of one run from the packs with its id: a pack may begin with earlier events."""
+    """Return the events of one run from the packs with the run's id, without events that do not belong to the run."""
     return (event for pack in packs for event in pack if event.kind not in _NOT_OF_A_RUN)
 
 
@@ -24,7 +24,10 @@ _entry_decoder = msgspec.json.Decoder(Entry)
 
 
 def pack_events(events: Iterable[Stored]) -> bytes:
-    """Return one body for consecutive events: lines of ``<kind> <json>``. JSON has no raw newline, kinds no space."""
+    """Return one body for consecutive events, with a line ``<kind> <json>`` for each event.
+
+    The JSON contains no line breaks, and kinds contain no spaces.
+    """
     return b"\n".join([b"%b %b" % (kind.encode(), body) for _, kind, body in events])
 
 
@@ -41,7 +44,7 @@ def unpack_events(last_seq: int, body: bytes) -> list[Stored]:
 
 
 def pack_entries(entries: Iterable[Entry]) -> bytes:
-    """Return one body for consecutive transcript entries: a line of JSON each."""
+    """Return one body for consecutive transcript entries, with a line of JSON for each entry."""
     return b"\n".join([encode_json(entry) for entry in entries])
 
 
@@ -55,7 +58,7 @@ _number_decoder = msgspec.json.Decoder(_Numbered)
 
 
 def entries_after(body: bytes, after: int) -> Iterator[tuple[Entry, int]]:
-    """Yield the entries of a pack with n > after, each with its JSON length; they are decoded lazily."""
+    """Yield the entries of a pack with n > `after`, decoded lazily, each with the length of its JSON in bytes."""
     start = 0
     while start < len(body):
         end = body.find(b"\n", start)

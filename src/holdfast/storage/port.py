@@ -1,22 +1,23 @@
-"""Public interface of the storage layer: `Store`, and the values that its methods take and return.
+"""Public interface of the storage layer: `Store`, and the values that the methods of `Store` take and return.
 
-Rules for every store, checked by the conformance suite (`holdfast.testing.suites.store`):
+The conformance suite (`holdfast.testing.suites.store`) checks these rules for every store:
 
-- Each writing method is one transaction: when it is answered, all of it is durable, or none of it.
-- ``append``, ``commit_run`` and every write of a run check its `Lease` (fence **and** run id) inside the write and
-  raise `StaleFence` if it does not hold.
-- One counter per session numbers all its events, without gaps.
+- Each writing method is one transaction: when its future is resolved, either all of its writes are durable or none.
+- Each write for a run, such as ``append`` and ``commit_run``, checks the run's `Lease` (fence **and** run id) inside
+  the transaction and raises `StaleFence` if the lease has become invalid.
+- Each session numbers its events with one counter, without gaps.
 - Results are returned in the order in which they became durable.
-- Readiness and limits come from counters in the session row.
-- Methods that a caller retries after a lost reply have no second effect and the same answer: `send` by idempotency key,
-  `claim`, `commit_run` and `interrupt` by run id, `append` by its number under the lease.
-- A write continues whatever happens to its caller: methods that write return an `asyncio.Future`, which the caller may
+- Readiness and limits are computed from counters in the session row.
+- A method that a caller retries after a lost reply has no second effect and returns the same result. A repeated `send`
+  is recognized by its idempotency key, a repeated `claim`, `commit_run` or `interrupt` by its run id, and a repeated
+  `append` by its number under the lease.
+- A write continues even if its caller is cancelled. Methods that write return an `asyncio.Future`, which the caller may
   drop, shield or add done callbacks to. Errors are raised by the future, never by the method, because hosts write from
-  callbacks. The futures of one session are resolved in the order of its event numbers, and a future's done
-  callbacks run in the order in which they were added (as in asyncio), so a host can publish from them.
+  callbacks. The futures of one session are resolved in the order of its event numbers, and a future's done callbacks
+  run in the order in which they were added (as in asyncio), so a host can publish events from them.
 
-A store does not know tasks or agents. Call all methods on the event loop that opened it. To keep the rows elsewhere,
-write a `holdfast.storage.backend.Backend`.
+A store knows nothing of tasks or agents. Call all methods on the event loop that opened the store. To keep the rows
+elsewhere, write a `holdfast.storage.backend.Backend`.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """The rows that every backend keeps.
 
-The transactions (`holdfast.storage.transactions`) work only on these rows, so that backends differ only in where the
-rows are: in dictionaries, or in SQL.
+The transactions (`holdfast.storage.transactions`) work only on these rows, so backends differ only in where they keep
+the rows: in dictionaries or in SQL tables.
 
-- While a run is active, its state is in its session's row; when it ends, it gets its own row.
-- A run without a holder (holder 0) is parked; once it waits for nothing, it is ready to be claimed again.
-- The transcript is a chain of history rows from the session's ``history_id`` backwards: of runs that wrote entries, and
-  of edits. A ``whole`` row replaces all rows before it, so reading ends there; they stay in the chain for undo. Entries
-  are numbered by a counter that only grows: a number is never used for two entries.
-- The state of a message is derived: a queued one has neither a run nor a withdrawal; that of a taken one follows from
-  its run.
+- While a run is active, its state is stored in the session's row. When the run ends, it gets a row of its own.
+- A run without a holder (holder 0) is parked. Once the run has no open questions, it is ready to be claimed again.
+- The transcript is a chain of history rows, read backwards from the session's ``history_id``. Runs that wrote entries
+  and edits each have a history row. A ``whole`` row replaces all rows before it, so reading ends there; the replaced
+  rows stay in the chain for undo. Entries are numbered by a counter that only grows, so no number is used twice.
+- The state of a message is derived. A queued message has neither a run nor a withdrawal; the state of a message that a
+  run took follows from the state of the run.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ NOBODY: Final = 0
 
 
 class Mail(NamedTuple):
-    """A message with the data to choose the next run: its batch, when it is due, the run it targets.
+    """A message with the data that determines which run takes it: its batch, due time and target run.
 
-    If its content is only in the store, ``shelved`` is its length and ``content`` is empty (see `Tables.unshelve`).
+    If the message's content was not loaded from the store, ``shelved`` is the length of the content and the message's
+    ``content`` is empty; `Tables.unshelve` loads the content.
     """
 
     message: Message
@@ -54,7 +55,7 @@ class Mail(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Length of its content in characters."""
+        """Length of the message's content, in characters."""
         return self.shelved or len(self.message.content)
 
 
@@ -63,20 +64,21 @@ class SessionRow:
     """A session, its mailbox and its active run. Only transactions change it.
 
     Parameters:
-        session: id of the row, which is also the public number; never reused.
+        session: id of the row, which is also the session's public number; never reused.
         next_seq, next_n: numbers of the next event and of the next transcript entry.
-        fence, holder: number that grows with every claim, rescue and park; epoch of the node that holds the run.
-        run_id … cause: the active run; ``started_seq`` is the seq of its ``run.started``.
-        append_nth, append_seq: last numbered append under this lease, and its first seq.
-        sweep: the next run takes every queued message up to this seq.
-        last_run_id: the last ended run.
-        history_id: the newest history row.
-        waiting: the mailbox, in order.
-        taken: messages of the active run; the last ``steered`` of them arrived while it ran.
+        fence: number that grows with every claim, rescue and park.
+        holder: epoch of the node that holds the active run; `NOBODY` for a parked run.
+        run_id … cause: fields of the active run; ``started_seq`` is the seq of its ``run.started`` event.
+        append_nth, append_seq: number of the last append under the current lease, and the seq of its first event.
+        sweep: seq up to which the next run takes all queued messages.
+        last_run_id: id of the last ended run.
+        history_id: id of the newest history row; None if the transcript is empty.
+        waiting: messages in the mailbox, in order.
+        taken: messages of the active run. The last ``steered`` of these messages arrived during the run.
         rolled_back: whether the active run is to be rolled back.
-        resumed_as: run id with which a claim resumed the run, to recognize a repeated claim.
+        resumed_as: run id with which a claim resumed the active run, kept to recognize a repeated claim.
         questions: open questions of the active run, oldest first.
-        answered: ids of its answered questions, with the seq of ``run.resumed``.
+        answered: ids of the active run's answered questions, each with the seq of its ``run.resumed`` event.
     """
 
     session: int
@@ -122,9 +124,9 @@ class KnownMessage(NamedTuple):
 
 
 class EndedRun(msgspec.Struct, frozen=True, gc=False):
-    """A run that has ended: its view, its last fence, and what its commit wrote, for a repeated commit.
+    """A run that has ended, with the data needed to answer a repeated commit.
 
-    ``last_n`` is the number of the last entry ever written when it ended, its own included.
+    ``last_n`` is the number of the session's newest transcript entry after the run, including the run's entries.
     """
 
     view: RunView
@@ -139,9 +141,10 @@ class EndedRun(msgspec.Struct, frozen=True, gc=False):
 
 
 class HistoryRow(msgspec.Struct, frozen=True, gc=False):
-    """A piece of a transcript, written by a run or an edit. ``last_n`` is the number of its last entry.
+    """A piece of a transcript, written by a run or an edit.
 
-    ``previous_id`` is the row before it; a ``whole`` row replaces that one and all before it.
+    ``last_n`` is the number of the last entry of the piece. ``previous_id`` is the id of the previous row; a ``whole``
+    row replaces all previous rows.
     """
 
     history_id: str
@@ -155,15 +158,16 @@ class ScheduleRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     """A schedule.
 
     Parameters:
-        schedule: id of the row, never reused; 0 until it is written.
-        principal, schedule_id: owner, and id among the owner's schedules.
-        revision: increases by one with every write.
-        spec: what the schedule does, and when.
-        progress: progress so far.
-        paused: whether its ticks are paused.
-        last: outcome of the newest tick.
-        problem: why that tick did not fire, for display.
-        broken: why its body is unreadable; if set, only its ids, revision and session are known. Never written.
+        schedule: id of the row, never reused; 0 until the row is written.
+        principal, schedule_id: owner of the schedule, and the schedule's id, unique among the owner's schedules.
+        revision: number that every write increases by one.
+        spec: message and cadence of the schedule.
+        progress: progress of the schedule so far.
+        paused: whether the schedule is paused.
+        last: outcome of the newest tick; None before the first tick.
+        problem: why the newest tick did not fire, for display, if a person must solve the problem; otherwise None.
+        broken: why the stored body is unreadable; None if it is readable. If set, only the ids, revision and session of
+            the schedule are known. This field is never written.
     """
 
     schedule: int = 0
@@ -181,12 +185,15 @@ class ScheduleRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
 
     @property
     def due_at(self) -> float | None:
-        """Time of its next check, or None."""
+        """Time at which to check the schedule next; None if it is paused or finished."""
         return None if self.paused else self.progress.due_at
 
 
 def due_at(row: SessionRow) -> float:
-    """Return when the next message may be taken; 0 if one may be taken at once, or if none waits."""
+    """Return the time at which a run may take the next message.
+
+    The result is 0 if the message may be taken at once or if no message waits.
+    """
     if not row.waiting or row.waiting[0].message.seq <= row.sweep:
         return 0.0
     batch = row.waiting[0].batch
@@ -206,7 +213,7 @@ def ready_since(row: SessionRow) -> float | None:
 
 
 def question_due(row: SessionRow) -> float | None:
-    """Return when the first open question is due; None if none has a due time."""
+    """Return the earliest due time of the open questions; None if no open question has a due time."""
     if not row.questions:
         return None
     return min((question.due_at for question in row.questions if question.due_at), default=None)

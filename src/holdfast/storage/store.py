@@ -1,6 +1,6 @@
-"""The store: one method for each transaction and read, over a backend that keeps the rows.
+"""The store: one method for each transaction and each read, over a backend that keeps the rows.
 
-The rules that hold for all of them are in `holdfast.storage.port`.
+`holdfast.storage.port` lists the rules that all these methods obey.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ __all__ = ["Store"]
 
 
 class Store:
-    """A store, over a backend that keeps its rows. Every method may raise `StorageError`.
+    """A store over a backend. Every method may raise `StorageError`.
 
     Parameters:
-        backend: keeps the rows.
+        backend: backend that keeps the store's rows.
     """
 
     def __init__(self, backend: Backend) -> None:
@@ -80,43 +80,48 @@ class Store:
         await self.backend.close()
 
     def send(self, request: Send) -> asyncio.Future[SendResult]:
-        """Accept a message: deduplicate, check limits, number, store, decide and, on an idle session with room, claim.
+        """Accept a message, unless it is a duplicate or exceeds a limit, and apply its policy.
 
-        Raises `MailboxFull`, `SessionBusy`, `IdempotencyMismatch`, `SessionDeleted`, `UnknownPolicy`,
-        `UnknownAttachment`, `HistoryChanged` (``retry_of`` is not the last ended run), `LimitExceeded` (too many
-        sessions of the principal), `QuotaExceeded` (its rows take ``stored_limit`` bytes).
+        If the session is idle and the host has room, the message's run is claimed in the same transaction.
+        Raises `MailboxFull`, `SessionBusy`, `IdempotencyMismatch`, `SessionDeleted`, `UnknownPolicy`, `UnknownAgent`,
+        `UnknownAttachment`, `HistoryChanged` (if ``retry_of`` is not the last ended run), `LimitExceeded` (if the
+        principal has too many sessions), `QuotaExceeded` (if the principal's rows would exceed ``stored_limit``).
         """
         return self._write("send", lambda tables: transactions.send(tables, request))
 
     def claim(self, session: int, *, run_id: str, at: float) -> asyncio.Future[Claim | NotReady]:
-        """Start the next run of a free and ready session."""
+        """Start the next run of a session that has due messages and no run, or resume its parked run.
+
+        Return `NotReady` if the session has neither.
+        """
         return self._write("claim", lambda tables: transactions.claim(tables, session, run_id, at))
 
     def append(
         self, lease: Lease, events: Sequence[tuple[str, bytes]], *, nth: int = 0, stored_limit: int = ALL_BYTES
     ) -> asyncio.Future[Appended]:
-        """Write a run's events, each as its kind and one line of JSON.
+        """Write events of a run, each given as its kind and one line of JSON.
 
-        ``nth`` numbers the appends of one lease from 1; a repeated number writes nothing and returns the same answer.
-        Use 0 for appends that are never retried. After ``session.deleted`` nothing is written and the answer is empty.
-        Raises `StaleFence`, and `QuotaExceeded` if the principal's stored data would exceed `stored_limit`.
+        ``nth`` numbers the appends under one lease, from 1. Repeating the last number writes nothing and returns the
+        same result. Use 0 for appends that are never retried. After ``session.deleted``, nothing is written and the
+        result is empty. Raises `StaleFence`, and `QuotaExceeded` if the principal's stored data would exceed
+        `stored_limit`.
         """
         return self._write("append", lambda tables: transactions.append(tables, lease, events, nth, stored_limit))
 
     def commit_run(self, commit: RunCommit) -> asyncio.Future[Committed]:
-        """End a run: write its last events, transcript, settlements and final state, and free its slot.
+        """End a run: write its last events, transcript, settlements and final state, and free the session's slot.
 
-        A run that fails while it is stopping ends ``interrupted``, with its error. Raises `StaleFence`, and
-        `QuotaExceeded` as `append` does.
+        A run that fails while it is stopping ends as ``interrupted`` and keeps its error. Raises `StaleFence`, and
+        `QuotaExceeded` if the principal's stored data would exceed ``stored_limit``.
         """
         return self._write("commit_run", lambda tables: transactions.commit_run(tables, commit))
 
     def interrupt(self, request: InterruptRequest) -> asyncio.Future[InterruptResult]:
-        """Make an interrupt durable, with the run that it targets. Raises `UnknownSession`, `SessionDeleted`."""
+        """Record an interrupt of the active run durably. Raises `UnknownSession`, `SessionDeleted`."""
         return self._write("interrupt", lambda tables: transactions.interrupt(tables, request))
 
     def stop_session(self, request: InterruptRequest) -> asyncio.Future[Stopped]:
-        """Stop the session: record the interrupt of the active run and withdraw queued messages.
+        """Stop the session: record an interrupt of the active run and withdraw all queued messages.
 
         Raises `UnknownSession`, `SessionDeleted`.
         """
@@ -125,50 +130,55 @@ class Store:
     def withdraw(
         self, principal: str, key: str, message_id: str, *, at: float
     ) -> asyncio.Future[tuple[Settlement, tuple[Stored, ...]]]:
-        """Settle a queued message as ``withdrawn``; idempotent.
+        """Settle a queued message as ``withdrawn``. Idempotent.
 
-        Raises `UnknownSession`, `UnknownMessage`, `AlreadySettled` (a run took it), `SessionDeleted`.
+        Raises `UnknownSession`, `UnknownMessage`, `AlreadySettled` (if a run has taken the message), `SessionDeleted`.
         """
         return self._write("withdraw", lambda tables: transactions.withdraw(tables, principal, key, message_id, at))
 
     def delete_session(self, principal: str, key: str, *, at: float, cause: Cause) -> asyncio.Future[Stopped]:
-        """Delete the session, leaving a tombstone: as `stop_session`, with ``session.deleted`` as the last event.
+        """Stop the session as `stop_session` does, write ``session.deleted`` as its last event and leave a tombstone.
 
-        An active run may still end by `commit_run`, which then writes no event after ``session.deleted``. Raises
-        `UnknownSession`, `SessionDeleted`.
+        An active run may still be ended with `commit_run`, which then writes no more events. Raises `UnknownSession`,
+        `SessionDeleted`.
         """
         return self._write(
             "delete_session", lambda tables: transactions.delete_session(tables, principal, key, at, cause)
         )
 
     def steer(self, lease: Lease, *, step: int, at: float) -> asyncio.Future[Steered]:
-        """Take the queued ``steer`` messages that target this run; write ``message.steered`` for each.
+        """Take the queued ``steer`` messages that target this run, and write ``message.steered`` for each of them.
 
-        They are settled with the run. After an interrupt of the run is recorded, none is taken. Raises `StaleFence`.
+        These messages are settled when the run ends. Once an interrupt of the run is recorded, the run takes no more
+        messages. Raises `StaleFence`.
         """
         return self._write("steer", lambda tables: transactions.steer(tables, lease, step, at))
 
     def suspend(self, lease: Lease, question: Question) -> asyncio.Future[Appended]:
-        """Record a question to a person: the run is ``suspended`` until every open question is answered.
+        """Record a question to a person. The run stays ``suspended`` until all its open questions are answered.
 
-        A question with a known id has no effect. Raises `StaleFence`, `IllegalTransition` (the run is stopping).
+        Recording a question with a known id has no effect. Raises `StaleFence`, `IllegalTransition` (if the run is
+        stopping).
         """
         return self._write("suspend", lambda tables: transactions.suspend(tables, lease, question))
 
     def answer(self, principal: str, key: str, answer: Answer) -> asyncio.Future[Answered]:
-        """Answer an open question of the active run; the last answer makes it ``running``, or resumable if parked.
+        """Answer an open question of the active run.
 
-        Repeating the decision and text has no effect and returns the same answer. Raises `UnknownSession`,
-        `SessionDeleted`, `UnknownQuestion`, `AlreadyAnswered` (differently, or by its deadline), `InvalidRequest` (the
-        wrong kind).
+        The last answer makes the run ``running`` again; if the run is parked, a `claim` may then resume it. Repeating
+        an answer with the same decision and text has no effect and returns the earlier answer. Raises `UnknownSession`,
+        `SessionDeleted`, `UnknownQuestion`, `AlreadyAnswered` (if the answer differs from an earlier one or the
+        question has expired), `CallMismatch` (if a different call was approved), `InvalidRequest` (if the decision does
+        not fit the kind of the question).
         """
         return self._write("answer", lambda tables: transactions.answer(tables, principal, key, answer))
 
     def park(self, lease: Lease, *, at: float) -> asyncio.Future[Parked]:
-        """Release a suspended run. It keeps the slot and is not rescued. Raises `StaleFence`.
+        """Park a suspended run: no node holds it any more. Raises `StaleFence`.
 
-        Once all questions are answered, its `claim` uses the run's own id and has ``resumed`` set; `ready` lists such
-        sessions. An `interrupt` of a parked run is handled by a `claim` too (with ``interrupt`` set).
+        A parked run keeps its session's slot and is not rescued. Once all its questions are answered or an `interrupt`
+        of it is recorded, `ready` lists the session. The next `claim` then returns the same run, with ``resumed`` set
+        (and ``interrupt``, if there was one).
         """
         return self._write("park", lambda tables: transactions.park(tables, lease, at))
 
@@ -177,14 +187,15 @@ class Store:
         return await self._read(lambda reads: reads.questions(session))
 
     async def due_questions(self, *, before: float, limit: int) -> Sequence[DueQuestion]:
-        """Return open questions with ``due_at`` < before, the longest due first."""
+        """Return at most `limit` open questions whose ``due_at`` is earlier than `before`, the longest due first."""
         return await self._read(lambda reads: reads.due_questions(before=before, limit=limit))
 
     def edit_history(self, request: EditHistory) -> asyncio.Future[Edited]:
-        """Change a transcript. Refused while a run is active or messages wait.
+        """Change the transcript of an idle session.
 
-        Raises `UnknownSession`, `SessionDeleted`, `SessionBusy`, `HistoryChanged` (``expected_n``), `NothingToUndo`,
-        `UnknownAttachment`, `LimitExceeded`, `QuotaExceeded`. An ``undo`` is never refused because of its size.
+        Raises `UnknownSession`, `SessionDeleted`, `SessionBusy` (if a run is active or messages are queued),
+        `HistoryChanged` (if the last entry is not ``expected_n``), `NothingToUndo`, `UnknownAttachment`,
+        `LimitExceeded` and, except for ``undo``, `QuotaExceeded`.
         """
         return self._write("edit_history", lambda tables: transactions.edit_history(tables, request))
 
@@ -198,10 +209,11 @@ class Store:
         limit_bytes: int,
         stored_limit: int = ALL_BYTES,
     ) -> asyncio.Future[Attachment]:
-        """Store the bytes under their digest, once per principal; a repeated call returns the stored attachment.
+        """Store an attachment's bytes under their digest, once per principal.
 
-        Raises `LimitExceeded` if the principal's attachments would take more than `limit_bytes` in total, and
-        `QuotaExceeded` if its stored data would exceed `stored_limit`.
+        If the principal already has an attachment with this digest, the stored one is returned. Raises `LimitExceeded`
+        if the principal's attachments would take more than `limit_bytes` in total, and `QuotaExceeded` if the
+        principal's stored data would exceed `stored_limit`.
         """
         return self._write(
             "add_attachment",
@@ -211,115 +223,120 @@ class Store:
         )
 
     async def attachment_about(self, principal: str, digest: str) -> Attachment | None:
-        """Return the principal's attachment with that digest, without its bytes."""
+        """Return the principal's attachment with that digest, without its bytes; None if it does not exist."""
         return await self._read(lambda reads: reads.attachment_about(principal, digest))
 
     async def attachment(self, principal: str, digest: str) -> tuple[Attachment, bytes] | None:
-        """Return the principal's attachment with that digest."""
+        """Return the principal's attachment with that digest, and its bytes; None if it does not exist."""
         return await self._read(lambda reads: reads.attachment(principal, digest))
 
     async def attachment_part(self, principal: str, digest: str, *, start: int, size: int) -> bytes | None:
-        """Return at most `size` bytes of an attachment, from `start` on; None if the attachment does not exist."""
+        """Return at most `size` bytes of an attachment from offset `start`; None if the attachment does not exist."""
         return await self._read(lambda reads: reads.attachment_part(principal, digest, start=start, size=size))
 
     def put_schedule(self, request: PutSchedule) -> asyncio.Future[ScheduleView]:
-        """Create a schedule, or replace its spec. Idempotent.
+        """Create a schedule, or replace the spec of an existing one. Idempotent.
 
-        A replaced schedule stays paused if it was; its ticks and counters start anew if its cadence changed. Raises
-        `LimitExceeded` (too many schedules of the principal), `QuotaExceeded`, `InvalidSchedule`.
+        A replaced schedule stays paused if it was paused. Its ticks and counters start over only if its cadence has
+        changed. Raises `LimitExceeded` (if the principal has too many schedules), `QuotaExceeded`, `InvalidSchedule`.
         """
         return self._write("put_schedule", lambda tables: transactions.put_schedule(tables, request))
 
     def pause_schedule(
         self, principal: str, schedule_id: str, *, paused: bool, at: float
     ) -> asyncio.Future[ScheduleView]:
-        """Pause or resume a schedule; idempotent. Ticks during the pause do not count.
+        """Pause or resume a schedule. Idempotent.
 
-        Raises `UnknownSchedule`.
+        Ticks during the pause are not counted as missed. Raises `UnknownSchedule`, `ScheduleBroken`.
         """
         return self._write(
             "pause_schedule", lambda tables: transactions.pause_schedule(tables, principal, schedule_id, paused, at)
         )
 
     def delete_schedule(self, principal: str, schedule_id: str) -> asyncio.Future[ScheduleView]:
-        """Delete a schedule; return its last state. Raises `UnknownSchedule`."""
+        """Delete a schedule and return its last state. Raises `UnknownSchedule`."""
         return self._write(
             "delete_schedule", lambda tables: transactions.delete_schedule(tables, principal, schedule_id)
         )
 
     def fire_schedule(self, request: Fire) -> asyncio.Future[Fired]:
-        """Accept the message of a schedule's tick as `send` does, and advance the schedule, in one transaction.
+        """Send the message of a schedule's due tick as `send` does, and advance the schedule, in one transaction.
 
-        If the message is refused, that is counted and noted instead, and the schedule continues. If the schedule was
-        fired or changed since it was read, nothing is done, so a repetition has no second effect. When fired by hand,
-        it raises the errors of `send`, and `ScheduleFinished`, `ScheduleChanged` and `UnknownAgent`.
+        If the message is refused, the refusal is counted and recorded, and the schedule continues. If the schedule was
+        fired or changed since the caller read it, nothing is done, so that a repeated call has no effect. A call
+        ``by_hand`` raises the errors of `send`, and `ScheduleFinished`, `ScheduleChanged`, `ScheduleBroken` and
+        `UnknownAgent`.
         """
         return self._write("fire_schedule", lambda tables: transactions.fire_schedule(tables, request))
 
     async def due_schedules(self, *, now: float, limit: int) -> Sequence[DueSchedule]:
-        """Return schedules to check: those that are due, and those whose clock was set back.
+        """Return the schedules to check: schedules that are due, and schedules whose clock was set back.
 
         Principals take turns: first the longest due schedule of each principal, then the second of each, and so on.
         """
         return await self._read(lambda reads: reads.due_schedules(now=now, limit=limit))
 
     async def next_schedule(self) -> float | None:
-        """Return when the first of all schedules is due; None if none has a due time."""
+        """Return the earliest due time of all schedules; None if no schedule has a due time."""
         return await self._read(lambda reads: reads.next_schedule())
 
     async def schedule(self, principal: str, schedule_id: str) -> tuple[DueSchedule, ScheduleView] | None:
-        """Return a schedule's row and its public view."""
+        """Return a schedule as `fire_schedule` needs it, and its public view; None if the schedule does not exist."""
         return await self._read(lambda reads: reads.schedule(principal, schedule_id))
 
     async def schedules(
         self, *, principal: str | None, limit: int, session: str | None = None
     ) -> Sequence[ScheduleView]:
-        """Return schedules in the order of their creation, of one principal (and session) or of all."""
+        """Return at most `limit` schedules of a principal in order of creation, if given only those for `session`.
+
+        If `principal` is None, schedules of all principals are returned and `session` is ignored.
+        """
         return await self._read(lambda reads: reads.schedules(principal=principal, session=session, limit=limit))
 
     async def rescue(self, *, at: float) -> Sequence[Claim]:
-        """Take over every run whose holder is not this node's epoch, the longest running first.
+        """Take over every run that another epoch holds, and return the claims, the longest running run first.
 
-        Fence and attempt increase by one; ``run.restarted`` is not written yet.
+        Each run's fence and attempt increase by one. The caller writes ``run.restarted`` with `restart`.
         """
         return await self._write("rescue", lambda tables: transactions.rescue(tables, at))
 
     def restart(self, lease: Lease, *, at: float, discard_from: int | None = None) -> asyncio.Future[Appended]:
         """Write ``run.restarted`` for a rescued run that runs again. Raises `StaleFence`.
 
-        Readers drop output from seq ``discard_from`` on; None: from the start of the run.
+        Readers drop the run's output from seq ``discard_from`` on; None drops all output of the run.
         """
         return self._write("restart", lambda tables: transactions.restart(tables, lease, at, discard_from))
 
     async def ready(self, *, limit: int) -> Sequence[Ready]:
         """Return sessions with queued messages and no run, or with a parked run that no longer waits for an answer.
 
-        Those that have waited longest come first; a parked run counts from its start.
+        Sessions are ordered by waiting time, the longest first. A parked run counts as waiting since its start.
         """
         return await self._read(lambda reads: reads.ready(limit=limit))
 
     async def stored_bytes(self, principal: str) -> int:
         """Return the bytes that a principal's rows take: messages, events, transcripts, attachments and schedules.
 
-        A counter is updated whenever rows are written or dropped.
+        The result is read from a counter, which is updated whenever rows are written or dropped.
         """
         return await self._read(lambda reads: reads.stored_bytes(principal))
 
     async def most_stored(self, *, limit: int) -> Sequence[tuple[str, int]]:
-        """Return the principals with the most stored bytes, the largest first."""
+        """Return the `limit` principals with the most stored bytes, each with this number, the largest first."""
         return await self._read(lambda reads: reads.most_stored(limit=limit))
 
     async def read_events(
         self, session: int, *, after: int, limit: int, limit_bytes: int = ALL_BYTES
     ) -> Sequence[Stored]:
-        """Return events with seq > after, in order, about `limit` at most (a store may round up to whole rows).
+        """Return a page of events with seq > `after`, in order.
 
-        No row is added once their bodies have `limit_bytes` or more, so a page is never empty because of that limit.
+        The page has at most `limit` events, rounded up to whole rows. It also ends with the row whose events bring its
+        size to `limit_bytes` or more, so a page is never empty because of that limit.
         """
         return await self._read(lambda reads: reads.events(session, after=after, limit=limit, limit_bytes=limit_bytes))
 
     async def oldest_seq(self, session: int) -> int:
-        """Return the seq of the oldest event that is kept (1 if nothing was pruned)."""
+        """Return the seq of the session's oldest stored event; 1 if no event was pruned."""
         return await self._read(lambda reads: reads.oldest_seq(session))
 
     async def run_events(self, session: int, run_id: str) -> Sequence[Stored]:
@@ -329,47 +346,54 @@ class Store:
     async def transcript(
         self, session: int, *, after: int = 0, limit: int = ALL_ENTRIES, limit_bytes: int = ALL_BYTES
     ) -> Sequence[Entry]:
-        """Return entries with n > after, from a single moment, without the bodies of agent state kept with them.
+        """Return a page of at most `limit` transcript entries with n > `after`, read from one snapshot.
 
-        No entry is added once they have `limit_bytes` or more as JSON, so a page is never empty because of that limit.
+        The page also ends with the entry that brings its size as JSON to `limit_bytes` or more, so a page is never
+        empty because of that limit. Entries lack the bodies of their agent state.
         """
         return await self._read(
             lambda reads: reads.transcript(session, after=after, limit=limit, limit_bytes=limit_bytes)
         )
 
     async def transcript_within(self, session: int, *, limit_bytes: int) -> Sequence[Entry] | int:
-        """Return all entries, as `transcript`; or, if they exceed `limit_bytes`, the number of bytes they take."""
+        """Return all transcript entries, or their size in bytes if it exceeds `limit_bytes`."""
         return await self._read(lambda reads: reads.transcript_within(session, limit_bytes=limit_bytes))
 
     async def kept(self, session: int, n: int) -> str:
-        """Return the state that an agent kept with this entry (`AgentState.n`), even an undone one; empty if none."""
+        """Return the agent state stored with entry `n`, even if that entry was undone; empty if it has no state."""
         return await self._read(lambda reads: reads.kept(session, n))
 
     async def find_session(self, principal: str, key: str) -> tuple[int, SessionView] | None:
-        """Return the session's row number and view; a deleted one is found until it is purged, with state
-        ``deleted``."""
+        """Return the session's row number and view; None if the session does not exist.
+
+        A deleted session is returned with state ``deleted`` until it is purged.
+        """
         return await self._read(lambda reads: reads.find_session(principal, key))
 
     async def sessions(
         self, *, principal: str | None, limit: int, before: float | None = None
     ) -> Sequence[SessionView]:
-        """Return sessions of a principal (None: of all), the most recently changed first."""
+        """Return at most `limit` sessions of a principal, the most recently changed first.
+
+        If `principal` is None, sessions of all principals are returned. If `before` is given, only sessions that were
+        last changed before that time are returned.
+        """
         return await self._read(lambda reads: reads.sessions(principal=principal, limit=limit, before=before))
 
     async def mailbox(self, session: int) -> Sequence[MailboxItem]:
-        """Return queued messages, in order."""
+        """Return the session's queued messages, in order."""
         return await self._read(lambda reads: reads.mailbox(session))
 
     async def settlement(self, session: int, message_id: str) -> Settlement | None:
-        """Return the outcome of a message, with the text, cause and error of its run."""
+        """Return the outcome of a message, with its run's text, cause and error; None if the message is unknown."""
         return await self._read(lambda reads: reads.settlement(session, message_id))
 
     async def run(self, session: int, run_id: str) -> RunView | None:
-        """Return a run."""
+        """Return the view of a run, active or ended; None if the run does not exist."""
         return await self._read(lambda reads: reads.run(session, run_id))
 
     async def runs(self, session: int, *, limit: int = 100) -> Sequence[RunView]:
-        """Return runs, the newest first."""
+        """Return at most `limit` runs of the session, the newest first."""
         return await self._read(lambda reads: reads.runs(session, limit=limit))
 
     async def prune(
@@ -380,10 +404,10 @@ class Store:
         idempotency_before: float,
         attachments_before: float = 0.0,
     ) -> int:
-        """Drop old events of ended runs, purge tombstones and old idempotency keys; transcripts stay.
+        """Drop old events of ended runs, old tombstones, old idempotency keys and unused attachments.
 
-        Queued messages and data of the active run are kept. Attachments that no session uses are dropped if they were
-        (last) uploaded before ``attachments_before``. Return the number of rows dropped or changed.
+        Transcripts, queued messages and data of the active run are kept. An attachment that no session uses is dropped
+        if it was last uploaded before ``attachments_before``. Return the number of rows dropped or changed.
         """
 
         def prune(tables: Tables, *, after: int) -> tuple[int, int | None]:

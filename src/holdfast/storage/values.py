@@ -52,9 +52,9 @@ __all__ = [
 ]
 
 ALL_ENTRIES: Final = 2**62
-"""A limit that is never reached."""
+"""A maximum number of entries that is never reached."""
 ALL_BYTES: Final = 2**62
-"""A limit that is never reached."""
+"""A maximum number of bytes that is never reached."""
 
 
 class Lease(msgspec.Struct, frozen=True, gc=False):
@@ -66,19 +66,19 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A run that this node holds, with its messages.
+    """A run that this node holds, with the messages that the run took.
 
     Parameters:
-        lease: the right to write.
-        number: public number of the session (part of cursors).
+        lease: right to write for the run.
+        number: public number of the session, which is part of cursors.
         principal, key, agent: owner and key of the session, and name of the agent.
-        attempt: 1, or more after crashes.
-        messages: messages of the run, oldest first.
-        started_seq: seq of ``run.started`` (later events belong to the run).
-        interrupt: cause of a recorded interrupt of this run, if any.
-        events: events that the claim wrote (``run.started``; none for a resumed run).
-        questions: questions that a rescued suspended run still waits for.
-        resumed: the run was suspended and parked, and now resumes; its journal is in `run_events`.
+        attempt: 1, plus one for each restart after a crash.
+        messages: messages that the run took, oldest first.
+        started_seq: seq of the run's ``run.started`` event; all events of the run are later.
+        interrupt: cause of the interrupt recorded for this run; None if no interrupt is recorded.
+        events: events that the claim wrote: ``run.started`` for a new run, none for a resumed run.
+        questions: open questions for which a rescued suspended run still waits.
+        resumed: whether the run was suspended and parked and now resumes. `Store.run_events` returns its journal.
     """
 
     lease: Lease
@@ -99,23 +99,26 @@ class Send(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A message to accept.
 
     Parameters:
-        principal, key: session; created if missing.
-        agent: agent of a new session. For an existing session, None keeps its agent, and a name replaces it for runs
-            that start later.
-        message_id, content, policy, at: the message.
-        default_agent: agent of a new session if `agent` names none.
-        idempotency_key: accept the same key once per session; None disables the check.
-        body_hash: hash of what the caller sent; a different hash with the same idempotency key raises
+        principal, key: owner and key of the session, which is created if it does not exist.
+        agent: name of the agent of a new session. In an existing session, the name replaces the session's agent for
+            runs that start later; None keeps the session's agent.
+        default_agent: name of the agent of a new session if `agent` is None.
+        message_id, content, policy: id, text and policy of the message.
+        at: time at which the message is sent, in seconds since the epoch.
+        idempotency_key: key under which the session accepts only one message; None disables this check.
+        body_hash: hash of the request that the caller sent. A different hash with the same idempotency key raises
             `IdempotencyMismatch`.
-        run_id: id for the run if it starts at once; None if the host is at its limit.
-        quiet_s, max_wait_s: for ``collect``.
+        run_id: id of the run if one starts at once; None if the host has no room for a run.
+        quiet_s, max_wait_s: for the policy ``collect``, in seconds, as described in `SendOptions`.
         mailbox_limit: maximum number of queued messages.
-        mailbox_size: maximum total characters of queued messages; a single message may have more.
+        mailbox_size: maximum total length of queued messages, in characters; a single message may be longer.
         session_limit: maximum number of sessions of the principal.
         attachments: attachments whose bytes are already stored.
-        retry_of: the last ended run, whose entries are removed from the transcript in the same transaction.
-        agents: agents that may receive the message; it is refused for others. None: all.
-        stored_limit: maximum bytes that the principal may store.
+        retry_of: id of the last ended run, whose entries are removed from the transcript in the same transaction; None
+            if the message is not a retry.
+        agents: names of the agents that the sender may use; None allows all agents. A message that would reach another
+            agent is refused.
+        stored_limit: maximum number of bytes that the principal may store.
     """
 
     principal: str
@@ -145,13 +148,14 @@ class SendResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     Parameters:
         session, number: row and public number of the session.
-        message_id, seq: those of this message; those of the first one if ``disposition`` is ``duplicate``.
-        disposition: decision about the message.
-        run_id: run that took the message or that it targets.
-        claim: run to start, for ``started``.
-        interrupt: run to stop, for ``interrupting`` and ``rolling_back``; if its ``run.stopping`` is new, it is among
-            ``events``.
-        not_before: for ``collecting``, when the batch is due.
+        message_id, seq: id and seq of the message; if `disposition` is ``duplicate``, those of the first message with
+            the same idempotency key.
+        disposition: what the session did with the message.
+        run_id: id of the run that took the message or that the message targets; None if such a run does not exist.
+        claim: claim of the run to start, if `disposition` is ``started``.
+        interrupt: id of the run to stop, if `disposition` is ``interrupting`` or ``rolling_back``. If the interrupt is
+            new, `events` contains its ``run.stopping``.
+        not_before: time at which the batch is due, if `disposition` is ``collecting``.
         events: events that were written.
     """
 
@@ -176,20 +180,23 @@ class NotReady(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Appended(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Events with their numbers."""
+    """Events that were written, with their numbers."""
 
     events: tuple[Stored, ...]
 
 
 class Steered(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Messages that the active run took, oldest first; the log has ``message.steered`` for each."""
+    """Messages that the active run took, oldest first. ``events`` has a ``message.steered`` for each message."""
 
     messages: tuple[Message, ...]
     events: tuple[Stored, ...] = ()
 
 
 class Parked(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """No node holds the run any more. ``ready``: all its questions are answered, so a `claim` may resume it at once."""
+    """Result of parking a run, which no node holds any more.
+
+    ``ready`` is true if the run has no open questions, so that a `claim` may resume the run at once.
+    """
 
     ready: bool
 
@@ -199,11 +206,11 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     Parameters:
         session, number: row and public number of the session.
-        run_id: the suspended run.
-        answer: answer in the log; the earlier one if the same decision was given before.
-        waiting: number of questions still open.
-        parked: no node holds the run: with ``waiting`` 0, a `claim` of the session resumes it.
-        events: events that were written (``run.resumed``).
+        run_id: id of the run that asked the question.
+        answer: answer in the log, which is the earlier answer if the same decision was given before.
+        waiting: number of the run's questions that are still open.
+        parked: whether no node holds the run. If so and `waiting` is 0, a `claim` of the session resumes the run.
+        events: events that were written (``run.resumed``); empty for a repeated answer.
     """
 
     session: int
@@ -227,15 +234,17 @@ class EditHistory(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A change of a transcript while no run is active.
 
     Parameters:
-        principal, key: session. ``import`` and ``branch`` create it, and refuse a session that already has a history.
-        edit: ``undo`` removes the entries of the newest history row (a run's, or an edit's); the others replace the
-            whole transcript with `entries`.
-        at: seconds since the epoch.
-        entries: for all but ``undo``; the store assigns ``n``.
-        expected_n: last ``n`` of the transcript that the caller saw (0: empty); None disables the check.
-        agent: agent of a new session.
+        principal, key: owner and key of the session. ``import`` and ``branch`` create the session if it does not exist,
+            and refuse a session that already has a history.
+        edit: kind of the edit. ``undo`` removes the entries of the last run or edit; the other kinds replace the whole
+            transcript with `entries`.
+        at: time of the edit, in seconds since the epoch.
+        entries: new entries, which the store numbers; empty for ``undo``.
+        expected_n: number of the last entry of the transcript that the caller saw, 0 if it was empty; None disables
+            this check.
+        agent: name of the agent of a new session.
         session_limit: maximum number of sessions of the principal.
-        stored_limit: maximum bytes that the principal may store.
+        stored_limit: maximum number of bytes that the principal may store.
     """
 
     principal: str
@@ -262,11 +271,11 @@ class PutSchedule(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A schedule to create or replace.
 
     Parameters:
-        principal, schedule_id: owner, and id among the owner's schedules.
-        spec: the schedule; already checked by the caller.
-        at: seconds since the epoch.
+        principal, schedule_id: owner of the schedule, and the schedule's id, unique among the owner's schedules.
+        spec: specification of the schedule, already checked by the caller.
+        at: current time, in seconds since the epoch.
         limit: maximum number of schedules of the principal.
-        stored_limit: maximum bytes that the principal may store.
+        stored_limit: maximum number of bytes that the principal may store.
     """
 
     principal: str
@@ -278,13 +287,13 @@ class PutSchedule(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class DueSchedule(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A schedule to check, as it was when it was read.
+    """A schedule to check, in the state in which it was read.
 
     Parameters:
-        schedule: id of its row.
-        revision: revision of the row; every change increments it.
-        principal, schedule_id, spec: owner, id and specification.
-        due_at: when to check it; None if it is paused or finished.
+        schedule: id of the schedule's row.
+        revision: revision of the row, which every change increments.
+        principal, schedule_id, spec: owner, id and specification of the schedule.
+        due_at: time at which to check the schedule; None if it is paused or finished.
     """
 
     schedule: int
@@ -296,13 +305,14 @@ class DueSchedule(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Fire(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A check of a schedule, which fires or counts its due ticks.
+    """A request to check a schedule, which fires or counts the schedule's due ticks.
 
     Parameters:
-        schedule, revision: as they were read. If the revision has changed, nothing is done.
-        send: message made from the spec; its ``at`` is the time of the check. The store sets its idempotency key.
-        agents: names of the agents of this host.
-        by_hand: fire now, even if no tick is due; a refusal is raised, and no tick is skipped.
+        schedule, revision: row id and revision of the schedule that the caller read. If the revision has changed since,
+            nothing is done.
+        send: message to send, whose ``at`` is the time of the check. The store sets the message's idempotency key.
+        agents: names of the host's agents.
+        by_hand: whether to fire now, even if no tick is due. A refusal is then raised, and no tick is skipped.
     """
 
     schedule: int
@@ -316,14 +326,15 @@ class Fired(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Result of a check of a schedule.
 
     Parameters:
-        outcome: ``fired``; ``missed`` (ticks were counted, none fires now); ``duplicate`` (it fired before a clock was
-            set back); the code of a refusal; ``set_back`` if the clock was set back and the schedule now has a
-            different tick; ``changed`` if the schedule has changed since it was read; ``waits`` if nothing is due;
-            ``broken`` if the stored schedule is unreadable: it is checked again much later.
+        outcome: ``fired``; ``missed`` if ticks were counted and none fires now; ``duplicate`` if the tick had already
+            fired before the clock was set back; the code of the error if the message was refused; ``set_back`` if the
+            clock was set back and the schedule now has a different tick; ``changed`` if the schedule has changed since
+            it was read; ``waits`` if no tick is due; ``broken`` if the stored schedule is unreadable, in which case it
+            is checked again much later.
         missed: number of ticks counted as missed.
-        sent: result of the send, for ``fired`` and ``duplicate``.
-        schedule: current state; None if it is gone.
-        problem: text for people: the schedule's problem, if it is new.
+        sent: result of the send, if `outcome` is ``fired`` or ``duplicate``.
+        schedule: current state of the schedule; None if it was deleted.
+        problem: description of the schedule's problem, for display; None unless the problem is new.
     """
 
     outcome: str
@@ -337,17 +348,17 @@ class RunCommit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The end of a run.
 
     Parameters:
-        lease: the right to write.
-        status: how the run ended; its messages are settled accordingly.
-        at: seconds since the epoch.
-        text: answer, whole or partial.
-        cause, error, receipt, usage: as in ``run.finished``.
-        entries: entries for the transcript, in order; the store assigns ``n``.
-        events: (kind, JSON) of the run's last events, written before ``run.finished`` and the settlements.
-        next_run_id: id for a next run that starts in the same transaction; None if the host is at its limit.
-        not_undone: names of calls whose effects stay, for a run that is rolled back.
-        replaces_history: `entries` replace the whole transcript (a compaction in the run).
-        stored_limit: maximum bytes that the principal may store.
+        lease: right to write for the run.
+        status: how the run ended; the run's messages are settled accordingly.
+        at: end of the run, in seconds since the epoch.
+        text: the run's answer, complete or partial.
+        cause, error, receipt, usage: fields of ``run.finished``.
+        entries: entries for the transcript, in order; the store numbers them.
+        events: kind and JSON of the run's last events, written before ``run.finished`` and the settlements.
+        next_run_id: id of the next run, if one can start in the same transaction; None if the host has no room for it.
+        not_undone: names of calls whose effects remain, if the run is rolled back.
+        replaces_history: whether `entries` replace the whole transcript, because the run compacted it.
+        stored_limit: maximum number of bytes that the principal may store.
 
     A run with a recorded interrupt of kind ``rollback`` always ends ``interrupted``: its messages are settled as
     ``superseded``, its entries are dropped, and ``run.rolled_back`` is written before ``run.finished``.
@@ -370,13 +381,13 @@ class RunCommit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Committed(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A run that has ended; its slot is free, or taken by ``claim``.
+    """Result of ending a run. The session's slot is free, or held by the next run.
 
     Parameters:
-        events: events that were written, including ``message.settled``, ``run.finished`` and the claim's.
-        settled: final states of the messages.
-        claim: next run, if one starts.
-        waiting, not_before: number of messages left in the mailbox, and when they are due.
+        events: events that were written, including ``run.finished``, ``message.settled`` and the events of `claim`.
+        settled: settlements of the run's messages.
+        claim: claim of the next run; None if no run starts.
+        waiting, not_before: number of messages left in the mailbox, and the time at which the next of them is due.
     """
 
     events: tuple[Stored, ...]
@@ -387,7 +398,7 @@ class Committed(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class InterruptRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """An interrupt of the active run, or of exactly `run_id`."""
+    """A request to interrupt the active run; if ``run_id`` is given, only if it is the active run."""
 
     principal: str
     key: str
@@ -397,7 +408,7 @@ class InterruptRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class InterruptResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Result of an interrupt: ``run_id`` is None if the session was idle or that run had already ended."""
+    """Result of an interrupt. ``run_id`` is None if the session was idle or the requested run was not active."""
 
     session: int
     number: int
@@ -426,12 +437,12 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class KeyRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A stored key, of which only the hash is stored.
+    """A stored key. Only the hash of the key's secret is stored.
 
     Parameters:
-        role: ``user``, ``admin`` or ``trusted`` (may forward users) for an API key. ``approver`` is not an API key and
-            grants no access: a person types it to approve calls of the principal's sessions.
-        agents: agents that the key may use; None: the server's public agents.
+        role: ``user``, ``admin`` or ``trusted`` (may act for other users) for an API key. A key with the role
+            ``approver`` grants no access to the API; a person types it to approve calls of the principal's sessions.
+        agents: names of the agents that the key may use; None means the server's public agents.
     """
 
     key_id: str

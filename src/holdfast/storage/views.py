@@ -26,7 +26,7 @@ __all__ = [
 
 
 def due_of(rows: Iterable[SessionRow], *, before: float, limit: int) -> tuple[DueQuestion, ...]:
-    """Return due questions of these sessions, the longest due first."""
+    """Return at most `limit` questions of these sessions that are due earlier than `before`, the longest due first."""
     due = [
         DueQuestion(principal=row.principal, key=row.key, question=question)
         for row in sorted(rows, key=lambda row: row.session)
@@ -38,7 +38,7 @@ def due_of(rows: Iterable[SessionRow], *, before: float, limit: int) -> tuple[Du
 
 
 def live_run(row: SessionRow) -> RunView | None:
-    """Return the public view of the active run, if any."""
+    """Return the public view of the session's active run; None if no run is active."""
     if row.run_id is None:
         return None
     return RunView(
@@ -114,7 +114,7 @@ def mailbox_items(waiting: Iterable[Mail]) -> tuple[MailboxItem, ...]:
 
 
 def ready_of(row: SessionRow) -> Ready:
-    """Return the `Ready` of a session that has messages and no run, or a parked run that waits for nothing."""
+    """Return the `Ready` of a session that has queued messages and no run, or a parked run without open questions."""
     if row.run_id is not None:
         return Ready(session=row.session, principal=row.principal, key=row.key, agent=row.run_agent, not_before=0.0)
     return Ready(session=row.session, principal=row.principal, key=row.key, agent=row.agent, not_before=due_at(row))

@@ -12,7 +12,7 @@ class MemoryStore(Store):
     """A `Store` in memory.
 
     Parameters:
-        yielding: see `MemoryBackend`.
+        yielding: whether writes run in a separate task, as described in `MemoryBackend`.
     """
 
     backend: MemoryBackend

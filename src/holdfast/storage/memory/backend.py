@@ -23,11 +23,11 @@ _T = TypeVar("_T")
 
 
 class MemoryBackend:
-    """See the module, and `holdfast.storage.backend.Backend`.
+    """A `holdfast.storage.backend.Backend` in memory.
 
     Parameters:
-        yielding: write in a separate task, one action after the other, as a real store's writer does: other tasks run
-            in between, and futures are resolved in the order of the writes. For exploring interleavings.
+        yielding: whether to run the actions one after the other in a separate task, like the writer of a real store, so
+            that other tasks run in between. This is used to explore interleavings.
     """
 
     engine = "memory"

@@ -13,7 +13,8 @@ class SqliteStore(Store):
     """A `Store` in one SQLite file.
 
     Parameters:
-        path: path of the file; created if missing. Beside it are ``-wal``, ``-shm`` and ``-lock``.
+        path: path of the file, which is created if it does not exist. SQLite and the host's lock add files whose names
+            end in ``-wal``, ``-shm`` and ``-lock``.
     """
 
     backend: SqliteBackend

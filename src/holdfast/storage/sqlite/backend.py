@@ -29,10 +29,11 @@ _READERS: Final = 2
 
 
 class SqliteBackend:
-    """See the module, and `holdfast.storage.backend.Backend`.
+    """A `holdfast.storage.backend.Backend` in one SQLite file.
 
     Parameters:
-        path: path of the file; created if missing. Beside it are ``-wal``, ``-shm`` and ``-lock``.
+        path: path of the file, which is created if it does not exist. SQLite and the host's lock add files whose names
+            end in ``-wal``, ``-shm`` and ``-lock``.
     """
 
     engine = "sqlite"

@@ -35,9 +35,9 @@ class FileLock:
         """Take the lock, or raise at once.
 
         Raises:
-            StoreLocked: another host has it; the message has its process id if the file names it.
-            StoreReadOnly: the side file is not writable.
-            StoreFull: the disk is full.
+            StoreLocked: if another host has the lock. The message contains that host's process id, if it is known.
+            StoreReadOnly: if the side file is not writable.
+            StoreFull: if the disk is full.
         """
         with _guard:
             # Closing any descriptor of the file would end this process's lock, so check before opening.

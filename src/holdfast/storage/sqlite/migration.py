@@ -16,16 +16,19 @@ __all__ = ["copy_before_migration", "move_kept"]
 
 
 def copy_before_migration(connection: sqlite3.Connection, path: str, version: int) -> str:
-    """Copy the database to ``<path>.version-<version>``, for the Holdfast version that wrote it; return that path.
+    """Copy the database to ``<path>.version-<version>``, and return the path of the copy.
 
-    The copy gets its name only when it is complete and on disk. It replaces the copy of an earlier attempt.
+    The copy is kept for the Holdfast version that wrote the database. It gets its name only when it is complete and on
+    disk, and replaces the copy of an earlier attempt.
 
     Parameters:
-        connection: connection outside any transaction.
+        connection: connection to the database, outside any transaction.
+        path: path of the database.
+        version: schema version of the database.
 
     Raises:
-        StoreReadOnly, ConfigurationError: see `create_private_file`.
-        sqlite3.Error: such as a full disk. The database is unchanged.
+        StoreReadOnly, ConfigurationError: if `create_private_file` raises it.
+        sqlite3.Error: if copying fails, for example because the disk is full. The database is unchanged.
     """
     target = f"{path}.version-{version}"
     part = f"{target}-part"

@@ -42,12 +42,12 @@ def store_path(path: str) -> str:
 
 
 def prepare_folder(folder: str) -> None:
-    """Check the folder of a store; create it, and a ``.gitignore`` in it, if it is Holdfast's own.
+    """Check the folder of a store. Create Holdfast's own folder, with a ``.gitignore``, if it does not exist.
 
     Raises:
-        ConfigurationError: it does not exist, or, for Holdfast's own folder, it is a link, belongs to another user, or
-            is accessible to others.
-        StoreReadOnly: failed to create it.
+        ConfigurationError: if the folder does not exist, or if Holdfast's own folder is a link, belongs to another user
+            or is accessible to others.
+        StoreReadOnly: if the folder cannot be created.
     """
     if os.path.basename(folder) != DATA_FOLDER:
         if not os.path.isdir(folder):
@@ -91,11 +91,11 @@ def _make_folder(folder: str) -> None:
 
 
 def create_private_file(path: str) -> None:
-    """Create an empty file for a database that only this user can read, if it does not exist.
+    """Create an empty database file that only this user can read, unless the file exists.
 
     Raises:
-        ConfigurationError: another user created it or a log beside it, or it is a link.
-        StoreReadOnly: failed to create it.
+        ConfigurationError: if another user created the file or a log beside it, or if the file is a link.
+        StoreReadOnly: if the file cannot be created.
     """
     refuse_foreign_files(path)
     try:
@@ -110,7 +110,7 @@ def refuse_foreign_files(path: str) -> None:
     """Check who created the database `path` and the log beside it, if they exist.
 
     Raises:
-        ConfigurationError: another user did, or it is a link.
+        ConfigurationError: if another user created one of these files, or if one of them is a link.
     """
     for file in (path, f"{path}-wal", f"{path}-shm"):
         if os.path.lexists(file):
@@ -134,8 +134,8 @@ def set_journal_aside(path: str) -> None:
     """Move a rollback journal beside the database `path` away, before SQLite opens the database.
 
     Raises:
-        StoreCorrupt: a journal exists, and the database is not in WAL mode, so the journal may be its own.
-        StoreReadOnly: failed to move the journal.
+        StoreCorrupt: if a journal exists and the database is not in WAL mode, so that the journal may belong to it.
+        StoreReadOnly: if the journal cannot be moved.
     """
     journal = f"{path}-journal"
     if not os.path.lexists(journal):

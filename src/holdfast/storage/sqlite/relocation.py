@@ -38,13 +38,16 @@ _STEPS: Final = {
 
 
 def relocate_store(old: str, new: str) -> bool:
-    """Move the store at path `old` to path `new`; return False if it was already there and only leftovers were removed.
+    """Move the store at path `old` to path `new`.
+
+    Return False if an earlier call had already moved the store and only leftovers were removed.
 
     Raises:
-        StoreLocked: a host or another program has one of them open.
-        ConfigurationError: neither store exists, or both do, or `old` is a link, or the folder of `new` is unusable.
-        StoreCorrupt: `old` is not a Holdfast store.
-        StoreReadOnly: a file is not writable.
+        StoreLocked: if a host or another program has one of the stores open.
+        ConfigurationError: if neither or both of the stores exist, if `old` is a link, or if the folder of `new` is
+            unusable.
+        StoreCorrupt: if `old` is not a Holdfast store.
+        StoreReadOnly: if a file is not writable.
     """
     old, new = os.path.abspath(old), store_path(new)
     if os.path.lexists(old) and not stat.S_ISREG(os.lstat(old).st_mode):

@@ -80,9 +80,9 @@ class WriteConnection:
     """Connection of the writer thread (see `holdfast.storage.sqlite.writer.DatabaseConnection`).
 
     Parameters:
-        path: path of the file.
-        node_id: id of the node that opens it.
-        at: seconds since the epoch.
+        path: path of the database file.
+        node_id: id of the node that opens the file.
+        at: current time, in seconds since the epoch.
     """
 
     def __init__(self, path: str, *, node_id: str, at: float) -> None:

@@ -2,9 +2,10 @@
 
 How a write works:
 
-1. `Writer.submit` puts it into a buffer on the loop's side and returns a future.
-2. Once no batch is in flight, the whole buffer goes to the thread as one batch: one transaction, one sync to disk.
-3. One call back into the loop resolves the futures of the batch, in order, and starts the next one.
+1. `Writer.submit` puts the write into a buffer on the loop's side and returns a future.
+2. Once no batch is in flight, the whole buffer is passed to the thread as one batch, which is written in one
+   transaction with one sync to disk.
+3. One call back into the loop resolves the futures of the batch, in order, and starts the next batch.
 
 Invariants:
 
@@ -92,11 +93,11 @@ class DatabaseConnection(Protocol):
 
 
 class Writer:
-    """Group commit of writes to one database; see the module.
+    """Group commit of writes to one database, as described in the module.
 
     Parameters:
-        connection: database side.
-        name: name of the thread.
+        connection: connection to the database, used only by the writer thread.
+        name: name of the writer thread.
     """
 
     def __init__(self, connection: DatabaseConnection, *, name: str) -> None:

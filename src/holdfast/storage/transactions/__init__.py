@@ -1,7 +1,7 @@
-"""Transactions of the store: they decide, change the session's row and write through `Tables`.
+"""Transactions of the store: functions that check a request, change the session's row and write through `Tables`.
 
-Each function is called inside one transaction. A refusal raises **before** the first change, so that it writes nothing.
-Nothing here awaits, blocks or reads a clock.
+Each function is called inside one transaction. If a function refuses a request, it raises **before** the first change,
+so that nothing is written. None of the functions awaits, blocks or reads a clock.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def add_attachment(
 
 
 def stored_attachments(tables: Tables, principal: str, wanted: Sequence[Attachment]) -> tuple[Attachment, ...]:
-    """Return these attachments as stored. Raises `UnknownAttachment`."""
+    """Return the stored attachments with these digests. Raises `UnknownAttachment` if one does not exist."""
     kept = []
     for attachment in wanted:
         found = tables.attachment(principal, attachment.digest)

@@ -2,9 +2,9 @@
 
 Invariants:
 
-- After its interrupt is recorded, a run asks no questions and waits for no answers.
-- A parked run has no holder and a higher fence, so that its former holder can write nothing more.
-- A question is asked once and answered once; a repeated answer returns the one in the log.
+- Once an interrupt of a run is recorded, the run asks no more questions and waits for no more answers.
+- A parked run has no holder and a higher fence, so that the run's former holder can write nothing more.
+- A question is asked once and answered once; repeating an answer returns the answer in the log.
 """
 
 from __future__ import annotations
@@ -131,7 +131,10 @@ def park(tables: Tables, lease: Lease, at: float) -> Parked:
 
 
 def resume(tables: Tables, row: SessionRow, run_id: str, at: float) -> Claim | None:
-    """Claim a parked run that waits for nothing; None for any other run. ``run_id`` identifies a repeated claim."""
+    """Claim the session's run if it is parked and has no open questions; otherwise return None.
+
+    ``run_id`` is recorded, so that a repeated claim is recognized.
+    """
     if row.holder != NOBODY or row.questions:
         return None
     row.fence += 1

@@ -60,7 +60,10 @@ def _choose(row: SessionRow, now: float) -> tuple[tuple[Mail, ...], tuple[Mail, 
 
 
 def _due_at(mail: Mail, now: float) -> float:
-    """Return when a message may be taken. One from the future has waited for an unknown time: take it at once."""
+    """Return when a message may be taken.
+
+    A message that was accepted in the future has waited for an unknown time, so it may be taken at once.
+    """
     return 0.0 if now < mail.message.accepted_at - _SET_BACK_S else mail.due_at
 
 
@@ -265,7 +268,8 @@ def _final_state(
 ) -> Literal["completed", "failed", "interrupted"]:
     """Return the final state according to the state table: an error while stopping counts as an interrupt.
 
-    A run that ends by itself no longer waits for an answer. One that is rolled back is interrupted, however it ended.
+    A run that ends by itself no longer waits for an answer. A run that is rolled back counts as interrupted, however it
+    ended.
     """
     state = row.run_state
     if row.rolled_back:

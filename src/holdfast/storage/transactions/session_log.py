@@ -32,7 +32,7 @@ _PACK_BYTES = 262_144
 
 
 class EventLog:
-    """Numbers events with the session's counter; accepts none after ``session.deleted``."""
+    """Collects events of a session and numbers them; drops events after ``session.deleted``."""
 
     __slots__ = ("closed", "events", "row")
 
@@ -42,7 +42,7 @@ class EventLog:
         self.events: list[Stored] = []
 
     def add(self, event: Event) -> int:
-        """Add an event; return its seq."""
+        """Add an event and return its seq."""
         row = self.row
         seq = row.next_seq
         if not self.closed:
@@ -51,7 +51,7 @@ class EventLog:
         return seq
 
     def add_raw(self, kind: str, body: bytes) -> int:
-        """Add an encoded event; return its seq."""
+        """Add an encoded event and return its seq."""
         seq = self.row.next_seq
         if not self.closed:
             self.row.next_seq = seq + 1
@@ -59,7 +59,10 @@ class EventLog:
         return seq
 
     def write(self, tables: Tables, run_id: str | None, at: float) -> tuple[Stored, ...]:
-        """Write the added events as one pack, or as several of about ``_PACK_BYTES``: readers take whole packs."""
+        """Write and return the added events.
+
+        They are written in packs of about ``_PACK_BYTES`` at most, because readers load whole packs.
+        """
         events = self.events
         if not events:
             return ()
@@ -84,7 +87,7 @@ def _parts(events: Sequence[Stored]) -> Iterator[Sequence[Stored]]:
 
 
 def check_quota(tables: Tables, principal: str, amount: int, limit: int) -> None:
-    """Raise `QuotaExceeded` if `amount` more bytes exceed what the principal may store."""
+    """Raise `QuotaExceeded` if storing `amount` more bytes would take the principal over its limit."""
     stored = tables.stored_bytes(principal)
     if stored + amount > limit:
         raise QuotaExceeded(f"{principal!r} has {stored:,} bytes stored, and its limit is {limit:,}")
@@ -101,7 +104,7 @@ def existing_session(tables: Tables, principal: str, key: str) -> SessionRow:
 
 
 def new_session(tables: Tables, principal: str, key: str, *, agent: str, at: float, limit: int) -> SessionRow:
-    """Return a session that is not written yet. Raises `LimitExceeded`."""
+    """Return a new session row without writing it. Raises `LimitExceeded` if the principal has `limit` sessions."""
     if tables.live_sessions(principal) >= limit:
         raise LimitExceeded(
             f"{principal!r} already has {limit} sessions, the maximum", hint="delete sessions that you do not need"
@@ -112,7 +115,7 @@ def new_session(tables: Tables, principal: str, key: str, *, agent: str, at: flo
 
 
 def require_lease(tables: Tables, lease: Lease) -> SessionRow:
-    """Return the session whose run has that lease. Raises `StaleFence`."""
+    """Return the session of the lease. Raises `StaleFence` if the lease has become invalid."""
     row = tables.get(lease.session)
     if row is None or row.run_id != lease.run_id or row.fence != lease.fence:
         raise stale_fence(tables, lease, row)
@@ -120,7 +123,7 @@ def require_lease(tables: Tables, lease: Lease) -> SessionRow:
 
 
 def stale_fence(tables: Tables, lease: Lease, row: SessionRow | None) -> StaleFence:
-    """Return the error for a write under a stale lease."""
+    """Count a write under a stale lease, and return the error for it."""
     tables.counters.stale_writes_refused += 1
     if row is None:
         why = "its session was purged"
@@ -132,7 +135,7 @@ def stale_fence(tables: Tables, lease: Lease, row: SessionRow | None) -> StaleFe
 
 
 def start_run(tables: Tables, row: SessionRow, log: EventLog, taken: tuple[Mail, ...], run_id: str, at: float) -> None:
-    """Give the free slot to a new run."""
+    """Start a new run in the session's free slot, and add its ``run.started`` to the log."""
     row.fence += 1
     row.holder = tables.epoch
     row.run_id = run_id
@@ -146,7 +149,7 @@ def start_run(tables: Tables, row: SessionRow, log: EventLog, taken: tuple[Mail,
 
 
 def release_slot(row: SessionRow) -> None:
-    """Free the slot of the run that was active."""
+    """Free the session's slot by clearing all fields of the run that has ended."""
     row.run_id = None
     row.run_state = "running"
     row.cause = None
@@ -171,7 +174,7 @@ def _started(row: SessionRow) -> RunStarted:
 
 
 def claim_of(tables: Tables, row: SessionRow, events: tuple[Stored, ...] = (), *, resumed: bool = False) -> Claim:
-    """Return the claim of the active run."""
+    """Return a claim of the session's active run, with the events that the claim wrote."""
     assert row.run_id is not None
     return Claim(
         lease=Lease(row.session, row.run_id, row.fence),
@@ -190,7 +193,7 @@ def claim_of(tables: Tables, row: SessionRow, events: tuple[Stored, ...] = (), *
 
 
 def claim_again(tables: Tables, row: SessionRow) -> Claim:
-    """Return the answer to a repeated claim."""
+    """Return the result of the earlier claim, for a repeated call."""
     if row.resumed_as is not None:
         return claim_of(tables, row, resumed=True)
     kind, body = encode_event(_started(row))
@@ -198,9 +201,9 @@ def claim_again(tables: Tables, row: SessionRow) -> Claim:
 
 
 def stop_run(row: SessionRow, log: EventLog, cause: Cause, at: float) -> bool:
-    """Record the interrupt of the active run: the first cause wins, and a rollback is always noted.
+    """Record an interrupt of the active run, and return whether the session row was changed.
 
-    Its questions no longer need an answer. Return whether the row was changed.
+    The first cause is kept, but a later rollback is recorded, too. The run's questions no longer need an answer.
     """
     assert row.run_id is not None
     takes_back = cause.kind == "rollback" and not row.rolled_back

@@ -27,7 +27,7 @@ __all__ = ["check_retry", "drop_retried", "edit_history", "number_entries"]
 
 
 def number_entries(tables: Tables, row: SessionRow, entries: Sequence[Entry]) -> tuple[Entry, ...]:
-    """Number the entries consecutively; write the agent state kept with each separately."""
+    """Number the entries consecutively, and write their agent states separately."""
     replace = msgspec.structs.replace
     first = row.next_n
     row.next_n = first + len(entries)
@@ -43,8 +43,11 @@ def number_entries(tables: Tables, row: SessionRow, entries: Sequence[Entry]) ->
 
 
 def check_retry(tables: Tables, row: SessionRow | None, run_id: str) -> None:
-    """Raise `SessionBusy` or `HistoryChanged` unless this run is the last ended one and nothing was written after
-    it."""
+    """Check that this run can be retried.
+
+    Raises `SessionBusy` if the session is not idle, and `HistoryChanged` if the run is not the last ended run or the
+    transcript was edited after the run.
+    """
     if row is None:
         raise HistoryChanged("the session has no run to retry")
     if row.run_id is not None or row.waiting:
