@@ -207,7 +207,7 @@ class Handle(CancelClaim, Generic[T]):
         return self._interrupt
 
     def listen_to(self, interrupt: Interrupt) -> Registration | None:
-        """Make the member respond to its own interrupt; return the registration to close at the member's end, if any."""
+        """Make the member respond to its own interrupt; return the registration to close when it ends, if any."""
         raise NotImplementedError
 
     def done(self) -> bool:
