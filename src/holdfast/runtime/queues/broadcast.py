@@ -5,7 +5,7 @@ Invariants:
 - Publishing never waits for readers. It accesses only readers that are waiting at that moment.
 - An item is kept, up to the limit, until every open reader has seen it, whether or not the readers are waiting.
 - A cursor moves only when its reader takes items, without an await in between, so a cancelled read loses no items.
-- Once every open reader has seen all items, or all readers are closed, the broadcast keeps none of them in memory.
+- Once every open reader has seen all items, or all readers are closed, the items are dropped.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Broadcast(Generic[T]):
 
     Parameters:
         next_seq: number of the first item to be published.
-        limit: number of newest items that are always kept for a reader that is behind; up to twice as many may be kept.
+        limit: minimum number of items kept for a reader that is behind; up to twice as many may be kept.
         weigh: callable that returns the weight of an item; None disables ``weight_limit``.
         weight_limit: maximum total weight of the kept items; if it is exceeded, all kept items are dropped.
 
@@ -244,8 +244,8 @@ class Reader(Generic[T]):
     async def read(self, max_items: int = 256) -> list[tuple[int, T]] | BroadcastGap | None:
         """Return the next items with their numbers, waiting until at least one item is available.
 
-        If the reader missed items, return a `BroadcastGap` instead. If the reader or the broadcast is closed and all
-        kept items were read, return None.
+        If the reader missed items, return a `BroadcastGap` instead. If the reader is closed, or if the broadcast is
+        closed and the reader has read all kept items, return None.
 
         Parameters:
             max_items: maximum number of items to return; at least 1.
