@@ -35,7 +35,7 @@ class Oneshot(Generic[T]):
         return True
 
     def add(self, callback: Callable[[], object]) -> bool:
-        """Register ``callback`` to be called by the thread that sets the value; return False if a value is already set."""
+        """Register ``callback`` to be called by the thread that sets the value; return False if it is already set."""
         with self._lock:
             if self._callbacks is None:
                 return False

@@ -520,7 +520,7 @@ class ProcessHost:
         env: Mapping[str, str] | None = None,
         name: str | None = None,
     ) -> Completed:
-        """Run a program while blocking this thread, collect its output, and kill the descendants that it leaves running.
+        """Run a program while blocking this thread, collect its output, and kill the descendants that still run.
 
         The program writes to unnamed temporary files. So this call is not blocked by a full pipe, nor by a descendant
         that keeps a pipe open.
