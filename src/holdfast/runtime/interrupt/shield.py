@@ -8,7 +8,7 @@ Invariants
 - A shield protects once: from its entry until its block ends, its timeout passes, or `expire` is called.
   Inner shields end no later than outer shields.
 - Each cancellation that a shield holds back is delivered exactly once, when protection ends.
-- A shield holds back only cancellations of scopes. If other code calls ``task.cancel()``, the task is cancelled at once.
+- A shield holds back only cancellations of scopes, not a ``task.cancel()`` that other code calls.
 - All code runs on one loop's thread.
 """
 
