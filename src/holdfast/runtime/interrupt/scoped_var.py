@@ -9,7 +9,7 @@ Invariants
   the tasks and threads that it starts. The value is never visible in the code that iterates over the generator, except
   that `@contextmanager` and `@asynccontextmanager` functions pass the value on to the body of their ``with``.
 - After a value was left, it is invisible in the whole task that entered it, in whichever context it was left.
-- Values are invisible in a forked child, because they belong to the parent's loop and their locks may never be released.
+- Values are invisible in a forked child, because they belong to the parent's loop and their locks may stay held.
 """
 
 from __future__ import annotations

@@ -177,9 +177,9 @@ class ProcessHandle(Handle[int]):
         self._outlived = (await process.kill_tree(term_first_s=term_first_s)).survivors
 
     def end_if_over(self) -> bool:
-        """Record the member's end if the tree is gone but the loop has not yet been notified; return whether it is gone.
+        """Record the member's end if the tree is gone, and return whether the tree is gone.
 
-        Call this on the loop only.
+        Call this on the loop only, if the loop has not yet been notified of the end.
         """
         result = None if self.process is None else self.process.result
         if result is None:
@@ -250,9 +250,9 @@ class ForeignHandle(Handle[None]):
         """Do nothing, because the stop kills all programs of foreign code together."""
 
     def end_if_over(self) -> bool:
-        """Record the member's end if the program has ended but the loop has not yet been notified; return whether it has.
+        """Record the member's end if the program has ended, and return whether the program has ended.
 
-        Call this on the loop only.
+        Call this on the loop only, if the loop has not yet been notified of the end.
         """
         if procfs.lives(self.process.pid, self.process.started):
             return False

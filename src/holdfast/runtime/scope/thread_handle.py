@@ -1,4 +1,4 @@
-"""Calls on threads as members of a scope. A stop triggers the call's interrupt, and abandons a call that does not end."""
+"""Calls on threads as members of a scope; a stop interrupts each call, and abandons a call that does not end."""
 
 from __future__ import annotations
 
