@@ -54,7 +54,7 @@ class ProgramAdoption:
 
     @property
     def forked(self) -> bool:
-        """Whether this process is a forked child, in which programs are not adopted and a lock may stay held forever."""
+        """Whether this is a forked child, in which programs are not adopted and a lock may stay held forever."""
         return os.getpid() != self.tags.pid
 
     def off(self) -> bool:
