@@ -88,7 +88,7 @@ class StrangerSearch:
         return found
 
     def claim(self) -> list[Unclaimed]:
-        """Assign each of `unclaimed` to the scope that certainly started it; return the others."""
+        """Assign each process of `unclaimed` to its scope if the scope is certain; return the remaining processes."""
         left = []
         for one in self.unclaimed():
             home = self._home(one.thread) if one.thread != self._tags.pid else None

@@ -7,8 +7,8 @@ Invariants
 - `trigger` latches all descendants before it wakes any waiter, so woken code finds every descendant triggered.
 - `trigger` takes no lock; each container changes by single atomic operations. `trigger` is therefore safe in a signal
   handler, in `__del__`, and while any other method of the same interrupt is running.
-- A parent references its children weakly, and a child references its parents strongly. So a child that is no longer
-  used is freed by reference counting alone, and every ancestor stays alive while a descendant is in use.
+- A parent references its children weakly, and a child references its parents strongly. So an unused child is freed by
+  reference counting alone, and every ancestor stays alive while a descendant is in use.
 """
 
 from __future__ import annotations
@@ -237,8 +237,8 @@ class Interrupt:
     def on_trigger(self, fn: Callable[[Cause], object], *, loop: Loop | None = None) -> Registration:
         """Call `fn(cause)` once when the interrupt is triggered, or soon if it was already triggered.
 
-        `fn` runs in a copy of the caller's context, on `loop`. If `loop` is None, `fn` runs on the loop that is running
-        now or, if no loop is running, on the dispatcher thread. `trigger` never calls `fn` directly. If `fn` raises an
+        `fn` runs in a copy of the caller's context, on `loop`. If `loop` is not given, `fn` runs on the loop that is
+        running now or, if no loop is running, on the dispatcher thread. `trigger` never calls `fn` directly. If `fn` raises an
         `Exception`, it is passed to the loop's exception handler or logged. If the loop is closed, `fn` does not run.
 
         Close the returned registration when you no longer need the callback.
