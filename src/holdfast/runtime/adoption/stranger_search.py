@@ -103,8 +103,10 @@ class StrangerSearch:
         return left
 
     def strangers_since(self, left: Sequence[Unclaimed], since: float) -> int:
-        """Return how many of these a scope opened ``since`` (clock ticks since boot) may have started. Report each to
-        the operator once."""
+        """Return the number of processes that a scope opened ``since`` (clock ticks since boot) may have started.
+
+        Each process is reported to the operator once.
+        """
         mine = [one for one in left if one.started >= int(since)]
         for one in mine:
             if (one.pid, one.started) not in self._told:

@@ -238,8 +238,9 @@ class Interrupt:
         """Call `fn(cause)` once when the interrupt is triggered, or soon if it was already triggered.
 
         `fn` runs in a copy of the caller's context, on `loop`. If `loop` is not given, `fn` runs on the loop that is
-        running now or, if no loop is running, on the dispatcher thread. `trigger` never calls `fn` directly. If `fn` raises an
-        `Exception`, it is passed to the loop's exception handler or logged. If the loop is closed, `fn` does not run.
+        running now or, if no loop is running, on the dispatcher thread. `trigger` never calls `fn` directly. If `fn`
+        raises an `Exception`, it is passed to the loop's exception handler or logged. If the loop is closed, `fn` does
+        not run.
 
         Close the returned registration when you no longer need the callback.
         """
