@@ -24,7 +24,7 @@ class Oneshot(Generic[T]):
         self._lock = threading.Lock()
 
     def set(self, value: T) -> bool:
-        """Set the value and wake all waiters; return False, without effect, if it was already set."""
+        """Set the value and wake all waiters; if a value was already set, do nothing and return False."""
         with self._lock:
             callbacks, self._callbacks = self._callbacks, None
             if callbacks is None:
@@ -35,7 +35,7 @@ class Oneshot(Generic[T]):
         return True
 
     def add(self, callback: Callable[[], object]) -> bool:
-        """Have ``callback`` called by the thread that sets the value; return False if the value is already set."""
+        """Register ``callback`` to be called by the thread that sets the value; return False if it is already set."""
         with self._lock:
             if self._callbacks is None:
                 return False
@@ -43,13 +43,13 @@ class Oneshot(Generic[T]):
             return True
 
     def discard(self, callback: Callable[[], object]) -> None:
-        """Remove a callback; does nothing if it was called."""
+        """Remove a callback; does nothing if the value is already set."""
         with self._lock:
             if self._callbacks is not None and callback in self._callbacks:
                 self._callbacks.remove(callback)
 
     async def wait(self) -> T:
-        """Wait until the value is set, and return it."""
+        """Wait until the value is set, and return the value."""
         loop = asyncio.get_running_loop()
         woken = loop.create_future()
 
@@ -69,10 +69,13 @@ class Oneshot(Generic[T]):
         return self._get()
 
     def wait_blocking(self, timeout_s: float | None = None) -> T:
-        """Block this thread until the value is set, and return it.
+        """Block this thread until the value is set, and return the value.
+
+        Parameters:
+            timeout_s: timeout in seconds; None waits indefinitely.
 
         Raises:
-            TimeoutError: the value was not set in time.
+            TimeoutError: the value was not set within ``timeout_s`` seconds.
         """
         woken = threading.Event()
         if self.add(woken.set):

@@ -1,15 +1,16 @@
-"""Programs whose whole process tree can be stopped and dies with this process.
+"""Start programs whose whole process tree can be stopped and dies with this process.
 
 Each program runs under a reaper (`processes.reaper`) that the zygote (`processes.zygote`) forks.
 Invariants:
 
-- One daemon thread per `ProcessHost` reads messages from the zygote and the reapers; any thread or loop may send. Only
-  this thread closes the descriptors that it watches, and it takes one event at a time. Otherwise an event could be
-  pending for a descriptor whose number was reused, and a living process would seem dead.
-- A process is reported dead only if its reaper reported that it has no descendants left, or if the zygote killed the
-  orphans of a killed reaper. Anything else makes `TreeResult.proven` false.
+- One daemon thread per `ProcessHost`, the reading thread, reads messages from the zygote and the reapers; any thread or
+  loop may send messages. Only the reading thread closes the descriptors that it watches, and it handles one event at a
+  time. Otherwise an event could be pending for a descriptor whose number was reused, and a living process would seem
+  dead.
+- A process tree is reported dead only if its reaper reported that it has no descendants left, or if the zygote killed
+  the orphans of a killed reaper. In all other cases, `TreeResult.proven` is False.
 - No lock is held across an await or while user code runs.
-- Descriptors of a tree are closed when it is gone, whether it is awaited or not.
+- The descriptors of a tree are closed when the tree is gone, even if no code awaits its end.
 """
 
 from __future__ import annotations
@@ -87,9 +88,9 @@ class ProcessHostStatistics:
 
     Parameters:
         started: number of programs started so far.
-        live: number of programs whose tree is not gone yet.
+        live: number of programs whose process tree is not yet gone.
         killed: number of processes killed so far.
-        survivors: number of processes that outlived the time limit of a kill so far.
+        survivors: number of processes so far that were still alive at the time limit of a kill.
         reapers: number of running reapers.
     """
 
@@ -105,9 +106,9 @@ class Completed:
     """Result of `ProcessHost.run_blocking`.
 
     Parameters:
-        returncode: exit code; negative for the signal that ended it.
-        stdout, stderr: complete output.
-        tree: outcome of killing the processes that the program left behind.
+        returncode: exit code of the program; if a signal ended it, the negative signal number.
+        stdout, stderr: complete output of the program.
+        tree: result of killing the descendants that the program left running.
     """
 
     returncode: int
@@ -117,10 +118,11 @@ class Completed:
 
 
 class ProcessHost:
-    """Starts programs under reapers. One per process is enough; see `process_host`.
+    """Starts programs under reapers. One host per Python process is enough; `process_host` returns it.
 
-    All methods are callable from any thread. After a fork, the child's copy is empty: it starts its own zygote when
-    needed, and does not keep the parent's trees alive.
+    All methods are callable from any thread, unless their description restricts the thread. After a fork, the child's
+    copy of the host is empty: the copy starts its own zygote when needed, and does not keep the parent's process trees
+    alive.
     """
 
     def __init__(self) -> None:
@@ -172,7 +174,7 @@ class ProcessHost:
 
     @property
     def workers(self) -> WorkerPool:
-        """Pool of processes for isolated calls."""
+        """Pool of worker processes for isolated calls; created on first use."""
         with self._lock:
             if self._workers is None:
                 from holdfast.runtime.workers.pool import WorkerPool
@@ -181,10 +183,10 @@ class ProcessHost:
             return self._workers
 
     def start(self) -> None:
-        """Start the zygote now, so that the first program need not wait for it. Idempotent.
+        """Start the zygote now, so that the first program does not have to wait for the zygote. Idempotent.
 
         Raises:
-            OSError: the interpreter failed to start.
+            OSError: the zygote's interpreter failed to start.
         """
         if supported():
             self._link()
@@ -226,7 +228,7 @@ class ProcessHost:
         self._tick_s = tick()
 
     def _guard(self, act: Callable[..., object], *values: Any) -> None:
-        """Run one handler; report its failure without blocking events of the other trees."""
+        """Run one handler; if it raises, report the error and continue, so that later events are still handled."""
         try:
             act(*values)
         except Exception:
@@ -248,18 +250,21 @@ class ProcessHost:
         self._poll.register(fd, select.EPOLLIN)
 
     def unwatch(self, fd: int) -> None:
-        """Stop watching ``fd``, before it is closed. In the reading thread only."""
+        """Stop watching ``fd``. Call this in the reading thread only, before ``fd`` is closed."""
         if self._watched.pop(fd, None) is not None and self._poll is not None and not self._poll.closed:
             with contextlib.suppress(OSError):  # a fork or a close came between
                 self._poll.unregister(fd)
 
     def set_tick(self, tick: Callable[[], float] | None) -> None:
-        """Call ``tick`` in the reading thread after each round of events; it returns the seconds until its next run."""
+        """Call ``tick`` in the reading thread after each event, and again after the number of seconds that it returns.
+
+        None stops the calls.
+        """
         self._tick = tick
         self.call_in_reading_thread(lambda: None)
 
     def call_in_reading_thread(self, call: Callable[[], object]) -> None:
-        """Call ``call`` once in the reading thread, soon."""
+        """Schedule one call of ``call`` in the reading thread."""
         wakeup = os.eventfd(1)
 
         def wake() -> None:
@@ -374,7 +379,7 @@ class ProcessHost:
         self._take_in_helpers()
 
     def _take_in_helpers(self) -> None:
-        """Adopt the reapers that a killed zygote left to us, and kill what a killed reaper left."""
+        """Adopt the reapers of a killed zygote, and kill the processes that a killed reaper left running."""
         for pid in lost_helpers():
             if pid in self._helpers:
                 continue
@@ -391,7 +396,7 @@ class ProcessHost:
             self._poll.register(pidfd, select.EPOLLIN)
 
     def _bury_helper(self, pid: int, pidfd: int) -> None:
-        """Reap the process and take over its children."""
+        """Reap an adopted process that has ended, and take over its children."""
         self.unwatch(pidfd)
         with contextlib.suppress(ProcessLookupError):  # already reaped as an orphan: the number may be reused
             with contextlib.suppress(PermissionError):
@@ -417,19 +422,22 @@ class ProcessHost:
     ) -> Process:
         """Start a program under its own reaper and in its own session.
 
-        If the awaiting task is cancelled meanwhile, the tree is killed before the cancellation continues. If it is
-        cancelled again, the task does not wait for that, but the tree is still killed.
+        If the awaiting task is cancelled during the start, the tree is killed before `CancelledError` is raised. If the
+        task is cancelled again meanwhile, it does not wait for the kill, but the tree is still killed.
 
         Parameters:
-            argv: program, looked up in PATH of ``env``, and its arguments.
-            stdin: `PIPE` (then ``process.stdin``), a descriptor or file, or None for no input.
-            stdout, stderr: `PIPE` (then ``process.stdout``), a descriptor or file, `DEVNULL`, or None for this
-                process's own; ``stderr`` may be `STDOUT`.
-            cwd: working directory; None for the current one.
-            env: complete environment; None for this process's. A marker that names this host is added.
-            name: display name; None for the program's file name.
-            on_cut: called if a start fails or is cancelled, with the task that kills the program; not called if nothing
-                was started.
+            argv: the program, which is looked up in the PATH of ``env``, and its arguments.
+            stdin: standard input. `PIPE` opens the stream ``process.stdin``; a descriptor or file is passed to the
+                program; None means no input.
+            stdout, stderr: standard output and standard error. `PIPE` opens the stream ``process.stdout`` or
+                ``process.stderr``; a descriptor or file is passed to the program; `DEVNULL` discards the output; None
+                uses the stream of this process. For ``stderr``, `STDOUT` sends errors to standard output.
+            cwd: working directory; None uses the current directory.
+            env: complete environment; None uses the environment of this process. A marker that names this host is
+                added in both cases.
+            name: display name; None uses the program's file name.
+            on_cut: callback that is called with the task that kills the program if the start fails or is cancelled;
+                not called if the start fails before a process is requested.
 
         Raises:
             FileNotFoundError, PermissionError, NotADirectoryError, OSError: the program or ``cwd`` is unusable.
@@ -478,10 +486,12 @@ class ProcessHost:
         env: Mapping[str, str] | None = None,
         name: str | None = None,
     ) -> Process:
-        """Like `spawn`, but for a thread; `PIPE` is not supported: pass your own descriptors or files.
+        """Start a program like `spawn`, but block this thread until the program has started.
+
+        `PIPE` is not supported: pass your own descriptors or files instead.
 
         Raises:
-            As `spawn`; ValueError also for `PIPE`.
+            ValueError: a stream is `PIPE`; or see `spawn`, whose other errors this method also raises.
         """
         if PIPE in (stdin, stdout, stderr):
             raise ValueError("spawn_blocking() does not support PIPE; pass descriptors or files")
@@ -510,13 +520,14 @@ class ProcessHost:
         env: Mapping[str, str] | None = None,
         name: str | None = None,
     ) -> Completed:
-        """Run a program to its end from a thread, collect its output, and kill what it leaves behind.
+        """Run a program while blocking this thread, collect its output, and kill the descendants that still run.
 
-        Output goes through unnamed files, so neither a full pipe nor a stray process that holds one blocks this call.
+        The program writes to unnamed temporary files. So this call is not blocked by a full pipe, nor by a descendant
+        that keeps a pipe open.
 
         Raises:
-            TimeoutError: it did not end within ``timeout_s`` seconds; its tree was killed.
-            OSError: as `spawn`.
+            TimeoutError: the program did not end within ``timeout_s`` seconds; its tree was killed.
+            OSError: the program failed to start; see `spawn`.
         """
         with tempfile.TemporaryFile() as source, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             source.write(input)
@@ -549,9 +560,9 @@ class ProcessHost:
         return held
 
     def close(self) -> None:
-        """Kill every tree and end the zygote; return when they are gone, after a few seconds at most. Idempotent.
+        """Kill every process tree and end the zygote. Idempotent.
 
-        The host stays usable.
+        Return when all of them are gone, but after a few seconds at the latest. The host stays usable.
         """
         if self._workers is not None:
             self._workers.close()
@@ -575,7 +586,7 @@ class ProcessHost:
         return {link.pid for link in list(self._links.values())}
 
     def statistics(self) -> ProcessHostStatistics:
-        """Return a snapshot; callable from any thread."""
+        """Return a snapshot of the host; callable from any thread."""
         return ProcessHostStatistics(
             started=self._started,
             live=len(self._live),
@@ -587,5 +598,8 @@ class ProcessHost:
 
 @functools.cache
 def process_host() -> ProcessHost:
-    """Return the single `ProcessHost` of this process; its zygote starts with the first program or ``start()``."""
+    """Return the shared `ProcessHost` of this Python process.
+
+    The host's zygote is started by ``start()`` or with the first program.
+    """
     return ProcessHost()

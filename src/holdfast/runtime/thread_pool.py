@@ -4,7 +4,7 @@ Invariants:
 
 - A call is in exactly one place: queued, running on one thread, finished, or abandoned.
 - Sharers of the pool take turns: between two queued calls of one sharer, one call of every other waiting sharer starts.
-  Calls of one sharer start in order.
+  Calls of one sharer start in the order in which they were submitted.
 - ``running + abandoned`` threads never exceed ``max_threads + abandoned_limit``.
 - The lock is held for a few instructions only, never while user code runs, so it cannot deadlock with user locks.
 - Threads are daemons and unknown to ``concurrent.futures``: the interpreter never waits for them at exit.
@@ -43,7 +43,7 @@ _IDLE_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThreadPoolStatistics:
-    """A snapshot of a pool.
+    """A snapshot of a thread pool.
 
     Parameters:
         running: number of running calls that were not abandoned.
@@ -51,7 +51,7 @@ class ThreadPoolStatistics:
         queued: number of calls that wait for a thread.
         abandoned: number of abandoned threads that still run.
         abandoned_total: number of threads abandoned since the pool was created.
-        by_owner: number of abandoned threads per owner, for owners with any.
+        by_owner: number of abandoned threads that still run, by owner; owners without such threads are left out.
     """
 
     running: int
@@ -104,15 +104,21 @@ class ThreadCall:
         self.abandoned = False
 
     def cancel(self) -> bool:
-        """Withdraw the call if no thread has started it; True if it will never run. ``on_done`` is then not called."""
+        """Withdraw the call if no thread has started it; return whether it was withdrawn.
+
+        If the call was withdrawn, neither its function nor ``on_done`` is called.
+        """
         return self.pool._take_back(self)
 
     def abandon(self) -> bool:
-        """Abandon the thread that runs this call and replace it. True on the first call only."""
+        """Abandon the thread that runs this call, and free its place in the pool for another thread.
+
+        Return False if no thread runs the call or the thread was already abandoned.
+        """
         return self.pool._abandon(self)
 
     def stack(self) -> tuple[str, ...]:
-        """Return the thread's current stack, outermost frame first; empty if the call is not running."""
+        """Return the current stack of the call's thread, outermost frame first; empty if the call is not running."""
         thread = self.thread
         return () if thread is None else thread_stack(thread)
 
@@ -141,9 +147,9 @@ class ThreadPool:
     """A bounded pool of daemon threads.
 
     Parameters:
-        max_threads: maximum number of concurrent calls; further ones wait, and their sharers take turns.
-        abandoned_limit: maximum number of abandoned threads still alive; at the limit, new calls are refused.
-        queue_limit: maximum number of waiting calls.
+        max_threads: maximum number of concurrent calls; further calls wait, and their sharers take turns.
+        abandoned_limit: maximum number of abandoned threads that still run; at the limit, new calls are refused.
+        queue_limit: maximum number of waiting calls; at the limit, new calls are refused.
         name: prefix of thread names.
 
     All methods are callable from any thread, but not from a signal handler.
@@ -181,13 +187,21 @@ class ThreadPool:
         sharer: str = "",
         kwargs: dict[str, Any] | None = None,
     ) -> ThreadCall:
-        """Run ``fn(*values, **kwargs)`` on a thread, in ``context`` (default: a copy of the caller's).
+        """Run ``fn(*values, **kwargs)`` on a thread of the pool, and return the call.
 
-        ``on_done(result, error)`` is called on that thread, once, unless the call was withdrawn; it must not raise.
-        Abandoned threads are counted by ``owner``. While calls wait for a thread, sharers take turns.
+        Parameters:
+            fn: function to call.
+            values: positional arguments of the function.
+            context: context that the function runs in; None uses a copy of the caller's context.
+            on_done: callback that is called with the result and the error on the same thread, once, unless the call was
+                withdrawn; must not raise.
+            name: display name; empty uses the name of the function.
+            owner: key under which the thread is counted if it is abandoned.
+            sharer: key for fair sharing: while calls wait for a thread, sharers take turns.
+            kwargs: keyword arguments of the function.
 
         Raises:
-            LimitExceeded: too many calls wait, or too many threads are abandoned.
+            LimitExceeded: ``queue_limit`` calls already wait, or ``abandoned_limit`` abandoned threads still run.
             Unavailable: the pool is closed.
         """
         call = ThreadCall(
@@ -233,7 +247,7 @@ class ThreadPool:
             raise
 
     def _drop(self, call: ThreadCall) -> bool:
-        """Remove a call from its queue; False if it is in none. The caller holds the lock."""
+        """Remove a call from its queue; return False if the call is not queued. The caller holds the lock."""
         queue = self._queues.get(call.sharer)
         if queue is None or call not in queue:
             return False
@@ -244,7 +258,7 @@ class ThreadPool:
         return True
 
     def _take(self) -> ThreadCall:
-        """Return the next call and move its sharer to the end of the order. The caller holds the lock."""
+        """Remove and return the next call, and move its sharer to the end of the turns. The caller holds the lock."""
         sharer = next(iter(self._queues))
         queue = self._queues.pop(sharer)
         call = queue.popleft()
@@ -339,7 +353,7 @@ class ThreadPool:
             return True
 
     def abandoned(self, owner: str | None = None) -> int:
-        """Return the number of abandoned threads still running, of one owner or of all."""
+        """Return the number of abandoned threads of ``owner`` that still run; None counts the threads of all owners."""
         with self._lock:
             return self._abandoned.total() if owner is None else self._abandoned[owner]
 
@@ -356,7 +370,10 @@ class ThreadPool:
             )
 
     def close(self) -> None:
-        """Refuse new calls and let idle threads end. Waiting and running calls continue; does not block."""
+        """Close the pool to new calls and let idle threads end.
+
+        Does not block: calls that already wait or run are still completed.
+        """
         with self._lock:
             self._closed = True
             parked, self._parked = self._parked, []
@@ -369,24 +386,24 @@ start_plainly = threading.Thread.start
 """The interpreter's own ``Thread.start``, saved because `holdfast.runtime.adoption.threads` replaces it."""
 
 _begun: dict[int, ThreadCall] = {}
-"""Running call of each thread of any pool, by native thread id."""
+"""Running calls of all pools, by native thread id."""
 
 on_leave: Callable[[], object] | None = None
-"""Called on a pool's thread after it ran a call, because C code in the call may have started programs."""
+"""Callback that is called on a pool's thread after each call, because C code in the call may have started programs."""
 
 
 def runs_a_call(stack: Collection[CodeType]) -> bool:
-    """Whether a thread with this code on its stack belongs to a pool and is not idle."""
+    """Return whether a thread with these code objects on its stack belongs to a pool and is not idle."""
     return ThreadPool._serve.__code__ in stack and ThreadPool._next.__code__ not in stack
 
 
 def call_of_thread(native_id: int) -> ThreadCall | None:
-    """Return the call that a pool's thread runs now, by native thread id."""
+    """Return the call that the thread with this native id runs now; None if the thread runs no call of a pool."""
     return _begun.get(native_id)
 
 
 def any_abandoned() -> bool:
-    """Whether any pool's abandoned thread still runs."""
+    """Return whether an abandoned thread of any pool still runs."""
     return any(call.abandoned for call in list(_begun.values()))
 
 
@@ -395,7 +412,7 @@ _shared_lock = threading.Lock()
 
 
 def shared_threads() -> ThreadPool:
-    """Return the default pool of scopes; created on first use, one per process."""
+    """Return the default thread pool of scopes, which is shared by the whole process and created on first use."""
     global _shared
     with _shared_lock:
         if _shared is None:

@@ -20,11 +20,11 @@ __all__ = ["ProgramAdoption"]
 
 
 class ProgramAdoption:
-    """State of one installation. Used by threads that start programs and by the reading thread of the host.
+    """State of one installation, used by threads that start programs and by the host's reading thread.
 
     Parameters:
-        current, processes, home, lingers: as in `holdfast.runtime.adoption.processes.install`.
-        seal: sets the tags of processes.
+        current, processes, home, lingers: see `holdfast.runtime.adoption.processes.install`.
+        seal: seal that sets the tags of processes.
     """
 
     def __init__(
@@ -54,13 +54,13 @@ class ProgramAdoption:
 
     @property
     def forked(self) -> bool:
-        """Whether this is a forked child, which adopts nothing, and where a lock may be held forever."""
+        """Whether this is a forked child, in which programs are not adopted and a lock may stay held forever."""
         return os.getpid() != self.tags.pid
 
     def off(self) -> bool:
-        """Whether starts here are not adopted: in a forked child, and after the installation has ended.
+        """Return whether a program started now is not adopted, in a forked child or after the installation has ended.
 
-        After its end, starts on threads that an ended scope abandoned are still refused.
+        Even after that, a start on a thread that an ended scope abandoned is refused, except in a forked child.
 
         Raises:
             ScopeClosed: the scope has ended.
@@ -72,7 +72,7 @@ class ProgramAdoption:
         return self.ended
 
     def owner(self) -> Owner | None:
-        """Return the scope that a start belongs to now; None outside of scopes and in forked children."""
+        """Return the scope that owns a program started now; None outside any scope and in a forked child."""
         return None if self.forked else self._current()
 
     def unadopted(self) -> contextlib.AbstractContextManager[None]:

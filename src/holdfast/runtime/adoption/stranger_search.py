@@ -88,7 +88,7 @@ class StrangerSearch:
         return found
 
     def claim(self) -> list[Unclaimed]:
-        """Assign each of `unclaimed` to the scope that certainly started it; return the others."""
+        """Assign each process of `unclaimed` to its scope if the scope is certain; return the remaining processes."""
         left = []
         for one in self.unclaimed():
             home = self._home(one.thread) if one.thread != self._tags.pid else None
@@ -103,8 +103,10 @@ class StrangerSearch:
         return left
 
     def strangers_since(self, left: Sequence[Unclaimed], since: float) -> int:
-        """Return how many of these a scope opened ``since`` (clock ticks since boot) may have started. Report each to
-        the operator once."""
+        """Return the number of processes that a scope opened ``since`` (clock ticks since boot) may have started.
+
+        Each process is reported to the operator once.
+        """
         mine = [one for one in left if one.started >= int(since)]
         for one in mine:
             if (one.pid, one.started) not in self._told:

@@ -3,12 +3,13 @@
 `install` also enables `holdfast.runtime.adoption.threads` and `holdfast.runtime.adoption.processes`.
 
 Invariants
-- It is installed per loop; anything started outside any scope is started exactly as before.
+- Adoption is installed per loop; tasks and calls outside any scope are started exactly as before.
 - Tasks and executor calls become members of the scope in whose context they were started. Their results and errors
   belong to the foreign code that started them: an error does not interrupt the scope.
-- During the grace period of a stop, cleanup code may still start tasks and calls; afterwards, new ones start cancelled.
-- ``sys.exit()`` in such a task or call ends only that task or call, with an error that names it, and not the loop,
-  which others share. `KeyboardInterrupt` (Ctrl-C) comes from the user and propagates.
+- During the grace period of a stop, cleanup code may still start tasks and calls. After the grace period, new tasks are
+  cancelled before they begin, and new calls are refused.
+- If such a task or call calls ``sys.exit()``, only the task or call ends, with an error that names it. The loop, which
+  other code shares, continues. `KeyboardInterrupt` (Ctrl-C) comes from the user and propagates.
 """
 
 from __future__ import annotations
@@ -125,12 +126,12 @@ class TaskAdopter:
 
 
 class PoolExecutor(ThreadPoolExecutor):
-    """The default executor of a loop: its calls carry the caller's context and belong to the caller's scope.
+    """Default executor of a loop, whose calls run in the caller's context and belong to the caller's scope.
+
+    The executor starts no threads of ``concurrent.futures``, so the interpreter does not wait for its threads at exit.
 
     Parameters:
-        pool: runs calls made outside any scope, and in scopes without a pool of their own.
-
-    It starts no threads of ``concurrent.futures``, so the interpreter does not wait for any at exit.
+        pool: thread pool for calls outside any scope; None uses the pool shared by the process.
     """
 
     def __init__(self, pool: ThreadPool | None = None) -> None:
@@ -179,7 +180,7 @@ class PoolExecutor(ThreadPoolExecutor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Do nothing: the pool outlives the loop, and its threads are daemons."""
+        """Do nothing, because the pool outlives the loop and its threads are daemons."""
 
 
 class _AdoptedCall(ThreadHandle[None]):
@@ -208,7 +209,7 @@ class Restorer:
         self._undo: Callable[[], None] | None = undo
 
     def restore(self) -> None:
-        """Restore the loop as it was. Idempotent."""
+        """Restore the loop's previous task factory and executor, and stop adoption. Idempotent."""
         undo, self._undo = self._undo, None
         if undo is not None:
             undo()
@@ -221,13 +222,14 @@ class Restorer:
 
 
 def install(loop: asyncio.AbstractEventLoop, *, threads: ThreadPool | None = None, sealed: bool = True) -> Restorer:
-    """Adopt everything that foreign code starts on ``loop`` in a scope, from now on.
+    """Adopt, from now on, all tasks, calls, threads and programs that foreign code starts on ``loop`` in a scope.
 
     Parameters:
-        loop: loop to watch; it gets a task factory and a default executor.
-        threads: pool of the default executor; default: the one shared by the process.
-        sealed: whether to make the tag of programs indelible, permanently for this process; see
-            `holdfast.runtime.processes.seal` for the cost to an ordinary user. The first watched loop decides.
+        loop: loop to watch; its task factory and default executor are replaced.
+        threads: thread pool of the default executor; None uses the pool shared by the process.
+        sealed: whether to make the tags of programs indelible, permanently for this process; only the value that is
+            given for the first watched loop counts. See `holdfast.runtime.processes.seal` for the cost to an ordinary
+            user.
     """
     global _sealing
     factory = loop.get_task_factory()

@@ -4,11 +4,11 @@ Invariants
 - The first cause wins and never changes: `dict.setdefault` on the latch is the compare-and-set.
 - Register, then check again: a waiter first registers itself, then checks the latch, then parks. `trigger` first sets
   the latch, then wakes all registered waiters. So no wakeup is lost between check and park.
-- A trigger latches the whole tree below it before it wakes anything: woken code finds every descendant triggered.
-- `trigger` takes no lock; each container changes by single atomic operations. It is therefore safe in a signal handler,
-  in `__del__` and on top of any other method of the same interrupt.
-- A parent holds its children weakly, a child holds its parents strongly: finished children vanish by reference count
-  alone, and every ancestor stays alive while a descendant is in use.
+- `trigger` latches all descendants before it wakes any waiter, so woken code finds every descendant triggered.
+- `trigger` takes no lock; each container changes by single atomic operations. `trigger` is therefore safe in a signal
+  handler, in `__del__`, and while any other method of the same interrupt is running.
+- A parent references its children weakly, and a child references its parents strongly. So an unused child is freed by
+  reference counting alone, and every ancestor stays alive while a descendant is in use.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class InterruptStatistics:
     """A snapshot of an interrupt's waiters and dependents.
 
     Parameters:
-        triggered: whether it was triggered.
+        triggered: whether the interrupt was triggered.
         waiting_tasks: number of tasks in `wait` or `sleep`, on all loops.
         waiting_threads: number of threads in `wait_blocking` or `sleep_blocking`.
         callbacks: number of `on_trigger` registrations that have neither run nor been closed.
@@ -74,13 +74,14 @@ class InterruptStatistics:
 class Interrupt:
     """A one-way latch with a cause: once triggered, it stays triggered.
 
-    All methods are callable from any thread; the coroutines on any event loop.
+    All methods are callable from any thread, and the coroutine methods from any event loop.
 
     Parameters:
         name: `origin` of the causes that this interrupt creates.
-        parent: when the parent is triggered, so is this one, with a cause of kind ``parent``.
-        deadline_s: trigger with kind ``deadline`` after this many seconds, by the clock of the running loop, or by the
-            monotonic clock if no loop runs. The deadline is cancelled when the interrupt is freed.
+        parent: interrupt that, when triggered, also triggers this one, with a cause of kind ``parent``.
+        deadline_s: number of seconds after which the interrupt is triggered with kind ``deadline``; None sets no
+            deadline. The time is measured by the clock of the running loop, or by the monotonic clock if no loop runs.
+            The deadline is cancelled when the interrupt is freed.
     """
 
     __slots__ = ("__weakref__", "_children", "_gates", "_latch", "_parents", "_tasks", "_timer", "callbacks", "name")
@@ -107,12 +108,12 @@ class Interrupt:
 
     @property
     def triggered(self) -> bool:
-        """Whether it was triggered. Never reverts."""
+        """Whether the interrupt was triggered. Once True, it stays True."""
         return bool(self._latch)
 
     @property
     def cause(self) -> Cause | None:
-        """Why it was triggered, or None. Never changes once set."""
+        """Why the interrupt was triggered; None if it was not. Never changes once set."""
         entry = self._latch.get(_CAUSE)
         return None if entry is None else entry[0]
 
@@ -124,15 +125,16 @@ class Interrupt:
         message_id: str | None = None,
         cause: Cause | None = None,
     ) -> bool:
-        """Trigger this interrupt and all below it. Return at once; True only for the caller whose cause was recorded.
+        """Trigger this interrupt and all its descendants; return True if this call's cause was recorded.
 
-        Callable from any thread, loop, signal handler, callback or `__del__`.
+        Does not block. Callable from any thread, loop, signal handler, callback or `__del__`. If the interrupt was
+        already triggered, the call has no effect and returns False.
 
         Parameters:
-            reason: free text for people.
+            reason: human-readable reason.
             kind: kind of the cause.
-            message_id: message that caused it, if any.
-            cause: cause to use instead of the three above.
+            message_id: id of the message that caused the interrupt, if any.
+            cause: cause to record; if given, ``reason``, ``kind`` and ``message_id`` are ignored.
         """
         if self._latch:
             return False
@@ -151,12 +153,12 @@ class Interrupt:
         return True
 
     def check(self) -> None:
-        """Raise `Interrupted` if it was triggered."""
+        """Raise `Interrupted` if this interrupt was triggered."""
         if self._latch:
             raise Interrupted(self._latch[_CAUSE][0])
 
     async def wait(self) -> Cause:
-        """Wait until it is triggered, and return the cause. Never raises `Interrupted`."""
+        """Wait until this interrupt is triggered, and return the cause. Never raises `Interrupted`."""
         if not self._latch:
             loop = asyncio.get_running_loop()
             group, future = self._enter(loop)
@@ -172,7 +174,7 @@ class Interrupt:
         return self._latch[_CAUSE][0]
 
     async def sleep(self, delay_s: float) -> None:
-        """Sleep for `delay_s` seconds; raise `Interrupted` as soon as it is triggered, or if it already was."""
+        """Sleep for `delay_s` seconds; raise `Interrupted` as soon as this interrupt is triggered."""
         self.check()
         if delay_s <= 0:
             await asyncio.sleep(0)
@@ -189,9 +191,9 @@ class Interrupt:
         self.check()
 
     def wait_blocking(self, timeout_s: float | None = None) -> Cause | None:
-        """Block this thread until it is triggered, and return the cause; None after `timeout_s` seconds.
+        """Block this thread until the interrupt is triggered; return the cause, or None after `timeout_s` seconds.
 
-        Do not call it on the thread of a running event loop: it would block that loop.
+        Do not call this method on the thread of a running event loop, because it blocks the loop.
         """
         if not self._latch:
             gate = allocate_lock()
@@ -205,15 +207,15 @@ class Interrupt:
         return self.cause
 
     def sleep_blocking(self, delay_s: float) -> None:
-        """Block this thread for `delay_s` seconds; raise `Interrupted` as soon as it is triggered."""
+        """Block this thread for `delay_s` seconds; raise `Interrupted` as soon as the interrupt is triggered."""
         self.wait_blocking(delay_s)
         self.check()
 
     def fileno(self) -> int:
-        """Return a file descriptor that is readable once it is triggered, for `select` and `poll`. Always the same one.
+        """Return a file descriptor, for `select` and `poll`, that becomes readable when the interrupt is triggered.
 
-        It is opened on first use, and closed by `close_fd` or when the interrupt is freed. Only watch it: reading from
-        it would consume the byte that makes it readable.
+        The descriptor is opened by the first call, returned by all later calls, and closed by `close_fd` or when the
+        interrupt is freed. Do not read from the descriptor: that would consume the byte that makes it readable.
         """
         gate = self._gates.get(_FILE)
         if gate is None:
@@ -227,19 +229,20 @@ class Interrupt:
         return gate.fd
 
     def close_fd(self) -> None:
-        """Close the descriptor of `fileno`, if any. A later `fileno` opens a new one."""
+        """Close the descriptor that `fileno` opened, if any. The next call of `fileno` opens a new descriptor."""
         gate = self._gates.pop(_FILE, None)
         if isinstance(gate, FdLatch):
             gate.close()
 
     def on_trigger(self, fn: Callable[[Cause], object], *, loop: Loop | None = None) -> Registration:
-        """Call `fn(cause)` once when it is triggered; soon, if it already was.
+        """Call `fn(cause)` once when the interrupt is triggered, or soon if it was already triggered.
 
-        `fn` runs in a copy of the caller's context: on `loop`, else on the running loop, else on the dispatcher thread;
-        never inside `trigger`. An `Exception` that it raises is passed to the loop's exception handler or logged. A
-        callback whose loop is closed does not run.
+        `fn` runs in a copy of the caller's context, on `loop`. If `loop` is not given, `fn` runs on the loop that is
+        running now or, if no loop is running, on the dispatcher thread. `trigger` never calls `fn` directly. If `fn`
+        raises an `Exception`, it is passed to the loop's exception handler or logged. If the loop is closed, `fn` does
+        not run.
 
-        Close the registration when you no longer need the callback.
+        Close the returned registration when you no longer need the callback.
         """
         registration = Registration(self, fn, loop or asyncio._get_running_loop())
         self.callbacks[registration] = None
@@ -250,25 +253,25 @@ class Interrupt:
         return registration
 
     def child(self, *, name: str = "", deadline_s: float | None = None) -> Interrupt:
-        """Create an interrupt that is triggered with this one, but not vice versa.
+        """Create a child: an interrupt that is triggered when this interrupt is triggered, but not vice versa.
 
-        This interrupt references the child only weakly: the child is freed when you drop it.
+        This interrupt holds only a weak reference to the child, so the child is freed when you drop it.
 
         Parameters:
-            name: as in `Interrupt`.
-            deadline_s: as in `Interrupt`.
+            name: `origin` of the causes that the child creates.
+            deadline_s: number of seconds after which the child is triggered; None sets no deadline.
         """
         return Interrupt(name=name, parent=self, deadline_s=deadline_s)
 
     def linked(self, *others: Interrupt, name: str = "") -> Interrupt:
-        """Create a child that is triggered by any of `others` as well as by this one."""
+        """Create an interrupt that is triggered when this interrupt or any of `others` is triggered."""
         child = Interrupt(name=name, parent=self)
         for other in others:
             child.follow(other)
         return child
 
     def statistics(self) -> InterruptStatistics:
-        """Return a snapshot of its waiters and dependents."""
+        """Return a snapshot of the interrupt's waiters and dependents."""
         return InterruptStatistics(
             triggered=bool(self._latch),
             waiting_tasks=sum(map(len, self._tasks.copy().values())),
@@ -280,13 +283,13 @@ class Interrupt:
     def shield(self, timeout_s: float | None = None) -> Shield[Interrupt]:
         """``async with interrupt.shield(timeout_s=2):`` protects awaits in the block from a scope's cancellation.
 
-        The cancellation arrives when the block ends, `timeout_s` seconds after it was entered, or when the grace period
-        of the stop is over, whichever is first. See `Shield`.
+        The cancellation is delivered when the block ends, `timeout_s` seconds after the block was entered, or when the
+        grace period of the stop is over, whichever comes first. See `Shield`.
         """
         return Shield(self, Interrupt(name=f"shield of {self.name}"), current, timeout_s)
 
     def make_current(self) -> Token[Interrupt | GeneratorValue[Interrupt] | None]:
-        """Make it the current interrupt of a context that was created for it. Elsewhere, prefer `use`."""
+        """Make this the current interrupt of a context that was created for it. Otherwise, prefer `use`."""
         return current.variable.set(self)
 
     def _enter(self, loop: Loop) -> tuple[FutureGroup, asyncio.Future[None]]:
@@ -302,7 +305,7 @@ class Interrupt:
             self._tasks.pop(loop, None)
 
     def follow(self, parent: Interrupt) -> None:
-        """Become a child of ``parent`` as well."""
+        """Add ``parent`` to the interrupts that trigger this one."""
         self._parents = (*self._parents, parent)
         parent._children.add(weakref.ref(self, parent._children.discard))
         cause = parent.cause
@@ -416,10 +419,11 @@ def check_interrupt() -> None:
 
 
 class use:
-    """Context manager: ``with use(interrupt):`` makes it current for the body and for everything that the body starts
-    or calls. None hides the surrounding interrupt.
+    """Context manager that makes an interrupt current: ``with use(interrupt):``.
 
-    In a generator it is current only while the generator runs, not for the code that iterates over it.
+    The interrupt is current for the body and for everything that the body starts or calls. ``use(None)`` hides the
+    surrounding interrupt. If a generator uses this context manager, the interrupt is current only while the generator
+    runs, not for the code that iterates over the generator.
     """
 
     __slots__ = ("_entered", "_interrupt")

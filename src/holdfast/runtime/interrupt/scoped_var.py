@@ -1,15 +1,15 @@
 """Context variables that follow the flow of a program: into tasks and threads, but not out of a generator.
 
-A plain context variable that is set inside a generator stays set for the code that iterates over it, between two items,
-and forever if the generator is dropped halfway. `ScopedVar` records in which generator a value was entered, and makes
-it visible only while that generator runs.
+If a generator sets a plain context variable, the value stays set in the code that iterates over the generator: between
+two items, and forever if the generator is dropped before its end. `ScopedVar` records the generator that entered a
+value, and makes the value visible only while that generator runs.
 
 Invariants
-- A value entered in a generator is visible in that generator, in what it calls and awaits, and in tasks and threads
-  that it starts; never in the code that iterates over it. (`@contextmanager` and `@asynccontextmanager` functions pass
-  the value on to the body of their ``with``.)
-- Once left, a value is invisible in the whole task that entered it, whichever context it was left in.
-- No value is visible in a forked child, because the parent's loop owns it and its locks may stay held forever.
+- A value that a generator entered is visible in the generator, in the code that the generator calls and awaits, and in
+  the tasks and threads that it starts. The value is never visible in the code that iterates over the generator, except
+  that `@contextmanager` and `@asynccontextmanager` functions pass the value on to the body of their ``with``.
+- After a value was left, it is invisible in the whole task that entered it, in whichever context it was left.
+- Values are invisible in a forked child, because they belong to the parent's loop and their locks may stay held.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _HERE = (__file__, contextlib.__file__)
 
 
 def _owner() -> object:
-    """Return the running task; outside any task, the id of the thread."""
+    """Return the running task, or the id of the thread if no task is running."""
     if asyncio._get_running_loop() is not None:
         task = asyncio.current_task()
         if task is not None:
@@ -72,7 +72,7 @@ class GeneratorValue(Generic[T]):
         self._owner: object = _owner()
 
     def value(self) -> T | None:
-        """Return the value that is visible here and now."""
+        """Return the value that is visible to the calling code."""
         frame = self._frame
         # The frame of a suspended generator has no caller.
         if frame is not None and (frame.f_back is not None or _owner() != self._owner):
@@ -87,7 +87,7 @@ class GeneratorValue(Generic[T]):
 
 
 class ScopedToken(Generic[T]):
-    """A value that was entered; call ``leave()`` in any context."""
+    """Token of a value that was entered; to leave the value, call ``leave()`` in any context."""
 
     __slots__ = ("_bound", "_token", "_variable")
 
@@ -103,7 +103,7 @@ class ScopedToken(Generic[T]):
 
     @property
     def frame(self) -> FrameType | None:
-        """Frame of the generator that entered it, or None."""
+        """Frame of the generator that entered the value; None if no generator did."""
         return None if self._bound is None else self._bound._frame
 
     def leave(self) -> None:
@@ -134,17 +134,20 @@ class ScopedVar(Generic[T]):
             os.register_at_fork(after_in_child=partial(self.variable.set, None))
 
     def get(self) -> T | None:
-        """Return the value that is visible here, or None."""
+        """Return the value that is visible to the calling code, if any."""
         value = self.variable.get()
         return value.value() if isinstance(value, GeneratorValue) else value
 
     def get_in(self, context: Context) -> T | None:
-        """Return the value that is visible to code that runs in `context`, or None."""
+        """Return the value that is visible to code that runs in `context`, if any."""
         value = context.get(self.variable)
         return value.value() if isinstance(value, GeneratorValue) else value
 
     def enter(self, value: T | None) -> ScopedToken[T]:
-        """Make `value` visible until the token is left; for ``__enter__`` or ``__aenter__`` of a context manager."""
+        """Make `value` visible until ``leave()`` of the returned token is called.
+
+        Call this method in ``__enter__`` or ``__aenter__`` of a context manager.
+        """
         frame = _iterated_frame()
         if frame is None:
             return ScopedToken(self.variable, self.variable.set(value), None)

@@ -1,14 +1,15 @@
 """Protect a short piece of cleanup or commit work from a scope's cancellation, for a bounded time.
 
-Before a scope cancels a task natively, it calls `shielded_by`; if there is a shield, the shield holds the delivery.
-When the grace period is over, the scope ends the shield with `expire` and delivers.
+Before a scope cancels a task natively, it calls `shielded_by`. If a shield protects the task, the scope passes the
+cancellation to the shield, which holds it back. When the grace period is over, the scope ends the shield with `expire`
+and cancels the task.
 
 Invariants
 - A shield protects once: from its entry until its block ends, its timeout passes, or `expire` is called.
-  Inner shields end no later than outer ones.
-- Each delivery that it holds is made exactly once, when protection ends.
-- It holds back only deliveries of scopes. A foreign ``task.cancel()`` passes through it.
-- Everything runs on one loop's thread.
+  Inner shields end no later than outer shields.
+- Each cancellation that a shield holds back is delivered exactly once, when protection ends.
+- A shield holds back only cancellations of scopes, not a ``task.cancel()`` that other code calls.
+- All code runs on one loop's thread.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ class Shieldable(Protocol):
     """Interface that a shield needs from an interrupt."""
 
     def on_trigger(self, fn: Callable[[Cause], object], *, loop: Loop | None) -> Registration:
-        """Call ``fn`` once when it is triggered."""
+        """Call ``fn`` once when the interrupt is triggered."""
         ...
 
     def follow(self, parent: Any, /) -> None:
-        """Become a child of ``parent`` as well."""
+        """Add ``parent`` to the interrupts that trigger this one."""
         ...
 
 
@@ -45,14 +46,15 @@ S = TypeVar("S", bound=Shieldable)
 class Shield(Generic[S]):
     """``async with interrupt.shield(timeout_s=2):`` lets the body, and the tasks that it starts, finish.
 
-    Inside, the current interrupt is the shield's own: `check_interrupt` and waits do not notice the outer interrupt
-    until the shield has ended by its timeout or by the end of the grace period.
+    In the body, the shield's own interrupt is the current interrupt. So `check_interrupt` and waits do not notice the
+    outer interrupt until the shield's timeout or the grace period of the stop has passed.
 
     Parameters:
-        interrupt: interrupt whose delivery is held back.
-        inner: the shield's own interrupt.
+        interrupt: interrupt that the body is shielded from.
+        inner: interrupt of the shield itself.
         current: variable that holds the current interrupt.
-        timeout_s: maximum duration from the entry, in seconds; None: until the stop's grace period ends.
+        timeout_s: maximum duration in seconds from the entry; None protects the body until the stop's grace period
+            ends.
     """
 
     __slots__ = (
@@ -109,12 +111,12 @@ class Shield(Generic[S]):
         self.expire()
 
     def hold(self, deliver: Callable[[], object]) -> None:
-        """Hold `deliver` back; call it once, on the loop, when protection ends. The shield must be open."""
+        """Call `deliver` once, on the loop, when protection ends. The shield must be open."""
         self._held.append(deliver)
         self._arm()
 
     def expire(self) -> None:
-        """End protection, and make the held deliveries. Idempotent."""
+        """End protection, and deliver the cancellations that were held back. Idempotent."""
         if not self.open:
             return
         self.open = False
@@ -130,7 +132,7 @@ class Shield(Generic[S]):
             deliver()
 
     def _arm(self, _: Cause | None = None) -> None:
-        """Start the timer, because a delivery is held or the interrupt was triggered."""
+        """Start the timer, because a cancellation is held back or the interrupt was triggered."""
         if not self.open or self._timer is not None or self._until == float("inf"):
             return
         self._timer = self._loop.call_at(self._until, self.expire, context=contextvars.Context())
@@ -141,11 +143,11 @@ _by_task: weakref.WeakKeyDictionary[asyncio.Task[Any], Shield[Any]] = weakref.We
 
 
 def shielded_by(task: asyncio.Task[Any], context: contextvars.Context | None = None) -> Shield[Any] | None:
-    """Return the shield that protects `task` now, or None. Call it on the task's loop only.
+    """Return the shield that protects `task` now, if any. Call this on the task's loop only.
 
     Parameters:
         task: task to be cancelled.
-        context: context in which the task was started, if known; used to find a shield that it was started inside.
+        context: context in which the task was started, if known; used to find a shield around the start of the task.
     """
     shield = _by_task.get(task)
     if shield is None and context is not None:

@@ -1,4 +1,4 @@
-"""A program that foreign code started in a scope, held by a pidfd, and the interface of its owner."""
+"""Programs that foreign code started in a scope, each held by a pidfd, and the interface of their owner."""
 
 from __future__ import annotations
 
@@ -16,21 +16,23 @@ class Owner(Protocol):
     """Owner of adopted programs: a scope."""
 
     def adopt_process(self, process: ForeignProcess, /) -> bool:
-        """Adopt the process; False if this owner accepts no more processes, and the process must be killed. Callable
-        from any thread."""
+        """Adopt the process; return False if this owner accepts no more processes.
+
+        If the process is not adopted, the caller must kill it. Callable from any thread.
+        """
         ...
 
 
 class ForeignProcess:
-    """A program that foreign code started in a scope, or a stray of one that has ended.
+    """A program that foreign code started in a scope, or an orphaned descendant of such a program.
 
     Attributes:
-        pid: its pid. Only its starter reaps it; a stray is reaped here.
+        pid: process id. Only the code that started the program reaps it; Holdfast reaps orphans.
         name: display name.
         started: start time in clock ticks since boot.
-        tag: the tag of its scope.
-        is_orphan: whether it was reparented to this process, which reaps it.
-        is_unnamed: whether its starter may reap it, but does not know its pid yet.
+        tag: tag of the scope that the program belongs to.
+        is_orphan: whether the program was reparented to this process, which reaps it.
+        is_unnamed: whether the code that started the program may reap it but does not yet know its pid.
     """
 
     __slots__ = ("_ended", "_lock", "_pidfd", "is_orphan", "is_unnamed", "name", "pid", "started", "tag")
@@ -51,24 +53,30 @@ class ForeignProcess:
 
     @property
     def ended(self) -> bool:
-        """True once it no longer runs, whether or not its starter has waited for it."""
+        """Whether the program has ended, even if the code that started the program has not yet reaped it."""
         return self._ended.value is not None
 
     def mark_ended(self) -> None:
-        """Record that it no longer runs, and notify all waiters."""
+        """Record that the program has ended, and notify all waiters."""
         self._ended.set(True)
 
     async def wait_ended(self) -> None:
-        """Wait until it no longer runs."""
+        """Wait until the program has ended."""
         await self._ended.wait()
 
     def on_end(self, callback: Callable[[], object]) -> None:
-        """Call ``callback`` once, in the reading thread when the program ends; at once if it already has."""
+        """Call ``callback`` once, in the host's reading thread, when the program ends.
+
+        If the program has already ended, ``callback`` is called at once in this thread.
+        """
         if not self._ended.add(callback):
             callback()
 
     def signal(self, signum: int) -> bool:
-        """Signal exactly this program; False if it has ended or must not be signalled. Callable from any thread."""
+        """Send a signal to exactly this program; return False if it has ended or the kernel refused the signal.
+
+        Callable from any thread.
+        """
         with self._lock:  # against the reading thread's close: afterwards the number may belong to another program
             if self._pidfd < 0:
                 return False
@@ -79,7 +87,7 @@ class ForeignProcess:
         return True
 
     def give_up_pidfd(self) -> int:
-        """Return the pidfd for the caller to close; negative if it was already given up."""
+        """Return the pidfd, which the caller must close; return -1 if the pidfd was already given up."""
         with self._lock:
             pidfd, self._pidfd = self._pidfd, -1
         return pidfd

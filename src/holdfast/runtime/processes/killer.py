@@ -21,8 +21,8 @@ class Killer:
     """A fork of the zygote that kills foreign trees and reports the result for each of their scopes.
 
     Parameters:
-        told: called in the reading thread with the killed and surviving pids by tag; with None when no more reports
-            follow.
+        told: callback that is called in the host's reading thread with the killed and surviving pids by tag, and with
+            None after the last report.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Killer:
         self._spec = spec
 
     def submit(self) -> bool:
-        """Submit the request to the zygote; return False if it already has too many."""
+        """Submit the request to the zygote; return False if the zygote already has too many requests."""
         fds = [self._theirs.fileno()]
         try:
             packet = marshal.dumps(("kill", self._spec))
@@ -55,7 +55,7 @@ class Killer:
         return sent
 
     def read(self) -> Killed | None:
-        """Return the next report; None at the end."""
+        """Return the next report, or None after the last report."""
         data = self.ours.recv(1 << 20)
         if not data:
             return None

@@ -17,8 +17,8 @@ class Orphan:
 
     Parameters:
         pid: pid of the process.
-        host: former pid of its host.
-        command: command line, shortened.
+        host: pid that the host of the process had.
+        command: shortened command line of the process.
     """
 
     pid: int

@@ -1,4 +1,4 @@
-"""A running program and the tree below it, as its starter sees it."""
+"""Handle of a running program and its process tree, for the code that started the program."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ __all__ = ["Process"]
 
 
 class Process:
-    """A running program and the tree below it; created by `ProcessHost.spawn`. Usable from any thread or loop of the
-    process that created it, but its streams only on the loop of ``spawn``.
+    """A running program and its process tree; created by `ProcessHost.spawn`.
+
+    All methods are callable from any thread or loop of the process that started the program. The streams are usable
+    only on the loop on which ``spawn`` was called.
 
     Attributes:
-        pid: pid of the program itself.
+        pid: process id of the program itself.
         name: display name.
-        tree: holder of the program and all that it started.
-        stdin, stdout, stderr: asyncio streams where `PIPE` was requested, else None.
+        tree: process tree, which consists of the program and its descendants.
+        stdin, stdout, stderr: asyncio streams; None for each stream for which `PIPE` was not requested.
     """
 
     def __init__(self, held: Held, pid: int) -> None:
@@ -37,60 +39,66 @@ class Process:
 
     @property
     def returncode(self) -> int | None:
-        """Exit code of the program, negative for the signal that ended it; None while it runs."""
+        """Exit code of the program; None while the program runs. If a signal ended it, the negative signal number."""
         return self.tree.exited.value
 
     @property
     def gone(self) -> bool:
-        """True if the whole tree is gone, as far as can be known; see `kill_tree` for proof."""
+        """Whether the whole process tree is gone, as far as known; see `TreeResult.proven`."""
         return self.tree.gone.value is not None
 
     @property
     def result(self) -> TreeResult | None:
-        """Outcome of its tree, once the whole tree is gone."""
+        """Result of the process tree; None until the whole tree is gone."""
         return self.tree.gone.value
 
     def living(self) -> list[int]:
-        """Return the pids of the tree's running processes, as far as visible from here."""
+        """Return the pids of the running processes of the tree, as far as this process can see them."""
         return self.tree.living()
 
     async def wait(self) -> int:
-        """Wait for the program to end; return its exit code. Stray descendants may still run, see `kill_tree`."""
+        """Wait for the program to end; return its exit code.
+
+        Descendants of the program may still run; `kill_tree` kills them.
+        """
         return await self.tree.exited.wait()
 
     def wait_blocking(self, timeout_s: float | None = None) -> int:
-        """Like `wait`, but block this thread.
+        """Block this thread until the program ends; return its exit code.
+
+        Parameters:
+            timeout_s: timeout in seconds; None waits indefinitely.
 
         Raises:
-            TimeoutError: it did not end within ``timeout_s`` seconds.
+            TimeoutError: the program did not end within ``timeout_s`` seconds.
         """
         return self.tree.exited.wait_blocking(timeout_s)
 
     async def wait_gone(self) -> TreeResult:
-        """Wait until the whole tree is gone; return the result. Stray descendants may delay this indefinitely."""
+        """Wait until the whole tree is gone; return the result. If descendants keep running, this never returns."""
         return await self.tree.gone.wait()
 
     def signal(self, signum: int) -> None:
-        """Signal the program itself; does nothing if it has ended."""
+        """Send a signal to the program itself; does nothing if the program has ended."""
         self.tree.tell(("signal", int(signum)))
 
     async def kill_tree(self, *, term_first_s: float = 0.0, bound_s: float = KILL_BOUND_S) -> TreeResult:
-        """Kill the program and everything it ever started; return at once if the tree is already gone.
+        """Kill the program and all its descendants; return at once if the tree is already gone.
 
-        Concurrent callers get the same result. Cancelling the wait does not revoke the kill.
+        Concurrent calls return the same result. Cancelling the caller does not revoke the kill.
 
         Parameters:
-            term_first_s: send SIGTERM first and give the tree this long to end by itself.
-            bound_s: how long to wait for processes to die after SIGKILL.
+            term_first_s: time in seconds from a first SIGTERM until SIGKILL; 0 sends SIGKILL at once.
+            bound_s: maximum time in seconds to wait for processes to die after SIGKILL.
         """
         return await end_tree(self.tree, term_first_s, bound_s)
 
     def kill_tree_blocking(self, *, term_first_s: float = 0.0, bound_s: float = KILL_BOUND_S) -> TreeResult:
-        """Like `kill_tree`, but block this thread."""
+        """Kill the tree like `kill_tree`, but block this thread until the result is known."""
         return end_tree_blocking(self.tree, term_first_s, bound_s)
 
     async def connect(self, descriptors: Descriptors) -> None:
-        """Open streams on the pipes of its start; called by `ProcessHost.spawn`."""
+        """Open asyncio streams on the pipes that the program was started with; called by `ProcessHost.spawn`."""
         loop = asyncio.get_running_loop()
         if (fd := descriptors.take("stdin")) is not None:
             sink = asyncio.StreamReaderProtocol(asyncio.StreamReader(loop=loop), loop=loop)
@@ -118,7 +126,7 @@ class Process:
         return reader
 
     def _settle_streams(self) -> None:
-        """After the tree is gone, read what is left in the pipes (at most a pipe's capacity) and close them."""
+        """Read the rest of the output from the pipes and close the pipes, after the tree is gone."""
         if self.stdin is not None and not self.stdin.transport.is_closing():
             self.stdin.transport.abort()
         for transport, reader in self._readers:

@@ -38,11 +38,14 @@ ProcessSpec = tuple[list[bytes], dict[bytes, bytes], bytes]
 """Arguments, environment and directory."""
 
 START_S = 30.0
-"""Maximum time for a program to start."""
+"""Maximum time in seconds for a program to start."""
 
 
 class Descriptors:
-    """Descriptors of one start: those for the program, and our ends of its pipes. Closes all that were not taken."""
+    """Descriptors that one program is started with, and our ends of its pipes.
+
+    At its end, the ``with`` block closes all descriptors that were opened here and not taken.
+    """
 
     def __init__(self, stdin: Stream, stdout: Stream, stderr: Stream) -> None:
         self.theirs: list[int] = []
@@ -76,7 +79,7 @@ class Descriptors:
         self.theirs.append(theirs)
 
     def take(self, name: str) -> int | None:
-        """Return our end of the pipe for ``name``, which the caller must close; None without a pipe."""
+        """Return our end of the pipe for ``name``, which the caller must close; None if the stream is not a pipe."""
         return self._ours.pop(name, None)
 
     def close_theirs(self) -> None:
@@ -85,7 +88,7 @@ class Descriptors:
             os.close(self._opened.pop())
 
     def close(self) -> None:
-        """Close everything that was not taken."""
+        """Close all descriptors that were opened here and not taken."""
         self.close_theirs()
         while self._ours:
             os.close(self._ours.popitem()[1])

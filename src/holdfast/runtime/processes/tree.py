@@ -1,4 +1,4 @@
-"""The host's view of a program and its tree: held by a reaper or, without one, by a process group."""
+"""Process trees as the host sees them; a reaper or, if reapers are not supported, a process group holds the tree."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ __all__ = [
 ]
 
 KILL_BOUND_S = 2.0
-"""Default time to wait for killed processes to die."""
+"""Default time in seconds to wait for killed processes to die."""
 
 _ESCALATE_S = 0.5
 INLINE_BYTES = 32768
-"""Longer requests to the zygote go through a file."""
+"""Maximum size of a request that is sent to the zygote directly; longer requests are sent through a file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeResult:
-    """Outcome of the kill of a process tree.
+    """Result of killing a process tree.
 
     Parameters:
-        killed: pids that were alive and were killed, in the order they were found.
-        survivors: pids still there at the time limit (the kill continues, but is not waited for).
-        unattributed: ``<pid> <command>`` of processes that may belong to the tree but could not be attributed; they
-            were left alone.
-        proven: True if it is certain that nothing else of the tree is left.
+        killed: pids of the processes that were killed, in the order in which they were found.
+        survivors: pids of processes that were still alive at the time limit; the kill continues in the background.
+        unattributed: ``<pid> <command>`` of each process that may belong to the tree but could not be attributed; these
+            processes were not killed.
+        proven: whether it is certain that no other process of the tree is left.
     """
 
     killed: tuple[int, ...] = ()
@@ -64,7 +64,7 @@ class TreeResult:
 
 
 class Held(Protocol):
-    """Holder of a tree: a reaper if supported, else a process group."""
+    """Process tree and its holder, which is a reaper if supported, else a process group."""
 
     name: str
     started: Oneshot[int | tuple[str, int]]
@@ -72,7 +72,7 @@ class Held(Protocol):
     gone: Oneshot[TreeResult]
 
     def tell(self, message: tuple[Any, ...]) -> None:
-        """Send a message; does nothing if the tree is gone."""
+        """Send a message to the holder; does nothing if the tree is gone."""
         ...
 
     def ask_kill(self, term_first_s: float, bound_s: float) -> Oneshot[TreeResult]:
@@ -80,23 +80,23 @@ class Held(Protocol):
         ...
 
     def force(self, signum: signal.Signals) -> None:
-        """Signal the holder of the tree, if it does not answer."""
+        """Send a signal to the holder of the tree, because the holder does not answer."""
         ...
 
     def living(self) -> list[int]:
-        """Return the pids of the tree's running processes, as far as visible from here."""
+        """Return the pids of the running processes of the tree, as far as this process can see them."""
         ...
 
 
 def _escalation(term_first_s: float, bound_s: float) -> Iterator[tuple[float, signal.Signals | None]]:
-    """Yield how long to wait for the reaper's answer, and the signal to send it if none comes."""
+    """Yield the time to wait for the holder's answer, and the signal to send to the holder if it does not answer."""
     yield term_first_s + bound_s + _ESCALATE_S, signal.SIGCONT
     yield _ESCALATE_S, signal.SIGKILL
     yield bound_s + _ESCALATE_S, None
 
 
 async def end_tree(held: Held, term_first_s: float, bound_s: float) -> TreeResult:
-    """Kill a tree, and its holder if necessary; bounded in time."""
+    """Kill a process tree within a bounded time; if its holder does not answer, kill the holder as well."""
     answer = held.ask_kill(term_first_s, bound_s)
     for wait_s, signum in _escalation(term_first_s, bound_s):
         with contextlib.suppress(TimeoutError):
@@ -108,7 +108,7 @@ async def end_tree(held: Held, term_first_s: float, bound_s: float) -> TreeResul
 
 
 def end_tree_blocking(held: Held, term_first_s: float, bound_s: float) -> TreeResult:
-    """Like `end_tree`, but block this thread."""
+    """Kill a process tree like `end_tree`, but block this thread until the result is known."""
     answer = held.ask_kill(term_first_s, bound_s)
     for wait_s, signum in _escalation(term_first_s, bound_s):
         with contextlib.suppress(TimeoutError):
@@ -119,7 +119,7 @@ def end_tree_blocking(held: Held, term_first_s: float, bound_s: float) -> TreeRe
 
 
 class ReaperTree:
-    """The host's side of one reaper."""
+    """Process tree under a reaper, and the host's connection to that reaper."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class ReaperTree:
         self._lock = threading.Lock()
 
     def submit(self) -> bool:
-        """Request the reaper from the zygote; return False if it already has too many requests."""
+        """Request the reaper from the zygote; return False if the zygote already has too many requests."""
         packed = marshal.dumps(("spawn", self._spec))
         fds = [self._theirs.fileno(), *self._fds]
         sent = False
@@ -168,14 +168,14 @@ class ReaperTree:
         return sent
 
     def tell(self, message: tuple[Any, ...]) -> None:
-        """Send to the reaper; does nothing if it is gone."""
+        """Send a message to the reaper; does nothing if the reaper is gone."""
         with self._lock:  # against the reading thread's close: afterwards the number may belong to another file
             if self.control is not None:
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                     self.control.send(marshal.dumps(message))
 
     def close(self) -> None:
-        """Close the socket. In the reading thread only."""
+        """Close the connection to the reaper. Call this in the host's reading thread only."""
         with self._lock:
             control, self.control = self.control, None
         if control is not None:
@@ -203,7 +203,7 @@ class ReaperTree:
             answer.set(result)
 
     def finish(self, result: TreeResult) -> bool:
-        """Record that the tree, or at least its reaper, is gone; return False if that was already known."""
+        """Record that the tree, or at least its reaper, is gone; return False if this was already recorded."""
         self._theirs.close()
         self.started.set(("reaper", errno.ECHILD))
         self.exited.set(-signal.SIGKILL)  # its parent-death signal, if the reaper did not live to report the exit
@@ -212,13 +212,16 @@ class ReaperTree:
         return first
 
     def force(self, signum: signal.Signals) -> None:
-        """Signal the reaper itself, if it does not answer."""
+        """Send a signal to the reaper itself, because the reaper does not answer."""
         self.link.wake()
         if self.reaper:
             procfs.strike(self.reaper, signum, lambda stat: stat.parent == self.link.pid)
 
     def living(self) -> list[int]:
-        """Return descendants of the reaper; empty if the reaper is gone, because the zygote then has them."""
+        """Return the pids of the reaper's running descendants; empty if the reaper is gone.
+
+        The zygote adopts the descendants of a reaper that is gone.
+        """
         stat = procfs.read_stat(self.reaper) if self.reaper else None
         if stat is None or stat.parent != self.link.pid:
             return []
@@ -226,7 +229,10 @@ class ReaperTree:
 
 
 class GroupTree:
-    """A process group, used without a reaper. It misses processes that leave the group, so it never proves anything."""
+    """Process tree in a process group, used if reapers are not supported.
+
+    A process can leave the group, so the tree is never proven dead.
+    """
 
     def __init__(self, spec: ProcessSpec, name: str, fds: Sequence[int]) -> None:
         self.name = name
@@ -250,13 +256,13 @@ class GroupTree:
         self.exited.set(self._program.wait())
 
     def tell(self, message: tuple[Any, ...]) -> None:
-        """Signal the program."""
+        """Send a signal to the program; other messages are ignored."""
         match message:
             case ("signal", int(signum)):
                 self._program.send_signal(signum)
 
     def ask_kill(self, term_first_s: float, bound_s: float) -> Oneshot[TreeResult]:
-        """Kill the group, from a thread of its own."""
+        """Kill the process group in a new thread."""
 
         def end() -> None:
             with contextlib.suppress(ProcessLookupError):
@@ -279,5 +285,5 @@ class GroupTree:
         """Do nothing: a process group has no reaper."""
 
     def living(self) -> list[int]:
-        """Return the program; other members of its group are not visible."""
+        """Return the pid of the program if it is running; other members of the group are not visible."""
         return [] if self.exited.value is not None else [self._program.pid]

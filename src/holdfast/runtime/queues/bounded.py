@@ -3,9 +3,9 @@
 Invariants:
 
 - Waiters are served in order of arrival. Items leave in order of arrival.
-- While tasks wait for an item, every item is promised to a task; while tasks wait for room, so is every free place. So
-  a caller that finds an unpromised item or place may take it at once.
-- A put that raises has put nothing in; a get that raises has taken nothing out.
+- While tasks wait for an item, every item is promised to a task. While tasks wait for room, every free place is
+  promised to a task. So a caller that finds an item or a place that is not promised may take it at once.
+- If a put raises, it has added no item; if a get raises, it has removed no item.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["BoundedQueue", "BoundedQueueStatistics"]
 T = TypeVar("T")
 
 _LOOK_EVERY_S = 0.2
-"""Seconds after which a blocked thread checks whether the loop was closed, which wakes no thread."""
+"""Interval in seconds at which a blocked thread checks whether the loop was closed; closing a loop wakes no thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,13 +37,13 @@ class BoundedQueueStatistics:
 
     Parameters:
         name: name of the queue.
-        size: number of items in it.
-        maxsize: its limit.
+        size: number of items in the queue.
+        maxsize: maximum number of items.
         waiting_getters: number of tasks waiting for an item.
         waiting_putters: number of tasks and threads waiting for room.
-        put: number of items ever put in.
-        taken: number of items ever taken out, including drained ones.
-        closed: whether it was closed.
+        put: total number of items put into the queue since its creation.
+        taken: total number of items taken from the queue since its creation, including drained items.
+        closed: whether the queue was closed.
     """
 
     name: str
@@ -57,14 +57,14 @@ class BoundedQueueStatistics:
 
 
 class BoundedQueue(Generic[T]):
-    """A bounded FIFO queue. Its methods belong to one event loop; other threads may call `put_threadsafe` only.
+    """A bounded FIFO queue for the tasks of one event loop; other threads may call `put_threadsafe` only.
 
-    Several tasks may put and get at once. A task that is cancelled or interrupted while it waits, or after it was
-    woken, loses nothing. If consumers are to share equally, see `holdfast.runtime.FairQueue`.
+    Any number of tasks may put and get concurrently. If a task is cancelled or interrupted while it waits, or after it
+    was woken, no item is lost. If consumers must get equal shares of the items, use `holdfast.runtime.FairQueue`.
 
     Parameters:
         maxsize: maximum number of items; at least 1.
-        name: name for errors and statistics.
+        name: name of the queue in errors and statistics.
 
     Raises:
         ValueError: ``maxsize`` is below 1.
@@ -92,10 +92,10 @@ class BoundedQueue(Generic[T]):
         return self._closed
 
     async def put(self, item: T) -> None:
-        """Put an item in, waiting for room if necessary.
+        """Put an item into the queue, waiting for room if necessary.
 
         Raises:
-            QueueClosed: the queue is closed, or was closed while waiting.
+            QueueClosed: the queue was already closed or was closed while the task waited.
             Interrupted: the current interrupt is triggered.
         """
         check_interrupt()
@@ -109,10 +109,10 @@ class BoundedQueue(Generic[T]):
         self._append(item)
 
     def put_nowait(self, item: T) -> None:
-        """Put an item in.
+        """Put an item into the queue without waiting.
 
         Raises:
-            QueueFull: the queue is full.
+            QueueFull: the queue is full, or every free place is promised to a waiting task.
             QueueClosed: the queue is closed.
         """
         self._check_open()
@@ -121,17 +121,18 @@ class BoundedQueue(Generic[T]):
         self._append(item)
 
     def put_threadsafe(self, item: T, *, timeout_s: float | None = None) -> None:
-        """Put an item in from another thread than the loop's; block that thread until there is room.
+        """Put an item into the queue from a thread other than the loop's, blocking that thread until there is room.
 
         Parameters:
-            item: item to put in.
-            timeout_s: give up after this many seconds; None: wait indefinitely.
+            item: item to put into the queue.
+            timeout_s: timeout in seconds; None waits indefinitely.
 
         Raises:
-            QueueFull: no room within ``timeout_s``; the item is not in the queue.
-            QueueClosed: the queue or its loop is closed, or was closed while waiting.
-            Interrupted: the current interrupt was triggered first; the item is not in the queue.
-            RuntimeError: called on the thread of a running loop, or the queue is not bound to a loop yet.
+            QueueFull: the queue had no room within ``timeout_s``; the item was not added.
+            QueueClosed: the queue or its loop was already closed or was closed while the thread waited.
+            Interrupted: the current interrupt was triggered before there was room; the item was not added.
+            RuntimeError: the method was called on the thread of a running loop, or the queue is not yet bound to a
+                loop.
         """
         if asyncio._get_running_loop() is not None:
             raise RuntimeError(f"put_threadsafe() of {self.name} would block an event loop; await put() instead")
@@ -163,10 +164,10 @@ class BoundedQueue(Generic[T]):
                 raise Interrupted(cause) from None
 
     async def get(self) -> T:
-        """Take the first item out, waiting for one if necessary.
+        """Remove and return the first item, waiting for an item if necessary.
 
         Raises:
-            QueueClosed: the queue is closed and empty, or became so while waiting.
+            QueueClosed: the queue is closed and empty, or became closed and empty while the task waited.
             Interrupted: the current interrupt is triggered.
         """
         check_interrupt()
@@ -180,10 +181,10 @@ class BoundedQueue(Generic[T]):
         return self._pop()
 
     def get_nowait(self) -> T:
-        """Take the first item out.
+        """Remove and return the first item without waiting.
 
         Raises:
-            QueueEmpty: every item is promised to a waiting task, or the queue is empty.
+            QueueEmpty: the queue is empty, or every item is promised to a waiting task.
             QueueClosed: the queue is empty and closed.
         """
         if self._free() > 0:
@@ -193,13 +194,13 @@ class BoundedQueue(Generic[T]):
         raise QueueEmpty(f"{self.name} is empty")
 
     def close(self) -> None:
-        """Accept no more items; the remaining ones can still be taken. Idempotent."""
+        """Close the queue to new items; the remaining items can still be taken. Idempotent."""
         self._closed = True
         self._putters.release_all()
         self._tell_if_over()
 
     def drain(self) -> list[T]:
-        """Take all items at once, in order; tasks that wait to put continue."""
+        """Remove and return all items, in order. Tasks that wait for room then continue."""
         items = list(self._items)
         self._items.clear()
         self._taken += len(items)
@@ -209,7 +210,7 @@ class BoundedQueue(Generic[T]):
         return items
 
     def statistics(self) -> BoundedQueueStatistics:
-        """Return a snapshot."""
+        """Return a snapshot of the queue."""
         return BoundedQueueStatistics(
             name=self.name,
             size=len(self._items),
@@ -266,7 +267,7 @@ class BoundedQueue(Generic[T]):
         return loop.create_future()
 
     def _enter_from_thread(self, item: T, accepted: Future[None]) -> None:
-        """Loop side of `put_threadsafe`: put the item in, or join the queue of waiters."""
+        """Run the loop's part of `put_threadsafe`: add the item, or wait for room on behalf of the thread."""
         if self._closed:
             self._answer(accepted, QueueClosed(f"{self.name} is closed"))
         elif self._room() > 0 and not self._putters.waiting:
@@ -290,7 +291,7 @@ class BoundedQueue(Generic[T]):
             self._offer_room()
 
     def _thread_went_away(self, waiter: Waiter, accepted: Future[None]) -> None:
-        """Leave the queue of waiters if the thread has stopped waiting. Runs on the thread that ended the wait."""
+        """Release the thread's waiter if the thread no longer waits. Called on the thread that ended the wait."""
         if accepted.cancelled():
             loop = waiter.get_loop()
             if not loop.is_closed():
@@ -298,7 +299,7 @@ class BoundedQueue(Generic[T]):
 
     @staticmethod
     def _answer(accepted: Future[None], error: Exception | None) -> bool:
-        """Resolve the thread's future; return True if its put is accepted and the thread still waits."""
+        """Resolve the thread's future; return True if the put is accepted and the thread still waits."""
         if not accepted.set_running_or_notify_cancel():
             return False
         if error is not None:
@@ -310,7 +311,7 @@ class BoundedQueue(Generic[T]):
     def _await_acceptance(
         self, accepted: Future[None], timeout_s: float | None, loop: asyncio.AbstractEventLoop
     ) -> None:
-        """Block until the loop has accepted or refused the item; a loop that was closed never does."""
+        """Block until the loop has accepted or refused the item, the timeout has passed, or the loop was closed."""
         left_s = math.inf if timeout_s is None else timeout_s
         while True:
             try:

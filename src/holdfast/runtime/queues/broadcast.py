@@ -1,11 +1,11 @@
-"""One publisher, many readers with a cursor each: every reader sees every item in order, or gets a gap.
+"""Broadcast from one publisher to many readers: each reader gets all items in order, or a gap for items it missed.
 
 Invariants:
 
-- Publishing never waits for readers. It touches only readers that are waiting at that moment.
-- An item is kept, up to the limit, until every open reader has seen it, whether or not that reader is waiting.
-- A cursor moves only when its reader takes items, without an await in between: a cancelled read loses nothing.
-- Once every reader has seen everything, or no reader is left, nothing is kept.
+- Publishing never waits for readers. It accesses only readers that are waiting at that moment.
+- An item is kept, up to the limit, until every open reader has seen it, whether or not the readers are waiting.
+- A cursor moves only when its reader takes items, without an await in between, so a cancelled read loses no items.
+- Once every open reader has seen all items, or all readers are closed, the items are dropped.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class BroadcastGap:
-    """The reader missed the items ``after`` < number ≤ ``until``; its cursor is now at ``until``."""
+    """Gap in a reader's items: the reader missed the items with ``after`` < number ≤ ``until``.
+
+    The reader's cursor is now at ``until``.
+    """
 
     after: int
     until: int
@@ -40,8 +43,8 @@ class BroadcastStatistics:
         kept: number of items in memory.
         readers: number of open readers.
         waiting: number of readers that wait for an item.
-        behind: number of readers that have not seen everything.
-        closed: whether it was closed.
+        behind: number of readers that have not yet seen all published items.
+        closed: whether the broadcast was closed.
     """
 
     next_seq: int
@@ -53,13 +56,15 @@ class BroadcastStatistics:
 
 
 class Broadcast(Generic[T]):
-    """Delivers each published item to every reader. Belongs to one event loop; uses little memory without readers.
+    """Publisher that delivers each item to every reader. Call all methods on one event loop.
+
+    A broadcast without readers uses little memory.
 
     Parameters:
         next_seq: number of the first item to be published.
         limit: minimum number of items kept for a reader that is behind; up to twice as many may be kept.
-        weigh: returns the weight of an item; default: items have no weight.
-        weight_limit: if the kept items weigh more than this, all of them are dropped.
+        weigh: callable that returns the weight of an item; None disables ``weight_limit``.
+        weight_limit: maximum total weight of the kept items; if it is exceeded, all kept items are dropped.
 
     Raises:
         ValueError: ``limit`` is below 1.
@@ -103,7 +108,7 @@ class Broadcast(Generic[T]):
 
     @property
     def next_seq(self) -> int:
-        """Number of the next item."""
+        """Number of the next item to be published."""
         return self._next_seq
 
     @property
@@ -112,12 +117,13 @@ class Broadcast(Generic[T]):
         return self._closed
 
     def publish(self, items: Sequence[T], *, first_seq: int | None = None) -> int:
-        """Append items with consecutive numbers, and return the number of the next one.
+        """Publish items with consecutive numbers, and return the number of the next item to be published.
 
         Parameters:
-            items: may be empty.
-            first_seq: number of the first item; default: the next one. Already published numbers are skipped, so a
-                repeated publication has no effect. Omitted numbers become a `BroadcastGap` for every reader.
+            items: items to publish; may be empty.
+            first_seq: number of the first of ``items``; None uses `next_seq`. Items whose numbers were already
+                published are skipped, so publishing the same items again has no effect. If numbers are left out, every
+                reader gets a `BroadcastGap` for them.
 
         Raises:
             RuntimeError: the broadcast is closed.
@@ -138,21 +144,24 @@ class Broadcast(Generic[T]):
         return self._next_seq
 
     def reader(self, after: int | None = None) -> Reader[T]:
-        """Create a reader. Close it, or use it as a context manager; a dropped reader closes itself.
+        """Create a reader. Close the reader, or use it as a context manager; it is also closed when it is freed.
 
         Parameters:
-            after: number of the last item already seen; default: the last one published. It may be ahead of what was
-                published: the reader then waits for the item after it.
+            after: number of the last item that the reader has already seen; None uses the last published item. If the
+                item with this number is not yet published, the reader waits for the item after it.
         """
         return Reader(self, self._next_seq - 1 if after is None else after)
 
     def close(self) -> None:
-        """Stop publishing. Readers can still read the kept items; then `Reader.read` returns None. Idempotent."""
+        """Close the broadcast to new items. Idempotent.
+
+        Readers can still read the kept items; after the last item, `Reader.read` returns None.
+        """
         self._closed = True
         self._wake()
 
     def statistics(self) -> BroadcastStatistics:
-        """Return a snapshot."""
+        """Return a snapshot of the broadcast."""
         return BroadcastStatistics(
             next_seq=self._next_seq,
             kept=len(self._items) if self._items else 0,
@@ -196,7 +205,7 @@ class Broadcast(Generic[T]):
                 self._waiting = None
 
     def _caught_up(self) -> None:
-        """Note that one more reader has seen everything."""
+        """Record that one more reader has seen all items or was closed."""
         self._behind -= 1
         if not self._behind:
             self._items = None
@@ -229,18 +238,21 @@ class Reader(Generic[T]):
 
     @property
     def cursor(self) -> int:
-        """Number of the last item that it took."""
+        """Number of the last item that the reader has read or missed."""
         return self._cursor
 
     async def read(self, max_items: int = 256) -> list[tuple[int, T]] | BroadcastGap | None:
-        """Return the next items with their numbers, waiting for one; a `BroadcastGap` for lost items; None at the end.
+        """Return the next items with their numbers, waiting until at least one item is available.
+
+        If the reader missed items, return a `BroadcastGap` instead. If the reader is closed, or if the broadcast is
+        closed and the reader has read all kept items, return None.
 
         Parameters:
-            max_items: maximum number of items; at least 1.
+            max_items: maximum number of items to return; at least 1.
 
         Raises:
-            Interrupted: the current interrupt is triggered; nothing was taken.
-            RuntimeError: another task waits on this reader.
+            Interrupted: the current interrupt is triggered; the cursor has not moved.
+            RuntimeError: another task already waits on this reader.
             ValueError: ``max_items`` is below 1.
         """
         if max_items < 1:
@@ -255,7 +267,7 @@ class Reader(Generic[T]):
             await self._wait()
 
     def close(self) -> None:
-        """Stop reading; a pending `read` returns None. Idempotent."""
+        """Close the reader; a pending `read` returns None. Idempotent."""
         if self._closed:
             return
         self._closed = True

@@ -1,15 +1,15 @@
-"""A queue that is fair on both sides: round robin over the keys that feed it and over the consumers that take from it.
+"""A fair queue: round robin over the keys of its items and over the consumers that take the items.
 
 Invariants:
 
-- Keys take turns: between two items of one key, every other key with items supplies one.
+- Keys take turns: between two items of one key, every other key that has items supplies one item.
 - Items of one key leave in order of arrival.
-- Consumers take turns: items are handed out in rounds, and a round serves each task at most once. No task is served
-  twice while another one waits.
-- A round waits at most `PATIENCE` ticks of the loop for a served task to come back. So a quick consumer does not get
-  ahead of those that only yield, and a slow one does not delay the others.
-- An item promised to a consumer stays in the queue until the consumer resumes, so a cancelled or interrupted consumer
-  loses nothing.
+- Consumers take turns: items are handed out in rounds, and a round serves each task at most once. A task is not served
+  twice while another task waits.
+- A round waits at most `PATIENCE` ticks of the loop for served tasks to ask for another item. So a quick consumer does
+  not get ahead of consumers that only yield to the loop, and a slow consumer does not delay the other consumers.
+- An item that is promised to a consumer stays in the queue until the consumer resumes, so the item is not lost if the
+  consumer is cancelled or interrupted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 PATIENCE = 4
-"""Number of loop ticks that a round waits for served consumers to come back."""
+"""Maximum number of loop ticks that a round waits for served consumers to ask for another item."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,14 +39,14 @@ class FairQueueStatistics:
 
     Parameters:
         name: name of the queue.
-        size: number of items in it.
-        limit: its total limit.
-        limit_per_key: its limit per key.
-        keys: number of keys with items.
+        size: number of items in the queue.
+        limit: maximum number of items.
+        limit_per_key: maximum number of items per key.
+        keys: number of keys that have items.
         waiting: number of tasks that wait for an item.
-        put: number of items ever put in.
-        taken: number of items ever taken out, including removed ones.
-        closed: whether it was closed.
+        put: total number of items put into the queue since its creation.
+        taken: total number of items taken from the queue since its creation, including items taken by `remove`.
+        closed: whether the queue was closed.
     """
 
     name: str
@@ -61,12 +61,14 @@ class FairQueueStatistics:
 
 
 class FairQueue(Generic[K, T]):
-    """A queue of work from many keys for many consumers, without starvation. Belongs to one event loop.
+    """A queue from many keys to many consumers, in which neither keys nor consumers starve.
+
+    Call all methods on one event loop.
 
     Parameters:
         limit: maximum number of items.
-        limit_per_key: maximum number of items per key; default: ``limit``.
-        name: name for errors and statistics.
+        limit_per_key: maximum number of items per key; None uses ``limit``.
+        name: name of the queue in errors and statistics.
 
     Raises:
         ValueError: a limit is below 1.
@@ -99,14 +101,14 @@ class FairQueue(Generic[K, T]):
         return self._closed
 
     def put_nowait(self, key: K, item: T) -> None:
-        """Put an item in.
+        """Put an item into the queue without waiting.
 
         Parameters:
             key: owner of the item, such as a principal or a session.
-            item: item to put in.
+            item: item to put into the queue.
 
         Raises:
-            QueueFull: no room, in total or for this key.
+            QueueFull: the queue already holds ``limit`` items, or ``limit_per_key`` items of this key.
             QueueClosed: the queue is closed.
         """
         if self._closed:
@@ -125,10 +127,10 @@ class FairQueue(Generic[K, T]):
         self._call_hand_out()
 
     def take_nowait(self) -> tuple[K, T]:
-        """Take the first item of the next key.
+        """Remove the first item of the key whose turn it is, without waiting; return the key and the item.
 
         Raises:
-            QueueEmpty: every item is promised to a waiting task, or the queue is empty.
+            QueueEmpty: the queue is empty, every item is promised to a waiting task, or other tasks wait for items.
             QueueClosed: the queue is empty and closed.
         """
         if self._free() > 0 and not self._line.waiting:
@@ -138,12 +140,12 @@ class FairQueue(Generic[K, T]):
         raise QueueEmpty(f"{self.name} has no item that is not already promised")
 
     async def take(self) -> tuple[K, T]:
-        """Take the first item of the next key, taking turns with the other consumers.
+        """Wait for this consumer's turn, then remove the first item of the next key; return the key and the item.
 
-        The current task is the consumer. It yields to other tasks even if an item is ready.
+        The current task is the consumer. The task yields to other tasks even if an item is ready.
 
         Raises:
-            QueueClosed: the queue is closed and empty, or became so while waiting.
+            QueueClosed: the queue is closed and empty, or became closed and empty while the task waited.
             Interrupted: the current interrupt is triggered.
         """
         check_interrupt()
@@ -162,7 +164,7 @@ class FairQueue(Generic[K, T]):
                 return self._pop()
 
     def remove(self, key: K) -> list[T]:
-        """Take all items of a key at once, in order; an empty list if it has none."""
+        """Remove and return all items of a key, in order; return an empty list if the key has no items."""
         items = self._by_key.pop(key, None)
         if items is None:
             return []
@@ -176,12 +178,12 @@ class FairQueue(Generic[K, T]):
         return list(items)
 
     def close(self) -> None:
-        """Accept no more items; the remaining ones can still be taken. Idempotent."""
+        """Close the queue to new items; the remaining items can still be taken. Idempotent."""
         self._closed = True
         self._tell_if_over()
 
     def statistics(self) -> FairQueueStatistics:
-        """Return a snapshot."""
+        """Return a snapshot of the queue."""
         return FairQueueStatistics(
             name=self.name,
             size=self._size,
@@ -221,7 +223,7 @@ class FairQueue(Generic[K, T]):
             asyncio.get_running_loop().call_soon(self._hand_out)
 
     def _hand_out(self) -> None:
-        """Promise items to waiting tasks; each consumer once per round."""
+        """Promise items to waiting tasks, at most one item per consumer and round."""
         self._handing_out = False
         line = self._line
         while line.waiting and self._free() > 0:

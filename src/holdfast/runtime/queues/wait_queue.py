@@ -2,10 +2,11 @@
 
 Invariants:
 
-- Nothing is handed to a waiting task directly. It is *promised* an item, woken, and takes it itself. Meanwhile the item
-  stays in place, so nothing is lost and the order does not change if the task is cancelled before it resumes.
-- A task that is cancelled or interrupted gives its promise back, and its queue promises the item to the next waiter.
-- All of this happens on one event loop; the only await is the wait itself.
+- An item is never handed to a waiting task directly. Instead, the item is *promised* to the task, and the task is woken
+  and takes the item. Until then the item stays in its place, so if the task is cancelled before it resumes, the item is
+  not lost and the order does not change.
+- If a task is cancelled or interrupted, its promise is revoked and the item is promised to the next waiter.
+- All methods run on one event loop; the only await is the wait itself.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Waiter = asyncio.Future[None]
 
 
 def release(waiter: Waiter, _: Cause | None = None) -> None:
-    """Release the task that waits on this future. Does nothing if it was already released."""
+    """Release the task that waits on this future. Does nothing if the task was already released."""
     if not waiter.done():
         waiter.set_result(None)
 
@@ -44,7 +45,7 @@ async def wait_for_release(waiter: Waiter) -> None:
 
 
 class WaitQueue:
-    """Waiters in order, including those that have not yet taken a promised item."""
+    """FIFO queue of waiters, with a set of the waiters that have not yet taken their promised item."""
 
     __slots__ = ("promised", "waiting")
 
@@ -53,20 +54,20 @@ class WaitQueue:
         self.promised: set[Waiter] = set()
 
     def promise(self) -> bool:
-        """Promise an item to the first waiter; False if the queue is empty."""
+        """Promise an item to the first waiter; return False if the queue is empty."""
         for waiter in self.waiting:
             self.promise_to(waiter)
             return True
         return False
 
     def promise_to(self, waiter: Waiter) -> None:
-        """Promise an item to this waiter. If it is being cancelled, it gives the promise back when it resumes."""
+        """Promise an item to this waiter. If the waiting task is being cancelled, it passes the promise on."""
         del self.waiting[waiter]
         self.promised.add(waiter)
         release(waiter)
 
     def redeem(self, waiter: Waiter) -> bool:
-        """Take the promised item; False without a promise or after it was revoked."""
+        """Use up the waiter's promise; return False if the waiter has no promise or the promise was revoked."""
         if waiter in self.promised:
             self.promised.discard(waiter)
             return True
@@ -74,24 +75,25 @@ class WaitQueue:
         return False
 
     def take_back(self) -> None:
-        """Revoke all promises, because the items are gone. Their holders check again."""
+        """Revoke all promises, because the items were removed. The tasks that held a promise check again."""
         self.promised.clear()
 
     def release_all(self) -> None:
-        """Make all waiters check again, without a promise."""
+        """Wake all waiters without a promise, so that they check the queue again."""
         for waiter in self.waiting:
             release(waiter)
         self.waiting.clear()
 
     async def wait(self, waiter: Waiter, pass_on: Callable[[], None]) -> bool:
-        """Wait at the end of the queue; return True with a promise, False when it is time to check again.
+        """Wait at the end of the queue; return True if an item was promised, or False if the caller must check again.
 
         Parameters:
             waiter: new future of the running loop.
-            pass_on: called if the task is cancelled or interrupted while it has a promise.
+            pass_on: callback that promises the item to another waiter; called if the task is cancelled or interrupted
+                while it holds a promise.
 
         Raises:
-            Interrupted: the current interrupt was triggered; a promise was passed on.
+            Interrupted: the current interrupt was triggered; the promise, if any, was passed on.
         """
         self.waiting[waiter] = None
         try:

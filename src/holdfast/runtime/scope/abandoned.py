@@ -1,4 +1,4 @@
-"""Tasks and threads that a stop abandoned. The tree shows them while they run, although their scope is closed."""
+"""Tasks and threads that a stop abandoned, which the task tree shows while they run, even if their scope is closed."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class AbandonedMember:
     """An abandoned task or thread, held by a weak reference.
 
     Parameters:
-        name: name as in the receipt.
-        started_at: as in `Member`.
-        living: the task, the thread, or the call if its thread belongs to a pool of foreign code.
+        name: name of the member in the receipt.
+        started_at: start time on the monotonic clock, in seconds; 0 if unknown.
+        living: task or thread to watch; if the thread belongs to a pool of foreign code, the call that it runs.
     """
 
     __slots__ = ("_living", "kind", "name", "started_at")
@@ -30,12 +30,12 @@ class AbandonedMember:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it still runs. Callable from any thread."""
+        """Whether the task or thread still runs. Callable from any thread."""
         living = self._living()
         if living is None:
             return False
         return bool(living.is_alive() if self.kind == "thread" else not living.done())
 
     def member(self) -> Member:
-        """Return it as a member in the state ``abandoned``."""
+        """Return a snapshot of the task or thread, in the state ``abandoned``."""
         return Member(kind=self.kind, name=self.name, started_at=self.started_at, state="abandoned")

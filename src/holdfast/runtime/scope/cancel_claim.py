@@ -1,12 +1,12 @@
-"""Claims of scopes on a task: where code runs, and how each scope cancels the task natively, once.
+"""Claims of scopes on a task: each claim records where code runs, and cancels the task natively, once, for its scope.
 
 Invariants
-- A task can have several claims: that of its handle, then those of the bodies of scopes it entered, outermost first. At
-  any time, at most one of them has a native cancellation to deliver. The outermost triggered one delivers it; an inner
-  one that has already delivered passes its cancellation on when it is left.
-- Native cancellation is delivered on the loop's thread only, between steps: never to a task that is running. So it
-  always arrives at an await of the body, and none is left pending when the body ends.
-- Deliveries are counted, and exactly that count is taken back when the body is left.
+- A task can have several claims: the claim of its handle, then the claims of the bodies of scopes that the task
+  entered, outermost first. At any time, at most one claim has a native cancellation to deliver. The outermost triggered
+  claim delivers it; an inner claim that has already delivered a cancellation passes it on when the body is left.
+- Native cancellation is delivered on the loop's thread only, between steps, never to a task that is running. So the
+  cancellation always arrives at an await of the body, and none is left pending when the body ends.
+- Deliveries are counted, and exactly this number of cancellations is taken back when the body is left.
 - A task inside a shield is cancelled when the shield ends. Code that iterates over a generator is not cancelled for a
   scope that the generator entered.
 """
@@ -41,13 +41,13 @@ class Interruptible(Protocol):
 
 
 class CancelClaim:
-    """One claim on a task: the handle it was started with, or the body of a scope that it entered.
+    """One claim on a task: the handle that the task was started with, or the body of a scope that the task entered.
 
     Parameters:
-        owner: its interrupt makes the claim due.
-        task: the task, if there is one yet.
-        outer: claim around this one.
-        scope: scope of the code inside; None if no code runs inside.
+        owner: owner whose interrupt, when triggered, makes the claim due.
+        task: task to cancel; None if the task is not yet created.
+        outer: claim that encloses this one, if any.
+        scope: scope of the code inside the claim; None if no code runs inside.
     """
 
     __slots__ = ("__weakref__", "cancels", "inner", "live", "outer", "owner", "scope", "started_in", "task")
@@ -71,7 +71,7 @@ class CancelClaim:
         return self.live and self.owner.interrupt.triggered
 
     def deliver(self) -> None:
-        """Cancel the task natively, once, unless another of its claims does or has done so."""
+        """Cancel the task natively, once, unless another claim on the task does so or has done so."""
         task = self.task
         if self.cancels or not self.live or task is None or task.done():
             return
@@ -88,7 +88,7 @@ class CancelClaim:
         self._cancel(task)
 
     def redeliver(self) -> None:
-        """Cancel the task again: it swallowed the cancellation and the grace period is over."""
+        """Cancel the task again, because the grace period is over and the task has swallowed the cancellation."""
         task = self.task
         if not self.live or task is None or task.done():
             return
@@ -136,16 +136,16 @@ class BodyClaim(CancelClaim):
         super()._cancel(task)
 
     def leave(self) -> None:
-        """Mark the body as ended: nothing more is delivered to it."""
+        """Mark the body as ended, so that it gets no more cancellations."""
         self.live = False
         self.generator = None
 
     def settle(self, error: BaseException | None) -> bool:
-        """Take back the delivered cancellations, at the very end; return True if one from elsewhere remains.
+        """Take back the cancellations that this claim delivered; return True if another cancellation remains.
 
-        A task that is cancelled twice at once sees one ``CancelledError``. If one of the cancellations was ours, or a
-        ``CancelledError`` left the body as ``error``, the task's count shows whether there was another. Otherwise the
-        count is ignored: up to Python 3.12, a failed ``TaskGroup`` leaves it too high by one.
+        If a task is cancelled twice at once, only one ``CancelledError`` is raised in it. If this claim delivered one
+        of the cancellations, or if ``error`` is a ``CancelledError``, ``Task.cancelling()`` shows whether there was
+        another. Otherwise this count is ignored: up to Python 3.12, a failed ``TaskGroup`` leaves it too high by one.
         """
         task = self.task
         delivered = bool(self.cancels)
@@ -174,7 +174,7 @@ current_claim: ScopedVar[CancelClaim] = ScopedVar("holdfast_place")
 
 
 def rests_at_yield(generator: FrameType) -> bool:
-    """Whether a generator waits for its next iteration rather than for something that it awaits."""
+    """Return whether a suspended generator is suspended at a yield, rather than at an await."""
     if generator.f_back is not None:
         return False
     # It resumes at RESUME, whose lowest bits are 1 after a yield and 3 after an await. From Python 3.13 on, it rests
@@ -200,7 +200,10 @@ def _enter(place: CancelClaim, interrupt: Interrupt) -> None:
 
 
 def task_stack(task: asyncio.Task[Any] | None) -> tuple[str, ...]:
-    """Return where a task waits, outermost call first: the chain of awaits, which ``Task.get_stack`` omits."""
+    """Return the stack of a suspended task, outermost call first.
+
+    The stack includes all awaited coroutines, which ``Task.get_stack`` omits.
+    """
     stack: list[str] = []
     awaited: object = None if task is None or task.done() else task.get_coro()
     while awaited is not None:
@@ -222,7 +225,10 @@ def task_stack(task: asyncio.Task[Any] | None) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def detached() -> Iterator[None]:
-    """``with detached():`` starts work outside any scope and interrupt, for resources that scopes share."""
+    """``with detached():`` runs its body outside any scope and interrupt.
+
+    Use it to start work that several scopes share.
+    """
     place = current_claim.enter(None)
     try:
         with use(None):

@@ -23,7 +23,7 @@ class Closer:
         self._closers.pop(self, None)
 
     def run(self) -> None:
-        """Run it; report an error to the loop's exception handler, so that the other closers still run."""
+        """Run the callback; if it raises, report the error to the loop's exception handler and continue."""
         try:
             self._fn()
         except Exception as error:
@@ -39,17 +39,17 @@ class Closers:
         self._closers: dict[Closer, None] = {}
 
     def add(self, fn: Callable[[], object], loop: asyncio.AbstractEventLoop) -> Closer:
-        """Add a callback that runs on this loop."""
+        """Add a callback, whose errors are reported to the exception handler of ``loop``."""
         closer = Closer(self._closers, fn, loop)
         self._closers[closer] = None
         return closer
 
     def take(self, closer: Closer) -> bool:
-        """Remove a closer for the caller to run; False if it was removed or taken before."""
+        """Remove a closer, which the caller must run; return False if the closer was already removed."""
         return self._closers.pop(closer, 0) is None
 
     def take_all(self) -> list[Closer]:
-        """Remove all closers for the caller to run, the last one first."""
+        """Remove and return all closers, which the caller must run; the closer added last is first."""
         taken = []
         while self._closers:
             closer, _ = self._closers.popitem()

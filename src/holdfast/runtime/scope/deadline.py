@@ -52,7 +52,7 @@ class Deadline:
             self._run(self._at - self._paused_at)
 
     def cancel(self) -> None:
-        """Cancel it permanently."""
+        """Cancel the deadline permanently."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

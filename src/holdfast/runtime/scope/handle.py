@@ -1,7 +1,7 @@
-"""Members of a scope: their snapshots, their handles, and the interface that handles need from their owner.
+"""Members of a scope: snapshots of members, handles, and the interface that handles need from the owning scope.
 
-A handle uses its scope only through `ScopeOwner`, and a stop uses members only through `Handle`. Each kind of member
-defines how it is asked to stop, forced and abandoned.
+A handle uses its scope only through `ScopeOwner`, and a stop uses members only through `Handle`. Each subclass of
+`Handle` defines how its kind of member is asked to stop, is forced to end and is abandoned.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class Member:
     """A snapshot of one member of a scope.
 
     Parameters:
-        kind: task, thread, process or scope.
+        kind: kind of the member: ``task``, ``thread``, ``process`` or ``scope``.
         name: display name.
         started_at: start time on the monotonic clock, in seconds; 0 if unknown.
         state: ``starting``, ``running``, ``stopping``, ``unowned`` for a thread that foreign code started by itself, or
-            ``abandoned`` for a member that a stop gave up and that still runs.
-        pid: pid of a process.
-        thread: name of the thread that runs it, if any.
-        adopted: whether foreign code started it in the scope.
+            ``abandoned`` for a member that a stop abandoned and that still runs.
+        pid: process id, if the member is a process.
+        thread: name of the thread that runs the member, if any.
+        adopted: whether foreign code started the member in the scope.
     """
 
     kind: MemberKind
@@ -61,14 +61,14 @@ class LivenessCheck(Protocol):
     """A thread, or a call that runs on one."""
 
     def is_alive(self) -> bool:
-        """Whether it has begun and not ended. Callable from any thread."""
+        """Return whether the thread or call has begun and not yet ended. Callable from any thread."""
         ...
 
 
 class ScopeOwner(Protocol):
     """Interface that a handle needs from the scope that owns it.
 
-    Call its methods on the scope's loop, unless they are documented as callable from any thread.
+    Call a method on the scope's loop, unless its description allows calls from any thread.
     """
 
     name: str
@@ -81,24 +81,26 @@ class ScopeOwner(Protocol):
 
     @property
     def threads(self) -> ThreadPool:
-        """Pool for its calls."""
+        """Thread pool that runs the scope's calls."""
         ...
 
     def open_loop(self) -> asyncio.AbstractEventLoop:
-        """Return the loop that it was opened on. Raises `ScopeClosed` if it was not opened."""
+        """Return the loop that the scope was opened on. Raises `ScopeClosed` if the scope was not opened."""
         ...
 
     def on_loop(self, fn: Callable[..., object], *values: Any) -> None:
-        """Run ``fn`` on the scope's loop: at once if called there, otherwise soon. Callable from any thread."""
+        """Run ``fn`` on the scope's loop: at once if called on that loop, otherwise soon. Callable from any thread."""
         ...
 
     def adopt(self, member: Handle[Any], /) -> bool:
-        """Add something that foreign code starts; False if it is too late even for cleanup. Callable from any
-        thread."""
+        """Add a member that foreign code starts; return False if the grace period or the scope has ended.
+
+        Callable from any thread.
+        """
         ...
 
     def admits(self, member: Handle[Any], /) -> bool:
-        """Return whether an added member may start."""
+        """Return whether a member that was added may start now."""
         ...
 
     def ask_late(self, member: Handle[Any], /) -> None:
@@ -106,7 +108,7 @@ class ScopeOwner(Protocol):
         ...
 
     def leave_behind(self, member: Handle[Any], /) -> None:
-        """Stop waiting for this member; it ends with the scope."""
+        """Do not wait for this member any longer; the member is stopped when the scope ends."""
         ...
 
     def discard(self, member: Handle[Any], error: BaseException | None, /) -> None:
@@ -120,31 +122,31 @@ class ScopeOwner(Protocol):
         ...
 
     def make_own_task(self, coroutine: Coroutine[Any, Any, T], name: str, /) -> asyncio.Task[T]:
-        """Create a task for the scope itself, which no stop cancels. The caller keeps a reference."""
+        """Create a task for the scope itself, which no stop cancels. The caller must keep a reference to the task."""
         ...
 
     @property
     def grace_left_s(self) -> float:
-        """Remaining grace period of the running stop; 0 without one."""
+        """Remaining grace period of the running stop, in seconds; 0 if no stop is running."""
         ...
 
     @property
     def asked_at_ticks(self) -> float:
-        """Start of the running stop, in clock ticks since boot; 0 without one."""
+        """Start of the running stop, in clock ticks since boot; 0 if no stop is running."""
         ...
 
     def report_unproven(self, result: TreeResult, /) -> None:
-        """Record a process tree that could not be proven dead, for the receipt."""
+        """Record, for the receipt, the result of a process tree that could not be proven dead."""
         ...
 
 
 class Handle(CancelClaim, Generic[T]):
-    """Result of ``Scope.spawn``: await it for the member's result.
+    """Handle of a member, returned by ``Scope.spawn``: await the handle to get the member's result.
 
-    You can await it from any task on any loop; cancelling the waiter does not cancel the member. If the member was
-    interrupted or cancelled, awaiting it raises `Interrupted`.
+    A handle can be awaited by any task on any loop. Cancelling the awaiting task does not cancel the member. If the
+    member was interrupted or cancelled, awaiting the handle raises `Interrupted`.
 
-    The methods after `stop_error` are for the scope and its stop.
+    The methods from `stop_error` on are called by the scope and its stop only.
     """
 
     __slots__ = (
@@ -195,7 +197,7 @@ class Handle(CancelClaim, Generic[T]):
 
     @property
     def interrupt(self) -> Interrupt:
-        """Interrupt of this member alone; a child of its scope's interrupt, created on first use."""
+        """Interrupt of this member alone: a child of the scope's interrupt, created on first use."""
         if self._interrupt is None:
             with self.owner.gate:
                 if self._interrupt is None:
@@ -205,19 +207,19 @@ class Handle(CancelClaim, Generic[T]):
         return self._interrupt
 
     def listen_to(self, interrupt: Interrupt) -> Registration | None:
-        """Make the member notice its own interrupt; return the registration to close at its end, if any."""
+        """Make the member respond to its own interrupt; return the registration to close when it ends, if any."""
         raise NotImplementedError
 
     def done(self) -> bool:
-        """Whether it has ended or was abandoned."""
+        """Return whether the member has ended or was abandoned."""
         return self._done
 
     def result(self) -> T:
-        """Return its result, or raise its error.
+        """Return the member's result, or raise the member's error.
 
         Raises:
-            Interrupted: it was interrupted, cancelled or abandoned.
-            asyncio.InvalidStateError: it has not ended.
+            Interrupted: the member was interrupted, cancelled or abandoned.
+            asyncio.InvalidStateError: the member has not ended.
         """
         if not self._done:
             raise asyncio.InvalidStateError(f"{self.name!r} is not done; await the handle")
@@ -226,18 +228,19 @@ class Handle(CancelClaim, Generic[T]):
         return self._result  # type: ignore[return-value]  # set whenever there is no error
 
     def exception(self) -> BaseException | None:
-        """Return the exception it raised, or None.
+        """Return the exception that `result` would raise, or None if the member ended without an error.
 
         Raises:
-            asyncio.InvalidStateError: it has not ended.
+            asyncio.InvalidStateError: the member has not ended.
         """
         if not self._done:
             raise asyncio.InvalidStateError(f"{self.name!r} is not done; await the handle")
         return self._error
 
     def when_done(self, fn: Callable[[], object]) -> None:
-        """Call ``fn`` once on the scope's loop, soon after the member has ended or was abandoned, even if it never
-        started. Callable from any thread; ``fn`` runs outside any scope.
+        """Call ``fn`` once on the scope's loop, soon after the member has ended or was abandoned.
+
+        ``fn`` is called even if the member never started, and runs outside any scope. Callable from any thread.
         """
         self.owner.on_loop(self._notify_when_done, fn)
 
@@ -262,7 +265,13 @@ class Handle(CancelClaim, Generic[T]):
     def settle(
         self, result: T | None, error: BaseException | None, here: asyncio.AbstractEventLoop | None = None
     ) -> bool:
-        """Record the end and wake all waiters; False if it had already ended. ``here``: the running loop, if known."""
+        """Record the member's end and wake all waiters; return False if the end was already recorded.
+
+        Parameters:
+            result: result of the member.
+            error: error of the member; None if it ended without an error.
+            here: running loop, if known.
+        """
         if self._done:
             return False
         self._result = result
@@ -278,41 +287,46 @@ class Handle(CancelClaim, Generic[T]):
         return True
 
     def stop_error(self, reason: str) -> Interrupted:
-        """Return the error of a member that ended without a result."""
+        """Return an `Interrupted` for a member that ended without a result; ``reason`` is used if no cause is known."""
         own = self._interrupt
         cause = (own.cause if own is not None else None) or self.owner.interrupt.cause
         return Interrupted(cause or Cause(kind="stop", reason=reason, origin=self.name, at=system_clock.now()))
 
     def starter(self) -> CancelClaim | None:
-        """Return the claim inside which foreign code started it, if known and still in existence."""
+        """Return the claim inside which foreign code started the member; None if unknown or freed."""
         return None
 
     def ask(self) -> None:
-        """Ask the member to stop: the scope was interrupted."""
+        """Ask the member to stop, because the scope was interrupted."""
         raise NotImplementedError
 
     def ask_again(self) -> None:
-        """Ask the member to stop again: the grace period is over and the member is still there."""
+        """Ask the member to stop a second time, because it has not ended within the grace period."""
         raise NotImplementedError
 
     def force(self) -> None:
-        """End the member by force, because the grace period is over. Does nothing for a kind that cannot be forced."""
+        """End the member by force, because the grace period is over. By default, this does nothing."""
 
     def running(self) -> asyncio.Task[T] | LivenessCheck | None:
-        """Return the task or thread that runs it now."""
+        """Return the task or thread that runs the member now, if any."""
         return self.task
 
     def end_if_over(self) -> bool:
-        """End now if the work is over but the loop has not been notified yet; return whether that was so. On the loop
-        only."""
+        """Record the end of a member whose work is over but whose end the loop has not yet noticed.
+
+        Return whether the member was in this state. Call this method on the scope's loop only.
+        """
         return False
 
     def abandon(self) -> Abandoned | None:
-        """Abandon the member; its later result does not count. Return its record; None if `unproven` reports it."""
+        """Abandon the member, and ignore its later result.
+
+        Return a record of the abandoned member, or None if `unproven` reports it instead.
+        """
         raise NotImplementedError
 
     def unproven(self) -> TreeResult | None:
-        """Return what is known about the processes of an abandoned member; None if it has none."""
+        """Return the known state of an abandoned member's processes; None if the member has no processes."""
         return None
 
     def snapshot(self) -> Member:
@@ -321,12 +335,17 @@ class Handle(CancelClaim, Generic[T]):
 
 
 def unowned(thread: threading.Thread) -> Member:
-    """Return a member for a thread that foreign code started in a scope: known, but not owned."""
+    """Return a snapshot of a thread that foreign code started in a scope and that the scope does not own."""
     return Member(kind="thread", name=thread.name, started_at=0.0, state="unowned", thread=thread.name, adopted=True)
 
 
 def wake(futures: Iterable[asyncio.Future[None]], here: asyncio.AbstractEventLoop | None = None) -> None:
-    """Release the waiters of these futures, each on its own loop. ``here``: the running loop, if known."""
+    """Resolve each future on its own loop, which wakes the task that waits for it.
+
+    Parameters:
+        futures: futures to resolve.
+        here: running loop, if known.
+    """
     here = here or asyncio._get_running_loop()
     for future in futures:
         loop = future.get_loop()

@@ -1,15 +1,17 @@
-"""Run one function in a separate Python process, which can be killed whatever the function does.
+"""Run one function in a separate Python process, which can be killed at any time.
 
 Invariants
-- The function and its values are pickled before a process is used, so an unpicklable value fails in the caller.
-- The process (`holdfast.runtime.workers.main`) is a member of the call's scope for the duration of the call. An idle
-  process of the same owner is reused if available. If it exits before it has started the function, another one takes
-  its place. Once the function has started, the call fails instead, so a function is never called twice.
-- An interrupt of the call raises `Interrupted` in the function; after the grace period, its process tree is killed.
-- When the call ends, its process is idle and clean, or its whole tree is dead.
+- The function and its arguments are pickled before a process is used, so an unpicklable argument fails in the caller.
+- The process (`holdfast.runtime.workers.main`) is a member of the call's scope for the duration of the call. If an idle
+  process of the same owner is available, it is reused. If a reused process exits before it has started the function,
+  another process runs the function. If a process exits after it has started the function, the call fails, so that a
+  function is never called twice.
+- If the call is interrupted, `Interrupted` is raised in the function. If the function has not ended when the grace
+  period is over, the process tree of the call is killed.
+- When the call ends, its process is idle and clean, or the whole process tree is dead.
 
-Passed to the process: the function and its values, the name and trigger of the interrupt, ``sys.path``, and context
-variables that are globals of a module that the process has imported, if they hold plain data.
+The process gets the function and its arguments, the name and trigger of the interrupt, and ``sys.path``. It also gets
+the context variables that hold plain data and are globals of a module that the process has imported.
 """
 
 from __future__ import annotations
@@ -43,10 +45,10 @@ if TYPE_CHECKING:
 __all__ = ["Output", "run_isolated"]
 
 Answer = tuple[str, bytes, list[str]]
-"""Outcome, pickled value, and names of what the call left behind."""
+"""Outcome, pickled value, and names of the threads and other resources that the call left behind."""
 
 Output = Callable[[str], Awaitable[object] | None]
-"""Callback that receives what an isolated function prints, piece by piece."""
+"""Callback that is called with each chunk of the text that an isolated function prints."""
 
 _log = logging.getLogger("holdfast.runtime")
 
@@ -68,16 +70,16 @@ async def run_isolated(
 
     Parameters:
         scope: state of the scope that owns the process; only idle processes of the same `owner` are reused.
-        processes: starts the process.
-        fn, values: function and arguments; pickled.
+        processes: host that starts the process.
+        fn, values: function and its arguments, which are pickled.
         name: display name.
-        output: receives what the function prints; see `Scope.spawn`.
+        output: callback for the output that the function prints; see `Scope.spawn`.
 
     Raises:
-        BaseException: what the function or `output` raised; the former without its traceback.
+        BaseException: the function or `output` raised this error; an error of the function has no traceback.
         ProcessEnded: the process exited before it answered, or its answer cannot be pickled.
-        TypeError: the function or a value cannot be pickled.
-        ScopeClosed, OSError: as `Scope.process`.
+        TypeError: the function or an argument cannot be pickled.
+        ScopeClosed, OSError: the process failed to start; see `Scope.process`.
     """
     head = Head(interrupt=name, streamed=output is not None, variables=_plain_variables())
     request = frame(CALL, marshal.dumps((dict(head), _packed(fn, values, name))))
@@ -175,7 +177,10 @@ class _Lease:
         return cls(scope, workers, member, worker, fresh=True)
 
     async def exchange(self, request: bytes, output: Output | None) -> Answer | None:
-        """Send the call and return its answer; None if the process gave none. Raises what ``output`` raises."""
+        """Send the call and return the process's answer, or None if the process ended without an answer.
+
+        If ``output`` raises an error, this method raises the same error.
+        """
         if output is None:
             return await self._converse(request)
         outlet = _Outlet(self.scope, self.worker, output)
@@ -215,14 +220,14 @@ class _Lease:
         return None
 
     def keep(self) -> bool:
-        """Return the process to the pool if it is fit for more calls; return whether it was."""
+        """Give the process back to the pool if it is fit for more calls; return False if it is not."""
         if self.scope.interrupt.triggered or not self.workers.release(self.worker):
             return False
         self.member.release()
         return True
 
     async def end(self, grace_s: float = 0.0) -> None:
-        """Kill the process tree; with a grace period, ask it to stop first."""
+        """Kill the process tree; if ``grace_s`` is above 0, first ask the process to stop and wait for that time."""
         if grace_s > 0:
             own = current_interrupt()
             cause = None if own is None else own.cause
@@ -237,7 +242,7 @@ class _Lease:
 
 
 def _first_frame(buffer: bytearray) -> tuple[int, bytes] | None:
-    """Take the first whole frame out of the buffer, or return None. Raises ValueError for a frame that is too long."""
+    """Remove and return the first frame; return None if it is not complete. Raises ValueError if it is too long."""
     if len(buffer) < HEADER.size:
         return None
     kind, length = HEADER.unpack_from(buffer)
@@ -252,7 +257,7 @@ def _first_frame(buffer: bytearray) -> tuple[int, bytes] | None:
 
 
 class _Outlet:
-    """Passes what the function prints to the callback, in order and no faster than the callback takes it."""
+    """Passes the function's output to the callback, in order; reads more only after the callback has returned."""
 
     def __init__(self, scope: ScopeState, worker: Worker, output: Output) -> None:
         self.error: BaseException | None = None
@@ -295,7 +300,7 @@ class _Outlet:
             self._worker.hang_up()  # stops the wait for an answer
 
     async def finish(self) -> None:
-        """Pass on what was printed before the answer."""
+        """Pass the output that was printed before the answer to the callback."""
         if self._giving is not None:
             await self._giving
         self._loop.remove_reader(self._worker.output)
@@ -308,7 +313,7 @@ class _Outlet:
             await self._give(b"", last=True)
 
     def close(self) -> None:
-        """Stop passing on output."""
+        """Stop reading output and calling the callback."""
         self._loop.remove_reader(self._worker.output)
         if self._giving is not None:
             self._giving.cancel()

@@ -1,13 +1,15 @@
-"""Process trees as members of a scope: SIGTERM first, then a kill of the whole tree after the grace period.
+"""Process trees as members of a scope; a stop sends SIGTERM, and kills the whole tree after the grace period.
 
-A `ProcessHandle` is a program that the scope started, a `ForeignHandle` one that foreign code started in it.
+A `ProcessHandle` is a program that the scope started. A `ForeignHandle` is a program that foreign code started in the
+scope.
 
 Invariants
-- Membership is reserved before the program is started, and lasts until its whole tree is gone. This also holds for a
-  cancelled start: even if the caller is cancelled again and leaves, the member stays until the kill has reported.
-- A scope waits for the program to end by itself, but not for stray descendants: those end with the scope.
-- Processes that could not be proven dead are reported to the running stop, and its receipt names them.
-- If a tree outlives the time limit of its kill, the kill continues; only a tree that outlives the stop is named.
+- The member is entered before the program is started, and stays until the whole process tree is gone. This also holds
+  if the start is cancelled: even if the caller is cancelled again, the member stays until the kill has reported.
+- A scope waits for the program to end by itself, but not for its descendants, which are killed when the scope ends.
+- Processes that could not be proven dead are reported to the running stop, and the stop's receipt names them.
+- If a tree outlives the time limit of its kill, the kill continues; the receipt names only a tree that outlives the
+  stop.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ UNHEARD = "processes started by foreign code (their kill did not report in time)
 """Placeholder in a receipt for processes whose pids are unknown."""
 
 STRANGER = "a process started by C code (its owner is unknown)"
-"""Placeholder in a receipt for a process of unknown owner; only the operator sees its name."""
+"""Placeholder in a receipt for a process of unknown owner, whose name only the operator may see."""
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _TOLD_S = 0.5
@@ -59,7 +61,7 @@ _TOLD_S = 0.5
 
 
 class ProcessHandle(Handle[int]):
-    """A member that is a program with everything it starts."""
+    """A member that is a program with all its descendants."""
 
     __slots__ = ("_attending", "_killing", "_outlived", "cut", "process")
 
@@ -72,13 +74,13 @@ class ProcessHandle(Handle[int]):
         self._attending: asyncio.Task[None] | None = None
         self._killing: dict[asyncio.Task[None], None] = {}
         self._outlived: tuple[int, ...] = ()
-        """Pids that were still there at the time limit of the last kill."""
+        """Pids of the processes that were still alive at the time limit of the last kill."""
 
     async def take(self, process: Process) -> None:
         """Take over the program that was started.
 
         Raises:
-            ScopeClosed: the scope was closed meanwhile; the tree was killed.
+            ScopeClosed: the scope was closed while the program was starting; the process tree was killed.
         """
         self.process = process
         self.name = process.name
@@ -94,8 +96,11 @@ class ProcessHandle(Handle[int]):
         self._end(None)
 
     def on_cut(self, ending: asyncio.Task[TreeResult]) -> None:
-        """Handle a failed or cancelled start; ``ending`` kills anything already started. On the loop that started
-        it."""
+        """Handle a failed or cancelled start. Call this on the loop on which the program was started.
+
+        Parameters:
+            ending: task that kills the processes that were already started.
+        """
         self.cut = True
         ending.add_done_callback(self._on_ending, context=contextvars.Context())
 
@@ -142,7 +147,7 @@ class ProcessHandle(Handle[int]):
         self._end(None if self.process is None else self.process.returncode)
 
     def _named(self, result: TreeResult) -> TreeResult:
-        """Return the result; if it names nothing and proves nothing, add the name of the tree."""
+        """Return the result; if it is unproven and names no processes, add the name of the tree."""
         if result.outcome == "gone" or result.survivors or result.unattributed:
             return result
         return replace(result, unattributed=(f"{self.name} (the reaper of its tree was lost)",))
@@ -160,7 +165,7 @@ class ProcessHandle(Handle[int]):
         self._kill(0.0)
 
     def ask_again(self) -> None:
-        """Do nothing: the kill of a tree continues until it is dead."""
+        """Do nothing, because the kill of a tree continues until the tree is dead."""
 
     def _kill(self, term_first_s: float) -> None:
         if self.process is not None and not self.done():
@@ -172,7 +177,10 @@ class ProcessHandle(Handle[int]):
         self._outlived = (await process.kill_tree(term_first_s=term_first_s)).survivors
 
     def end_if_over(self) -> bool:
-        """End if the tree is gone but the loop has not been notified yet. On the loop only."""
+        """Record the member's end if the tree is gone, and return whether the tree is gone.
+
+        Call this on the loop only, if the loop has not yet been notified of the end.
+        """
         result = None if self.process is None else self.process.result
         if result is None:
             return False
@@ -187,7 +195,7 @@ class ProcessHandle(Handle[int]):
         return None
 
     def unproven(self) -> TreeResult:
-        """Return what is known about a tree whose end was not reported in time."""
+        """Return the known state of a tree whose end was not reported in time."""
         from holdfast.runtime.processes.tree import TreeResult
 
         if self.process is None:
@@ -204,7 +212,7 @@ class ProcessHandle(Handle[int]):
 
 
 class ForeignHandle(Handle[None]):
-    """A member that is a program started by foreign code, which reaps it, or a stray of such a program."""
+    """A member that is a program started by foreign code, or an orphaned descendant of such a program."""
 
     __slots__ = ("process",)
 
@@ -216,13 +224,13 @@ class ForeignHandle(Handle[None]):
         self.process = process
 
     def attend(self) -> None:
-        """Watch for its end. From any thread, after the member was entered."""
+        """Watch the program until it ends. Callable from any thread, after the member was entered."""
         self.process.on_end(self._on_end)
         if self.due:
             self.owner.on_loop(self._catch_up)
 
     def _catch_up(self) -> None:
-        """Also ask a stray found during the grace period to stop, but not a program that cleanup code has started."""
+        """Ask a program that is found during the grace period to stop, unless cleanup code has started it."""
         if self.process.started <= self.owner.asked_at_ticks:
             self.ask()
 
@@ -230,7 +238,7 @@ class ForeignHandle(Handle[None]):
         self.owner.on_loop(self.end)
 
     def end(self) -> None:
-        """Record that it no longer runs. On the loop only."""
+        """Record that the program has ended. Call this on the loop only."""
         if self.settle(None, None):
             self.owner.discard(self, None)
 
@@ -239,10 +247,13 @@ class ForeignHandle(Handle[None]):
         self.process.signal(signal.SIGTERM)
 
     def ask_again(self) -> None:
-        """Do nothing: it is being killed with the scope's other programs."""
+        """Do nothing, because the stop kills all programs of foreign code together."""
 
     def end_if_over(self) -> bool:
-        """End if the program no longer runs, even if no notification has arrived yet. On the loop only."""
+        """Record the member's end if the program has ended, and return whether the program has ended.
+
+        Call this on the loop only, if the loop has not yet been notified of the end.
+        """
         if procfs.lives(self.process.pid, self.process.started):
             return False
         self.end()
@@ -254,7 +265,7 @@ class ForeignHandle(Handle[None]):
         return None
 
     def unproven(self) -> TreeResult:
-        """Return what is known about a program that was alive a moment ago."""
+        """Return a result that names the program as a survivor."""
         from holdfast.runtime.processes.tree import TreeResult
 
         return TreeResult(survivors=(self.process.pid,), proven=False)
@@ -280,7 +291,7 @@ def boot_ticks() -> float:
 
 
 def may_have_started(owner: ScopeOwner) -> bool:
-    """Whether foreign code has started a program in the scope."""
+    """Return whether foreign code has started a program in the scope."""
     adopter = program_adopter()
     return adopter is not None and adopter.may_have_started(cast("Owner", owner))
 
@@ -306,8 +317,13 @@ def foreign_programs(handles: Sequence[Handle[Any]]) -> list[ForeignHandle]:
 
 
 async def kill_foreign(owner: ScopeOwner, handles: Sequence[ForeignHandle], left_s: float) -> None:
-    """Kill everything that foreign code ever started in the scope, even if all known processes have ended; ``left_s``
-    is the remaining time of the stop."""
+    """Kill all processes that foreign code started in the scope, even if all known processes have ended.
+
+    Parameters:
+        owner: scope whose processes are killed.
+        handles: known programs of foreign code in the scope.
+        left_s: remaining time of the stop, in seconds.
+    """
     from holdfast.runtime.processes.tree import KILL_BOUND_S
 
     adopter = program_adopter()

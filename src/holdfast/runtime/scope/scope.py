@@ -1,7 +1,7 @@
-"""Structured concurrency: a scope owns tasks, threads, processes and child scopes, and they end with it.
+"""Structured concurrency: a scope owns tasks, threads, processes and child scopes, and all of them end with the scope.
 
-An interrupted scope is stopped by its `Stopping`, which no code can cancel and which ends by its deadline. See
-`state` for the invariants of members, and `cancel_claim` for those of native cancellation.
+When a scope is interrupted, a `Stopping` stops it; no code can cancel the `Stopping`, and it ends by its deadline. The
+invariants of members are in `state`, and the invariants of native cancellation in `cancel_claim`.
 """
 
 from __future__ import annotations
@@ -47,30 +47,34 @@ CURRENT: Final = _Current()
 
 
 class Scope:
-    """Owns everything started in it, and stops all of it.
+    """Owner of the tasks, threads, processes and child scopes that are started in it.
 
-    At its end, ``async with Scope("name") as scope`` waits for all spawned work, as a task group does. The first
-    error of a member interrupts the scope and is raised (several errors as an exception group). When the scope is
-    interrupted, its body is cancelled natively, once, its members are stopped, and `Interrupted` is raised.
+    When the block of ``async with Scope("name") as scope`` ends, it waits for all spawned work, as a task group does.
+    The first error of a member interrupts the scope and is raised; several errors are raised as an exception group.
+    When the scope is interrupted, the body is cancelled natively, once, the members are stopped, and `Interrupted` is
+    raised.
 
-    Owners that outlive a block call ``scope.open()`` and later ``await scope.stop()`` or ``await scope.join()``.
+    If the scope must outlive a block, call ``scope.open()`` and later ``await scope.stop()`` or
+    ``await scope.join()``.
 
     Parameters:
         name: display name for receipts, causes and the task tree.
-        parent: scope that owns this one; default: the scope that the code runs in. None: independent.
-        deadline_s: interrupt the scope this many seconds after it was opened.
-        grace_s: grace period for members to clean up after an interrupt, in seconds; default: the parent's, or 5.
-            A stop of this scope can lengthen or shorten it; a stop of its parent can only shorten it.
-        abandon_after_s: time after the grace period until members are abandoned, in seconds; default: the parent's, or
-            2.
-        detached: make the scope independent of the scope and interrupt that the code runs in.
-        threads: pool for ``on="thread"``; default: the parent's, or the one shared by the process.
-        processes: starts programs; default: the parent's, or the one of this process.
-        owner: key under which abandoned threads are counted; default: the parent's.
-        sharer: key for fair sharing of threads: scopes with different keys take turns. Default: the parent's.
+        parent: scope that owns this one; by default, the scope that the code runs in. None creates a scope without an
+            owner.
+        deadline_s: number of seconds after opening at which the scope is interrupted; None sets no deadline.
+        grace_s: grace period in seconds for members to clean up after an interrupt; None uses the parent's, or 5
+            without a parent. A stop of this scope can lengthen or shorten the grace period; a stop of the parent can
+            only shorten it.
+        abandon_after_s: time in seconds from the end of the grace period until members are abandoned; None uses the
+            parent's, or 2 without a parent.
+        detached: whether the scope is independent of the scope and the interrupt that the code runs in.
+        threads: thread pool for ``on="thread"``; None uses the parent's, or the shared pool of this Python process.
+        processes: host that starts programs; None uses the parent's, or the shared host of this Python process.
+        owner: key under which abandoned threads are counted; None uses the parent's.
+        sharer: key for fair sharing of threads: scopes with different keys take turns. None uses the parent's.
 
     Raises:
-        InvalidRequest: an invalid time, such as nan.
+        InvalidRequest: a time is invalid, for example nan.
 
     A scope belongs to the loop on which it was opened. `spawn`, `stop`, `members` and `add_closer` are callable from
     any thread or loop.
@@ -126,7 +130,7 @@ class Scope:
             new_stop=Stopping,
         )
         self.core: ScopeState = core
-        """State that its handles and its stop use."""
+        """State that the scope shares with its handles and its stop."""
         self.name = name
         self.parent: Scope | None = parent
         self.interrupt: Interrupt = interrupt
@@ -142,12 +146,12 @@ class Scope:
 
     @property
     def state(self) -> Phase:
-        """``open``, ``stopping`` or ``closed``."""
+        """Phase of the scope: ``open``, ``stopping`` or ``closed``."""
         return self.core.phase
 
     @property
     def closed(self) -> bool:
-        """Whether it has ended: later output, results and records of survivors do not count."""
+        """Whether the scope has ended. Output, results and records that survivors produce later are ignored."""
         return self.core.phase == "closed"
 
     @property
@@ -172,22 +176,26 @@ class Scope:
 
     @property
     def errors(self) -> list[BaseException]:
-        """Errors of its body and members."""
+        """Errors of the scope's body and members."""
         return self.core.errors
 
     @property
     def receipt(self) -> StopReceipt | None:
-        """Receipt of its stop; None until a stop has ended."""
+        """Receipt of the scope's stop; None until a stop has ended."""
         return self.core.receipt
 
     @property
     def quarantined(self) -> bool:
-        """Whether it ended with survivors; its receipt names them."""
+        """Whether members survived the scope's stop; the receipt names the survivors."""
         return self.receipt is not None and self.receipt.outcome != "gone"
 
     @property
     def ended_by(self) -> Literal["members", "failure", "interrupt"] | None:
-        """Cause of its end: all members ended, a member raised, or an interrupt. None while it is open."""
+        """Why the scope ended; None while it is open.
+
+        ``members``: all members ended by themselves. ``failure``: the body or a member raised an error. ``interrupt``:
+        the scope was interrupted.
+        """
         core = self.core
         if core.failed:
             return "failure"
@@ -198,17 +206,19 @@ class Scope:
         return "members" if core.closed else None
 
     def members(self) -> tuple[Member, ...]:
-        """Return a snapshot of what the scope owns now."""
+        """Return snapshots of the scope's current members."""
         return self.core.snapshots()
 
     @property
     def has_members(self) -> bool:
-        """Whether the scope owns anything now."""
+        """Whether the scope has any members now."""
         return self.core.has_members
 
     def leftovers(self) -> tuple[AbandonedMember, ...]:
-        """Return the members that stops of this scope and its descendants abandoned and that still run, as named in
-        receipts."""
+        """Return the members that still run after a stop of this scope or of a descendant abandoned them.
+
+        The receipts of these stops name the same members.
+        """
         return self.core.living_leftovers()
 
     def statistics(self) -> ScopeStatistics:
@@ -216,24 +226,24 @@ class Scope:
         return self.core.statistics()
 
     def add_closer(self, fn: Callable[[], object]) -> Closer:
-        """Call ``fn`` after the grace period, to free a resource on which members block: shut down a socket, close a
-        stream.
+        """Register ``fn`` to be called after the grace period of a stop, to free a resource on which members block.
 
-        It runs on the scope's loop and must not block. ``close()`` of the returned object removes it.
+        For example, ``fn`` can shut down a socket or close a stream. ``fn`` runs on the scope's loop and must not
+        block. To remove ``fn``, call ``close()`` of the returned object.
         """
         return self.core.add_closer(fn)
 
     def children(self) -> tuple[Scope, ...]:
-        """Return the scopes that this one owns now."""
+        """Return the child scopes that this scope owns now."""
         return tuple(scope for scope in self.core.members.copy().values() if isinstance(scope, Scope))
 
     def open(self) -> Scope:
         """Bind the scope to the running loop and to its parent; return the scope.
 
         Raises:
-            Interrupted: the scope or one of its parents was already interrupted.
-            ScopeClosed: its parent takes no new members.
-            RuntimeError: it was already opened, or no loop is running.
+            Interrupted: the scope or one of its ancestors was already interrupted.
+            ScopeClosed: the parent accepts no new members.
+            RuntimeError: the scope was already opened, or no loop is running.
         """
         self.core.open(self)
         if self._deadline_s is not None:
@@ -305,7 +315,7 @@ class Scope:
 
         Raises:
             Interrupted: the scope was interrupted.
-            Exception: raised by a member; several as an exception group.
+            Exception: a member raised this error; if several members raised errors, they are in an exception group.
         """
         core = self.core
         core.open_loop()
@@ -320,10 +330,10 @@ class Scope:
             raise Interrupted(cause) from failure
 
     def close_when_done(self, fn: Callable[[], object]) -> None:
-        """Close the scope once its members have ended, by themselves or stopped; for owners that are not tasks.
+        """Close the scope once its members have ended or were stopped, then call ``fn`` on the scope's loop.
 
-        ``fn`` is then called on the scope's loop; by then, ``closed``, ``errors`` and ``receipt`` have their final
-        values. Call this on the loop only.
+        Use this method if the scope's owner is not a task and therefore cannot await `join`. When ``fn`` is called,
+        ``closed``, ``errors`` and ``receipt`` have their final values. Call this method on the scope's loop only.
         """
         core = self.core
         core.on_closed = fn
@@ -357,27 +367,27 @@ class Scope:
         abandon_after_s: float | None = None,
         cause: Cause | None = None,
     ) -> StopReceipt:
-        """Interrupt the scope, wait for the grace period, force the remaining members, and return a receipt of the
-        outcome.
+        """Interrupt the scope, end members by force after the grace period, and return a receipt of the outcome.
 
-        You can call it any number of times, from any loop; all callers get the same receipt. The first stop sets the
-        times, shorter or longer than the scope's own; later ones can only shorten them. Inner scopes get the same
-        times, limited to those that they were created with. The stop ends after ``grace_s + abandon_after_s``, whatever
-        the members do. If the loop was blocked at the end of the grace period, ``abandon_after_s`` counts from when it
-        runs again. If the caller is cancelled, the stop continues.
+        You can call this method any number of times, from any loop; all calls return the same receipt. The first call
+        may set times that are shorter or longer than the scope's own; later calls can only shorten these times. Inner
+        scopes are stopped within the same times, but not longer than the times that they were created with. The stop
+        ends after ``grace_s + abandon_after_s``, even if members still run. If the loop was blocked at the end of the
+        grace period, ``abandon_after_s`` counts from the moment at which the loop runs again. If the caller is
+        cancelled, the stop continues.
 
         Parameters:
-            reason: free text for people.
+            reason: human-readable reason.
             kind: kind of the cause.
-            grace_s: grace period for cleanup, in seconds; default: the scope's.
-            abandon_after_s: time after the grace period until survivors are abandoned, in seconds; default: the
-                scope's.
-            cause: cause to use instead of reason and kind.
+            grace_s: grace period for cleanup, in seconds; None uses the scope's.
+            abandon_after_s: time in seconds from the end of the grace period until survivors are abandoned; None uses
+                the scope's.
+            cause: cause to record; if given, ``reason`` and ``kind`` are ignored.
 
         Raises:
-            InvalidRequest: an invalid time, such as nan.
-            Interrupted: when called from inside the scope, which cannot wait for itself; ``scope.receipt`` has the
-                receipt later.
+            InvalidRequest: a time is invalid, for example nan.
+            Interrupted: the method was called from inside the scope, which cannot wait for its own end. After the stop,
+                ``scope.receipt`` is the receipt.
         """
         check_times(None, grace_s, abandon_after_s)
         core = self.core
@@ -396,11 +406,11 @@ class Scope:
     def hold_deadline(self) -> Iterator[None]:
         """``with scope.hold_deadline():`` pauses the scope's own deadline, for example while it waits for a person.
 
-        After the block, the remaining time continues to run; overlapping or nested blocks count as one. Deadlines of
-        enclosing scopes and of children keep running. Without a deadline this does nothing.
+        After the block, the deadline continues with the time that remained; overlapping or nested blocks count as one.
+        Deadlines of enclosing scopes and of children keep running. If the scope has no deadline, this does nothing.
 
         Raises:
-            RuntimeError: not called on the loop that the scope was opened on.
+            RuntimeError: the method was not called on the loop that the scope was opened on.
         """
         loop = asyncio._get_running_loop()
         if loop is None or loop is not self.core.loop:
@@ -416,11 +426,15 @@ class Scope:
             deadline.resume()
 
     def request_stop(self, cause: Cause, *, grace_s: float | None = None, abandon_after_s: float | None = None) -> None:
-        """Start a stop without waiting for it. Callable from any thread and from inside; see `close_when_done`.
+        """Start to stop the scope, and return without waiting for the end of the stop.
+
+        Callable from any thread, also from inside the scope. To be notified of the end, use `close_when_done`.
 
         Parameters:
-            cause: why it stops.
-            grace_s, abandon_after_s: as in `stop`.
+            cause: cause of the stop.
+            grace_s: grace period for cleanup, in seconds; None uses the scope's.
+            abandon_after_s: time in seconds from the end of the grace period until survivors are abandoned; None uses
+                the scope's.
         """
         check_times(None, grace_s, abandon_after_s)
         times = self.core.request_times(grace_s, abandon_after_s)
@@ -428,7 +442,7 @@ class Scope:
         self.core.stop_in(times)
 
     def is_around_caller(self) -> bool:
-        """Return whether the calling code runs in this scope, or in one inside it."""
+        """Return whether the calling code runs in this scope or in one of its descendants."""
         scope: Scope | None = current_scope()
         while scope is not None and scope is not self:
             scope = scope.parent
@@ -468,19 +482,22 @@ class Scope:
         name: str | None = None,
         output: Output | None = None,
     ) -> Handle[Any]:
-        """Start work that the scope owns; callable from any thread. Its context is a copy of the caller's.
+        """Start work that the scope owns, and return its handle. Callable from any thread.
 
-        A member that raises interrupts the scope. One that ends cancelled or interrupted does not; its handle reports
-        it. A task that is cancelled before its first step never runs at all, not even its ``finally``.
+        The work runs in a copy of the caller's context. If a member raises an error, the scope is interrupted. If a
+        member is cancelled or interrupted, the scope continues, and awaiting the handle raises `Interrupted`. A task
+        that is cancelled before its first step never runs, not even its ``finally``.
 
         Parameters:
             work: coroutine or coroutine function; for ``thread`` and ``process``, a function.
-            values: arguments for a function.
-            on: where it runs. A ``process`` is another Python that imports the function's module. It can be killed at
-                any time; its arguments and result are pickled. See `holdfast.runtime.scope.isolated_call`.
-            name: display name; default: the name of the function.
-            output: for a ``process``: called on the scope's loop with what the function prints. Its result is awaited
-                before more is read; an error it raises ends the call. Default: output goes to standard error.
+            values: arguments of the function.
+            on: place where the work runs. ``process`` is a separate Python process that imports the function's module
+                and can be killed at any time; arguments and result are pickled. See
+                `holdfast.runtime.scope.isolated_call`.
+            name: display name; None uses the name of the function.
+            output: callback for a ``process``, called on the scope's loop with the output that the function prints.
+                The callback's result is awaited before more output is read; an error of the callback ends the call.
+                None writes the output to standard error.
 
         Raises:
             ScopeClosed: the scope is stopping, closed or not yet open.
@@ -545,14 +562,15 @@ class Scope:
         env: Mapping[str, str] | None = None,
         name: str | None = None,
     ) -> Process:
-        """Start a program that the scope owns, with all its descendants; parameters as in `ProcessHost.spawn`.
+        """Start a program; the scope owns the program and all its descendants.
 
-        The scope waits for the program to end; descendants that outlive the program end with the scope. A stop sends
-        SIGTERM to the whole tree and kills it when the grace period is over.
+        The parameters have the same meaning as those of `ProcessHost.spawn`. The scope waits for the program to end;
+        descendants that outlive the program end with the scope. A stop of the scope sends SIGTERM to the whole process
+        tree, and SIGKILL when the grace period is over.
 
         Raises:
             ScopeClosed: the scope is stopping, closed or not yet open.
-            OSError, ValueError: the program failed to start, as in `ProcessHost.spawn`.
+            OSError, ValueError: the program failed to start; see `ProcessHost.spawn`.
         """
         core = self.core
         handle = ProcessHandle(core, name or " ".join(map(os.fsdecode, argv[:1])))
@@ -570,12 +588,12 @@ class Scope:
 
     @property
     def threads(self) -> ThreadPool:
-        """Pool for ``on="thread"``: its own, its parent's, or the one shared by the process."""
+        """Thread pool for ``on="thread"``: the scope's own, its parent's, or the shared pool of this process."""
         return self.core.threads
 
     @property
     def process_host(self) -> ProcessHost:
-        """Starter of its programs: its own, its parent's, or the one of this process."""
+        """Host that starts programs: the scope's own, its parent's, or the shared host of this process."""
         if self._processes is None:
             from holdfast.runtime.process_host import process_host
 
@@ -583,7 +601,7 @@ class Scope:
         return self._processes
 
     def child(self, name: str, *, deadline_s: float | None = None, grace_s: float | None = None) -> Scope:
-        """Create a scope that this one owns; use it with ``async with`` or ``open()``."""
+        """Create a scope that this scope owns; enter it with ``async with`` or call its ``open()``."""
         return Scope(name, parent=self, deadline_s=deadline_s, grace_s=grace_s)
 
 

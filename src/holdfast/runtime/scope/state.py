@@ -1,15 +1,15 @@
-"""The state of a scope: its members, and when it closes.
+"""State of a scope: its members, its phase and its closing.
 
-`Scope` adds opening, entering and spawning. It also passes in the class of its stop, which this module uses only
+`Scope` adds opening, entering and spawning. `Scope` also passes in the class of its stop, which this module uses only
 through `RunningStop`. Handles use the state only through `ScopeOwner`.
 
 Invariants
-- A member is entered under the gate before its task, thread or process exists, while the scope is open. A stop and the
-  close pass the same gate, so every member is either seen by the stop or refused, never lost in between.
+- A member is entered under the gate, which is a lock, before its task, thread or process exists, while the scope is
+  open. A stop and the close take the same lock, so every member is either seen by the stop or refused.
 - The gate is held for a few instructions, never across an await, user code or the trigger of an interrupt.
-- All other state changes on the scope's loop only. Foreign threads hand over with `call_soon_threadsafe`.
-- The scope closes once, after the body and all members have ended or were abandoned. From then on, nothing that
-  survivors emit, return or record counts.
+- All other state changes on the scope's loop only; other threads use `call_soon_threadsafe`.
+- The scope closes once, after the body and all members have ended or were abandoned. From then on, output, results and
+  records of survivors are ignored.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Phase = Literal["open", "stopping", "closed"]
 
 
 class StartOwned(Protocol):
-    """Attribute ``start_owned`` of a task factory that adopts tasks: creates a task that a scope already owns."""
+    """Function that creates a task that a scope already owns: ``start_owned`` of a task factory that adopts tasks."""
 
     def __call__(
         self,
@@ -65,7 +65,10 @@ class StartOwned(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScopeStatistics:
-    """A snapshot of a scope: its state and how many members of each kind it has, adopted and unowned ones included."""
+    """A snapshot of a scope: its state and the number of its members by kind.
+
+    ``tasks``, ``threads``, ``processes`` and ``scopes`` include adopted members and unowned threads.
+    """
 
     state: Phase
     tasks: int
@@ -80,10 +83,10 @@ class ScopeState:
     """Members of a scope and its phase: the state that `Scope`, its handles and its stop share.
 
     Parameters:
-        name, grace_s, abandon_after_s, threads, owner, sharer: as in `Scope`.
-        parent: state of the scope that owns this one.
+        name, grace_s, abandon_after_s, threads, owner, sharer: parameters with the same meaning as those of `Scope`.
+        parent: state of the scope that owns this one; None if no scope owns it.
         interrupt: interrupt of the scope.
-        new_stop: creates the stop of this scope.
+        new_stop: callable that creates the stop of this scope.
     """
 
     __slots__ = (
@@ -123,7 +126,7 @@ class ScopeState:
     )
 
     kind: Literal["scope"] = "scope"
-    """Its kind, as a member of its parent."""
+    """Kind of the scope as a member of its parent."""
 
     def __init__(
         self,
@@ -154,18 +157,18 @@ class ScopeState:
         self.members: dict[Handle[Any] | ScopeState, object] = {}
         """Members that the scope waits for. The value for a child's state is the child's `Scope`."""
         self.adopted: dict[Handle[Any], None] = {}
-        """Members that end with the scope without being waited for."""
+        """Members that the scope does not wait for, but stops when it ends."""
         self.survived: list[StopReceipt] = []
-        """Receipts of children that left something behind before any stop of this scope."""
+        """Receipts of child scopes that ended with survivors before any stop of this scope."""
         self.unproven_trees: tuple[TreeResult, ...] = ()
-        """Results of programs that ended before any stop."""
+        """Results of process trees that could not be proven dead before any stop of this scope."""
         self.leftovers: list[AbandonedMember] = []
         self.body: BodyClaim | None = None
         self.deadline: Deadline | None = None
         self._closers: Closers | None = None
         self._registration: Registration | None = None
         self.is_leaving = False
-        """Whether it closes when its last member has ended."""
+        """Whether the scope closes when its last member has ended."""
         self.is_over = False
         self.failed = False
         self.ended_by_itself = False
@@ -180,11 +183,11 @@ class ScopeState:
 
     @property
     def closed(self) -> bool:
-        """Whether it has ended: later output, results and records of survivors do not count."""
+        """Whether the scope has ended. Output, results and records that survivors produce later are ignored."""
         return self.phase == "closed"
 
     def snapshots(self) -> tuple[Member, ...]:
-        """Return the current members."""
+        """Return snapshots of the current members and of unowned threads."""
         owned = [member.snapshot() for member in (*self.members.copy(), *self.adopted.copy())]
         return (*owned, *map(unowned, self.unowned_threads()))
 
@@ -194,7 +197,7 @@ class ScopeState:
         return bool(self.members or self.adopted or (self._unowned is not None and self.unowned_threads()))
 
     def living_leftovers(self) -> tuple[AbandonedMember, ...]:
-        """Return the members that stops of this scope and its descendants abandoned and that still run."""
+        """Return the members that still run after a stop of this scope or of a descendant abandoned them."""
         return tuple(leftover for leftover in self.leftovers if leftover.is_alive)
 
     def statistics(self) -> ScopeStatistics:
@@ -224,7 +227,7 @@ class ScopeState:
         return closer
 
     def take_closers(self) -> list[Closer]:
-        """Return all closers, for the caller to run."""
+        """Remove and return all closers, which the caller must run."""
         return [] if self._closers is None else self._closers.take_all()
 
     # -- open and close
@@ -233,9 +236,9 @@ class ScopeState:
         """Bind ``scope`` to the running loop and to its parent.
 
         Raises:
-            Interrupted: the scope or one of its parents was already interrupted.
-            ScopeClosed: its parent takes no new members.
-            RuntimeError: it was already opened, or no loop is running.
+            Interrupted: the scope or one of its ancestors was already interrupted.
+            ScopeClosed: the parent accepts no new members.
+            RuntimeError: the scope was already opened, or no loop is running.
         """
         if self.loop is not None:
             raise RuntimeError(f"scope {self.name!r} is already open; create a new one")
@@ -252,7 +255,7 @@ class ScopeState:
         self._registration = self.interrupt.on_trigger(self._on_interrupt, loop=loop)
 
     async def wait_closed(self) -> None:
-        """Wait until it has closed. Callable from any loop."""
+        """Wait until the scope has closed. Callable from any loop."""
         while not self.is_over:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiters[future] = None
@@ -263,7 +266,7 @@ class ScopeState:
                 self._waiters.pop(future, None)
 
     def late_receipt(self, reason: str, kind: CauseKind, cause: Cause | None) -> StopReceipt:
-        """Return the receipt of a closed scope; if it had ended by itself, create one that reports nothing to stop."""
+        """Return the receipt of a closed scope; if the scope ended without a stop, create an empty receipt."""
         with self.gate:
             if self.receipt is None:
                 why = self.interrupt.cause or cause
@@ -274,20 +277,20 @@ class ScopeState:
     # -- errors
 
     def fail(self, error: BaseException, name: str) -> None:
-        """Record the error of a member or of the body."""
+        """Record the error of a member or of the body, and interrupt the scope."""
         if not any(known is error for known in self.errors):  # the body awaited the member that raised
             self.errors.append(error)
         if self.interrupt.trigger(f"{name} failed: {format_error(error)}", kind="stop"):
             self.failed = True
 
     def failure(self) -> BaseException | None:
-        """Return the recorded error; several as an exception group."""
+        """Return the recorded error, if any; if there are several errors, return an exception group."""
         if len(self.errors) > 1:
             return BaseExceptionGroup(f"several errors in scope {self.name!r}", self.errors)
         return self.errors[0] if self.errors else None
 
     def interrupted_by(self) -> Cause | None:
-        """Return the cause of its interrupt, unless it had ended by itself."""
+        """Return the cause of the scope's interrupt; None if it was not interrupted or had already ended by itself."""
         return self.interrupt.cause if not self.ended_by_itself else None
 
     # -- members
@@ -304,7 +307,7 @@ class ScopeState:
             self.members[member] = None
 
     def check_open(self) -> None:
-        """Raise `ScopeClosed` if it takes no members. The caller holds the gate."""
+        """Raise `ScopeClosed` if the scope accepts no new members. The caller holds the gate."""
         if self.loop is None:
             raise ScopeClosed(f"scope {self.name!r} is not open", hint="use 'async with' or open() first")
         if self.phase != "open":
@@ -313,11 +316,11 @@ class ScopeState:
             )
 
     def admits(self, member: Handle[Any]) -> bool:
-        """Return whether an added member may start. On the loop only."""
+        """Return whether a member that was added may start now. Call this on the loop only."""
         return member in self.members and not self.interrupt.triggered
 
     def leave_behind(self, member: Handle[Any]) -> None:
-        """Stop waiting for this member; it ends with the scope. On the loop only."""
+        """Do not wait for this member any longer; it is stopped when the scope ends. Call this on the loop only."""
         with self.gate:
             if self.members.pop(member, member) is not member:
                 self.adopted[member] = None
@@ -325,23 +328,29 @@ class ScopeState:
 
     @property
     def grace_left_s(self) -> float:
-        """Remaining grace period of the running stop; 0 without one."""
+        """Remaining grace period of the running stop, in seconds; 0 if no stop is running."""
         return 0.0 if self.stopping is None else self.stopping.grace_left_s
 
     @property
     def asked_at_ticks(self) -> float:
-        """Start of the running stop, in clock ticks since boot; 0 without one."""
+        """Start of the running stop, in clock ticks since boot; 0 if no stop is running."""
         return 0.0 if self.stopping is None else self.stopping.asked_at_ticks
 
     def report_unproven(self, result: TreeResult) -> None:
-        """Record a process tree that could not be proven dead, for the receipt. On the loop only."""
+        """Record, for the receipt, the result of a process tree that could not be proven dead.
+
+        Call this on the loop only.
+        """
         if self.stopping is not None:
             self.stopping.report_unproven(result)
         else:
             self.unproven_trees += (result,)
 
     def make_own_task(self, coroutine: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-        """Create a task for the scope itself, which no stop cancels. On the loop only; the caller keeps a reference."""
+        """Create a task for the scope itself, which no stop cancels.
+
+        Call this on the loop only. The caller must keep a reference to the task.
+        """
         return self.make_task(coroutine, name, contextvars.Context())
 
     def ask_late(self, member: Handle[Any]) -> None:
@@ -362,12 +371,12 @@ class ScopeState:
         self.close_if_empty()
 
     def leave_over(self, *leftovers: AbandonedMember) -> None:
-        """Record what a stop abandoned. On the loop only."""
+        """Record members that a stop abandoned. Call this on the loop only."""
         if leftovers:
             self.leftovers = [*self.living_leftovers(), *leftovers]
 
     def child_closed(self, child: ScopeState) -> None:
-        """Take over the abandoned members of a closed child. On the loop only."""
+        """Remove a child scope that has closed, and take over its abandoned members. Call this on the loop only."""
         if child.leftovers:
             self.leave_over(*child.living_leftovers())
         if self.members.pop(child, child) is child:
@@ -399,12 +408,12 @@ class ScopeState:
         return 1 + max((child.height() for child in self.children()), default=0)
 
     def snapshot(self) -> Member:
-        """Return it as a member of its parent."""
+        """Return a snapshot of the scope as a member of its parent."""
         state = "running" if self.phase == "open" else "stopping"
         return Member(kind="scope", name=self.name, started_at=self.opened_at, state=state)
 
     def adopt(self, member: Handle[Any]) -> bool:
-        """Add something that foreign code starts in the scope; False if it is too late even for cleanup."""
+        """Add a member that foreign code starts; return False if the grace period or the scope has ended."""
         with self.gate:
             stopping = self.stopping
             if self.loop is None or self.phase == "closed" or (stopping is not None and stopping.phase != "grace"):
@@ -413,7 +422,10 @@ class ScopeState:
             return True
 
     def adopt_process(self, process: ForeignProcess, /) -> bool:
-        """Adopt a program that foreign code started in the scope; False if it is too late. Callable from any thread."""
+        """Adopt a program that foreign code started; return False if the grace period or the scope has ended.
+
+        Callable from any thread.
+        """
         handle = ForeignHandle(self, process)
         if not self.adopt(handle):
             return False
@@ -432,14 +444,14 @@ class ScopeState:
             self._registration = self.interrupt.on_trigger(self._on_interrupt, loop=self.loop)
 
     def request_times(self, grace_s: float | None, abandon_after_s: float | None) -> Times | None:
-        """Return the times of a stop; None if none are given. Call it before the trigger, from any thread."""
+        """Return the times of a stop; None if neither time is given. Callable from any thread, before the trigger."""
         times = self.times.complete(grace_s, abandon_after_s)
         if times is not None and not self.interrupt.triggered:
             self.times.give(times)
         return times
 
     def stop_in(self, times: Times | None) -> None:
-        """Stop within the times that `request_times` returned. Call it after the trigger, from any thread."""
+        """Stop within the times that `request_times` returned. Callable from any thread, after the trigger."""
         if times is None:
             self.on_loop(self.begin_stop)
         else:
@@ -495,11 +507,11 @@ class ScopeState:
                 self.finish()
 
     def is_empty(self) -> bool:
-        """Return whether it has neither members nor a live body. More may still enter."""
+        """Return whether the scope has neither members nor a live body. New members may still be entered."""
         return not (self.members or self.adopted or (self.body is not None and self.body.live))
 
     def shut(self, *, by_force: bool = False) -> bool:
-        """Admit no more members, if nothing is left inside or by force; return whether the scope is closed."""
+        """Refuse new members if the scope is empty or if ``by_force`` is set; return whether the scope is closed."""
         with self.gate:
             body = self.body
             left = self.members or self.adopted or (body is not None and body.live)
@@ -524,7 +536,7 @@ class ScopeState:
         return [thread for thread in threads if thread.is_alive()]
 
     def finish(self) -> None:
-        """Record the end and notify all waiters. On the loop only, after `shut`."""
+        """Record the end of the scope and notify all waiters. Call this on the loop only, after `shut`."""
         stopping, self.stopping = self.stopping, None
         if stopping is not None:
             self.receipt = stopping.receipt
@@ -552,13 +564,13 @@ class ScopeState:
     # -- loop, tasks and threads
 
     def open_loop(self) -> asyncio.AbstractEventLoop:
-        """Return the loop that it was opened on. Raises `ScopeClosed` if it was not opened."""
+        """Return the loop that the scope was opened on. Raises `ScopeClosed` if the scope was not opened."""
         if self.loop is None:
             raise ScopeClosed(f"scope {self.name!r} is not open", hint="use 'async with' or open() first")
         return self.loop
 
     def on_loop(self, fn: Callable[..., object], *values: Any) -> None:
-        """Run ``fn`` on the scope's loop: at once if called there, otherwise soon."""
+        """Run ``fn`` on the scope's loop: at once if called on that loop, otherwise soon. Callable from any thread."""
         loop = self.open_loop()
         if asyncio._get_running_loop() is not loop:
             try:

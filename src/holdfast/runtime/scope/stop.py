@@ -1,13 +1,14 @@
 """The stop of a scope: ask, wait for the grace period, force, give up, and report the outcome in a receipt.
 
-Timers of the loop and ending members drive it, not a task: no code can cancel it, and it ends soon after ``end_at``,
-whatever the members do.
+A stop is driven by timers of the loop and by members that end, not by a task. So no code can cancel a stop, and it ends
+soon after its deadline even if members still run.
 
 Phases
 - ``grace``: each member is asked once, and not again, so that its cleanup can finish. Tasks that foreign code started
   are first left to their owner: a task group, for example, cancels its children itself once its body has cleaned up.
   Such a task is asked when the code that started it has ended, or at the latest after half of the grace period.
-- ``force``: closers ran, process trees are being killed; tasks are asked again with back-off from 1 to 100 ms.
+- ``force``: closers have run, and process trees are being killed. Tasks are asked again and again, at intervals that
+  grow from 1 to 100 ms.
 - ``last``: threads, processes and child scopes that did not end are abandoned. Tasks that only waited for one of these
   get a moment to end by themselves, so that the receipt names the member that hangs and not its waiters. Before a
   program is named, its state is checked: if the loop was blocked, the notification of its end may still be queued.
@@ -98,7 +99,7 @@ class Stopping:
         """Start of the stop, in clock ticks since boot, the unit of process start times."""
 
     def shorten(self, grace_s: float, abandon_after_s: float) -> None:
-        """Shorten the grace period and the stop to these times from now, if they would end later."""
+        """Shorten the remaining grace period and the time after it to these times; never lengthen them."""
         if self.phase in ("last", "ended"):
             return
         now = self._loop.time()
@@ -133,7 +134,7 @@ class Stopping:
         self._follow(None)
 
     def _ask_all(self, members: Iterator[Handle[object]]) -> None:
-        """Ask in chunks, so that many members do not stall the loop."""
+        """Ask the members in chunks, so that a large number of members does not stall the loop."""
         count = 0
         for member in itertools.islice(members, _CHUNK):
             member.ask()
@@ -156,7 +157,7 @@ class Stopping:
                 member.ask()
 
     def _ask_rest(self) -> None:
-        """Ask the remaining tasks: their starters had enough time to end them."""
+        """Ask the remaining tasks to stop, because the code that started them had enough time to end them."""
         followers, self._followers = self._followers, {}
         for members in followers.values():
             self._ask_later(0, members)
@@ -182,7 +183,7 @@ class Stopping:
         self._inherit(receipt)
 
     def _inherit(self, receipt: StopReceipt) -> None:
-        """Include in this scope's receipt what a child left behind."""
+        """Add the abandoned members and survivors of a child's receipt to this scope's receipt."""
         self._abandoned.extend(receipt.abandoned)
         self._survivors.extend(receipt.survivors)
         self._unattributed.extend(receipt.unattributed)
@@ -200,7 +201,7 @@ class Stopping:
         return max(0.0, self._force_at - self._loop.time())
 
     def finish_if_empty(self) -> None:
-        """End if nothing is left."""
+        """End the stop if the scope is empty and its processes are known to be gone."""
         if self.phase == "ended":
             return
         body = self.scope.body
@@ -248,7 +249,7 @@ class Stopping:
         self._killing.add_done_callback(self._killed, context=contextvars.Context())
 
     def _killed(self, killing: asyncio.Task[None]) -> None:
-        """Handle the end of the kill of what foreign code started."""
+        """Handle the end of the task that kills the programs of foreign code."""
         self._proven = True
         if killing.cancelled():
             self._unknown = True
@@ -329,7 +330,7 @@ class Stopping:
         self._escalate_at = self._loop.time() + self._escalate_in_s
 
     def give_up(self) -> None:
-        """After the time is over, abandon everything except tasks, then tasks soon after."""
+        """Abandon all members except tasks, because the time is over; abandon the tasks soon after."""
         if self.phase in ("last", "ended"):
             return
         self.phase = "last"
@@ -365,7 +366,7 @@ class Stopping:
             self.give_up_tasks()
 
     def give_up_tasks(self) -> None:
-        """Abandon tasks now, and end."""
+        """Abandon all remaining members, tasks included, and end the stop."""
         if self.phase == "ended":
             return
         self.scope.shut(by_force=True)

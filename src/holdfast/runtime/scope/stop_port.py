@@ -32,7 +32,7 @@ class RunningStop(Protocol):
         ...
 
     def shorten(self, grace_s: float, abandon_after_s: float) -> None:
-        """Shorten the grace period and the stop to these times from now, if they would end later."""
+        """Shorten the remaining grace period and the time after it to these times; never lengthen them."""
         ...
 
     def member_ended(self, kind: MemberKind, name: str, member: CancelClaim) -> None:
@@ -48,13 +48,13 @@ class RunningStop(Protocol):
         ...
 
     def finish_if_empty(self) -> None:
-        """End if nothing is left."""
+        """End the stop if the scope is empty and its processes are known to be gone."""
         ...
 
     def give_up(self) -> None:
-        """Abandon everything except tasks, then tasks soon after."""
+        """Abandon all members except tasks; abandon the tasks soon after."""
         ...
 
     def give_up_tasks(self) -> None:
-        """Abandon tasks now, and end."""
+        """Abandon all remaining members, tasks included, and end the stop."""
         ...

@@ -1,4 +1,4 @@
-"""Tasks as members of a scope: spawned ones, whose errors reach it, and adopted ones, which foreign code owns."""
+"""Tasks as members of a scope: spawned tasks, whose errors interrupt the scope, and adopted tasks of foreign code."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ class TaskHandle(Handle[T]):
         self._starter = None if starter is None else weakref.ref(starter)
 
     def starter(self) -> CancelClaim | None:
-        """Return the claim inside which an adopted task was started, if it still exists."""
+        """Return the claim inside which an adopted task was started; None if unknown or freed."""
         return None if self._starter is None else self._starter()
 
     def start(self) -> None:
-        """Create the task. On the scope's loop, after the member was entered."""
+        """Create the task. Call this on the scope's loop, after the member was entered."""
         coroutine, self._coroutine = self._coroutine, None
         assert coroutine is not None
         if not self.owner.admits(self):
@@ -76,11 +76,11 @@ class TaskHandle(Handle[T]):
         self.attach(task)
 
     def attach(self, task: asyncio.Task[T], guarded: Coroutine[Any, Any, T] | None = None) -> None:
-        """Watch the task. On the scope's loop.
+        """Watch the task until it is done. Call this on the scope's loop.
 
         Parameters:
-            task: the task, which may be done already.
-            guarded: foreign code's coroutine, if the task runs it `without_exit`.
+            task: task to watch, which may already be done.
+            guarded: coroutine of foreign code, if the task runs that coroutine in the wrapper of `without_exit`.
         """
         self._coroutine = guarded
         self.task = task
@@ -113,7 +113,7 @@ class TaskHandle(Handle[T]):
             self.owner.discard(self, error)
 
     def listen_to(self, interrupt: Interrupt) -> Registration | None:
-        """Make it the current interrupt of the task, and cancel the task when it is triggered."""
+        """Make ``interrupt`` the current interrupt of the task, and cancel the task when it is triggered."""
         context = self.started_in
         if context is None:
             return None
@@ -129,7 +129,7 @@ class TaskHandle(Handle[T]):
         self.deliver()
 
     def _take_name(self) -> None:
-        """Take over the name that foreign code gives its task, which is set after the task was created."""
+        """Use the name that foreign code gave the task, which is set only after the task was created."""
         if self.adopted and self.task is not None and not self.task.get_name().startswith("Task-"):
             self.name = self.task.get_name()
 
@@ -143,7 +143,7 @@ class TaskHandle(Handle[T]):
         self.redeliver()
 
     def abandon(self) -> Abandoned:
-        """Abandon the task; its later result does not count."""
+        """Abandon the task, ignore its later result, and return a record of the task."""
         self._take_name()
         stack = task_stack(self.task)[0 if self._coroutine is None else 1 :]  # without Holdfast's own wrapper frame
         self.settle(None, self.stop_error("it did not end and was abandoned"))

@@ -1,4 +1,4 @@
-"""Calls on threads as members of a scope: asked through their interrupt, abandoned if they do not respond."""
+"""Calls on threads as members of a scope; a stop interrupts each call, and abandons a call that does not end."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ThreadHandle(Handle[T]):
             owner.on_loop(self.ask)
 
     def _on_done(self, result: T | None, error: BaseException | None) -> None:
-        """Handle the end of the call, on its thread."""
+        """Handle the end of the call; called on the thread that ran it."""
         self.owner.on_loop(self._finish, result, error)
 
     def _finish(self, result: T | None, error: BaseException | None) -> None:
@@ -62,7 +62,7 @@ class ThreadHandle(Handle[T]):
             self.call = None
 
     def listen_to(self, interrupt: Interrupt) -> None:
-        """Do nothing: a thread checks its interrupt itself."""
+        """Do nothing, because code on a thread checks its interrupt itself."""
 
     def ask(self) -> None:
         """Withdraw the call if no thread has started it."""
@@ -72,14 +72,14 @@ class ThreadHandle(Handle[T]):
             self._finish(None, self.stop_error("its scope was stopped before it began"))
 
     def on_withdrawn(self) -> None:
-        """Called when the call was withdrawn before it started."""
+        """Override to handle a call that was withdrawn before it started."""
 
     def ask_again(self) -> None:
-        """Do the same as `ask`."""
+        """Withdraw the call if no thread has started it, like `ask`."""
         self.ask()
 
     def running(self) -> threading.Thread | None:
-        """Return the thread that runs it now."""
+        """Return the thread that runs the call now, if any."""
         return None if self.call is None else self.call.thread
 
     def abandon(self) -> Abandoned:

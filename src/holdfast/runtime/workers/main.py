@@ -102,7 +102,7 @@ class IsolatedCall:
 
 
 class _Snapshot:
-    """Snapshot of everything in this process that a call might change."""
+    """Snapshot of the state of this process that a call might change."""
 
     def __init__(self) -> None:
         self.threads = len(os.listdir("/proc/self/task"))

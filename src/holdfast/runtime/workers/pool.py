@@ -1,12 +1,14 @@
 """A pool of Python processes for isolated calls: it lends them to calls, keeps idle ones, and discards unclean ones.
 
 Invariants
-- A worker is in exactly one place: lent to one call, which then owns its descriptors and its termination, or idle here.
-- It serves one owner, in the environment (variables, directory, path, user) that it was started in.
-- It is kept only if it reported that its last call left nothing behind and ``/proc`` confirms it: no other process in
-  its tree, no more threads, and the same number of descriptors as before the function was called.
-- The number of idle workers is bounded here; they exit by themselves after a timeout, so the host needs no timer.
-- Its process tree dies with the host, like every tree under a reaper.
+- A worker is in exactly one place: idle in the pool, or lent to one call. While a worker is lent, the call must close
+  the worker's descriptors and end its process.
+- A worker serves one owner, in the environment (variables, directory, path, user) in which it was started.
+- A worker is kept only if it reported that its last call left nothing behind, and if ``/proc`` confirms this: no other
+  process in its tree, no more threads, and the same number of descriptors as before the function was called.
+- The pool limits the number of idle workers. Idle workers exit by themselves after a timeout, so the host needs no
+  timer.
+- The process tree of a worker dies with the host, like every tree under a reaper.
 """
 
 from __future__ import annotations
@@ -77,12 +79,12 @@ class Starter(Protocol):
 
 
 class Worker:
-    """The host's side of one worker process.
+    """One worker process, as the host sees it.
 
     Attributes:
-        process: its process, under a reaper.
-        control: connection to it; owned by the current holder of the worker.
-        output: descriptor of its streamed output; owned by the current holder of the worker.
+        process: process of the worker, under a reaper.
+        control: connection to the worker; owned by the worker's current holder.
+        output: descriptor of the worker's streamed output; owned by the worker's current holder.
         baseline: numbers of threads, descriptors and bytes of memory just before the last call's function began.
     """
 
@@ -117,7 +119,11 @@ class Worker:
                 self.control.send(frame(CAUSE, pickle.dumps(cause)))
 
     def is_clean(self, growth_bytes: int) -> bool:
-        """Return whether the process, seen from outside, is as it was before its last call."""
+        """Return whether ``/proc`` shows that the last call left no processes, threads or descriptors behind.
+
+        Parameters:
+            growth_bytes: maximum growth of the process's memory since just before its first call.
+        """
         held, pid = self.process.tree, self.process.pid
         if self.baseline is None or not isinstance(held, ReaperTree) or held.exited.value is not None:
             return False
@@ -151,8 +157,8 @@ class WorkerPool:
     """Lends workers to calls. All methods are callable from any thread; created by `ProcessHost.workers`.
 
     Parameters:
-        processes: starts the workers.
-        idle_limit: maximum number of idle workers; the one idle for longest is discarded first.
+        processes: process host that starts the workers.
+        idle_limit: maximum number of idle workers; the worker that has been idle for longest is discarded first.
         owner_limit: maximum number of idle workers per owner.
         idle_s: idle timeout after which a worker exits, in seconds.
         calls_limit: maximum number of calls per worker.
@@ -186,7 +192,10 @@ class WorkerPool:
         self._counts: Counter[str] = Counter()
 
     def acquire(self, owner: str) -> Worker | None:
-        """Return an idle worker of this owner for one call, or None. Give it back with `release` or `discard`."""
+        """Return an idle worker of this owner for one call, if any.
+
+        After the call, give the worker back with `release` or `discard`.
+        """
         environment = self._environment()
         stale = []
         found = None
@@ -244,7 +253,10 @@ class WorkerPool:
         self._counts["calls"] += 1
 
     def release(self, worker: Worker) -> bool:
-        """Take a worker back for later calls. If it is unfit, return False; the caller then still holds it."""
+        """Take a worker back for later calls; return False if the worker is unfit.
+
+        If the worker is unfit, the caller still holds the worker and must end its process and `discard` it.
+        """
         if worker.calls >= self.calls_limit or not worker.is_clean(self.growth_bytes):
             return False
         surplus = []
@@ -276,7 +288,7 @@ class WorkerPool:
             worker.close()
 
     def close(self) -> None:
-        """End the idle workers; lent ones end with their calls. The pool stays usable."""
+        """Kill the idle workers, but not workers that are lent to calls. The pool stays usable."""
         with self._lock:
             idle, self._idle = list(self._idle), {}
         for worker in idle:
@@ -289,7 +301,7 @@ class WorkerPool:
             worker.close()
 
     def statistics(self) -> WorkerPoolStatistics:
-        """Return a snapshot."""
+        """Return a snapshot of the pool."""
         with self._lock:
             counts = self._counts
             return WorkerPoolStatistics(
