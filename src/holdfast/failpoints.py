@@ -2,8 +2,8 @@
 
 A module registers its failpoints on import, and calls `hit` at each of them. If the environment contains
 ``HOLDFAST_FAILPOINT=name``, the process kills itself with SIGKILL at the first hit of that failpoint, or at the third
-hit with ``name:3``. Within a test process, `arm` can raise an error instead, and `attend` calls a function at every hit.
-If no failpoint is armed, a call of `hit` costs one read of a global variable.
+hit with ``name:3``. Within a test process, `arm` can raise an error instead, and `attend` calls a function at every
+hit. If no failpoint is armed, a call of `hit` costs one read of a global variable.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ def arm(name: str, *, error: BaseException | None, nth: int = 1) -> Iterator[Non
 def attend(passed: Callable[[str], None]) -> Iterator[None]:
     """Call `passed` at every hit of any failpoint within the block.
 
-    `passed` is called with the failpoint's name, in the thread that calls `hit`, and may block or raise. A failpoint that
-    was armed before is disarmed within the block.
+    `passed` is called with the failpoint's name, in the thread that calls `hit`, and may block or raise. A failpoint
+    that was armed before is disarmed within the block.
     """
     global _armed
     before, _armed = _armed, _Attended(passed)

@@ -356,7 +356,7 @@ def stored_limit(settings: Settings, *, in_memory: bool) -> int:
 
     Parameters:
         settings: the host's settings.
-        in_memory: whether the store is in memory, which lowers the default.
+        in_memory: whether the store is in memory, which changes the default.
     """
     if settings.principal_stored_bytes:
         return settings.principal_stored_bytes
