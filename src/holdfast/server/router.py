@@ -1,8 +1,8 @@
 """Routes of the server, and the decorator that registers a handler as a route.
 
-Each route is declared once, on its handler, with its method, path, access, body, query parameters, responses and errors.
-The handler's docstring is the description of the route. Requests are dispatched by these declarations; the OpenAPI
-document and the API reference are generated from them.
+Each route is declared once, on its handler, with its method, path, access, body, query parameters, responses and
+errors. The handler's docstring is the description of the route. Requests are dispatched by these declarations; the
+OpenAPI document and the API reference are generated from them.
 """
 
 from __future__ import annotations
