@@ -2,9 +2,10 @@
 
 A key is shown once, and only its SHA-256 hash is stored. Until the first key is created, anyone on loopback acts as the
 principal ``local`` with role admin; afterwards, every request requires a key. A server that listens on any other
-address must have a valid key before it starts. If agents may execute commands on this machine, requests on loopback
-require a credential even while there are no keys: the local token (`holdfast.local_token`), whose holder acts as
-``local``. If the settings contain a key for signed tokens, these are accepted too (`holdfast.server.tokens`).
+address must have a valid key, or accept signed tokens, before it starts. If agents may execute commands on this
+machine, requests on loopback require a credential even while there are no keys: the local token
+(`holdfast.local_token`), whose holder acts as ``local``. If the settings contain a key for signed tokens, these are
+accepted too (`holdfast.server.tokens`).
 
 Only this process opens the store, and keys change only through `KeyRing`. The keys in memory are therefore always up to
 date.
