@@ -24,15 +24,15 @@ CUT = "holdfast.cut"
 WAIT_S = 5.0
 """Maximum time in seconds for which a large body or a list waits for budget."""
 WRITTEN_PER_S = 500_000_000
-"""Bytes of large responses that a loop writes per second. Without this limit, a fast client would monopolize the loop."""
+"""Bytes of large responses that a loop writes per second, so that a fast client does not monopolize the loop."""
 STORED_PER_S = 40_000_000
 """Bytes of large messages that the loop and the store handle per second. A principal gets a quarter of this rate."""
 TAKEN_PER_S = 80_000_000
 """Bytes of large bodies that a host accepts per second. Decoding and storing large bodies delays other requests."""
 _PIECE_BYTES = 65_536
 _LEAST_RATE = 10_000
-"""Minimum average rate in bytes per second at which a client must read a large response. A slower client is cut off once
-it has used up its stall time."""
+"""Minimum average rate in bytes per second at which a client must read a large response. A slower client is cut off
+once it has used up its stall time."""
 
 
 class ResponseDelivery:

@@ -55,7 +55,7 @@ class ConnectionWriter(Protocol):
 class Request(ResponseDelivery):
     """A request to the API. Use it only in the task that handles the request.
 
-    The attribute ``started`` tells whether the handler has begun to write the response.
+    The attribute ``started`` is True once the handler has begun to write the response.
 
     Parameters:
         scope, receive, send: arguments of the ASGI application.
@@ -181,7 +181,10 @@ class Request(ResponseDelivery):
         return await self._read(limit_bytes)
 
     async def respond(self, response: Response) -> None:
-        """Write a complete response. A large body is charged and written in chunks. Raises as `ResponseDelivery.put`."""
+        """Write a complete response. A large body is charged and written in chunks.
+
+        Raises as `ResponseDelivery.put`.
+        """
         if len(response.body) > FREE_BYTES:
             await self.charge_memory(len(response.body), in_memory=True)
             await self.begin(response.status, response.all_headers(self.extra))
