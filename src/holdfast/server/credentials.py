@@ -143,7 +143,7 @@ class CredentialsInUse:
         return len(ended)
 
     def look(self) -> None:
-        """End requests whose credential has expired, and restart the timer if other registered credentials can expire."""
+        """End requests whose credential has expired, and restart the timer if other credentials can expire."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
