@@ -1,7 +1,7 @@
 """Event streams, which send the events of a session as Server-Sent Events until the client disconnects.
 
-- A stream buffers no events. It reads the stored events after its cursor from the host and joins them into one write, or
-  into a few writes if the events are large, so that few bytes wait in the socket's buffer.
+- A stream buffers no events. It reads the stored events after its cursor from the host and joins them into one write,
+  or into a few writes if the events are large, so that few bytes wait in the socket's buffer.
 - A stream ends immediately when its client disconnects, and after ``stream_stall_s`` if its client stops reading. The
   run, other clients and the shutdown never wait for a client.
 - When the server shuts down, or the client's credential becomes invalid, a stream ends with a ``closed`` frame that
