@@ -100,8 +100,7 @@ class Streams:
         Parameters:
             request: request to which the stream is the response.
             session: session whose events are streamed.
-            after: cursor of the event after which the stream begins; see `Session.open_log` for None.
-            follow: id of the message at whose settlement the stream ends; see `Session.open_log` for None.
+            after, follow: as for `SessionAPI.events`.
         """
         send = request.send
         async with self._opened(request, session, after, follow) as log:

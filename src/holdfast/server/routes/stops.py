@@ -79,7 +79,7 @@ async def run_stop(
 
     Parameters:
         server: state shared by the handlers.
-        request: request that requires the stop.
+        request: request for the stop.
         stop: function that stops the work, called without arguments.
         wait_s: maximum time in seconds to wait for the result, after which the response contains a stop id; None
             applies the setting ``stop_wait_s``.
