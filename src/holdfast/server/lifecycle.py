@@ -257,7 +257,8 @@ async def serve_until(
 async def _guarded(host: Host, signed: TokenVerifier | None) -> AsyncIterator[tuple[KeyRing, Path | None]]:
     """Load the keys of a host, and create the local token if one is required.
 
-    Yields the keys and the path of the token file, which is deleted on exit; the path is None without a token.
+    Yields the keys and the path of the token file, or None in place of the path if no token is required. The token file
+    is deleted on exit.
     """
     keys = KeyRing(host.store, host.clock, signed=signed)
     await keys.load()

@@ -85,7 +85,7 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
 
 
 def _members(kind: Any) -> list[Any]:
-    """Return the member types of a body's type; an empty list if `kind` is None or a media type."""
+    """Return the member types of a body's type; an empty list for a media type or None."""
     if kind is None or isinstance(kind, str):
         return []
     return list(get_args(kind)) if isinstance(kind, UnionType) else [kind]

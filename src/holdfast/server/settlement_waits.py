@@ -36,8 +36,8 @@ class SettlementWaits:
     ) -> Settlement | None:
         """Wait for the future `settling`, and return its settlement.
 
-        Return None after `wait_s` seconds, at shutdown, or if the client disconnects. If `wait_s` is None or 0, return
-        None immediately.
+        Return None after `wait_s` seconds, at shutdown, or if the client disconnects. With a `wait_s` of None or 0,
+        return None immediately.
         """
         if not wait_s or self._closing:
             settling.cancel()
