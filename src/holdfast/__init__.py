@@ -1,6 +1,7 @@
 """Holdfast hosts AI agents for many users at once and keeps them under control.
 
-Most programs need only the names here. They are loaded on first use, so that ``import holdfast`` is cheap.
+Most programs need only the names in this package. Each name is loaded on first use, so that ``import holdfast`` is
+cheap.
 """
 
 from __future__ import annotations

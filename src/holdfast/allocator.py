@@ -12,10 +12,11 @@ _LARGE_BYTES = 262_144
 
 
 def return_large_blocks() -> bool:
-    """Make blocks of 256 kB and more return to the kernel as soon as they are freed. Return whether that is supported.
+    """Make glibc return blocks of 256 kB or more to the kernel as soon as they are freed.
 
-    By default, once a large block was freed, glibc allocates blocks of up to 32 MB in per-thread heaps and keeps them
-    when they are freed. Memory that requests and responses used only briefly would then stay allocated forever.
+    Return whether the setting took effect. By default, once a large block has been freed, glibc allocates later blocks
+    of up to 32 MB from per-thread heaps, and these heaps keep the memory of freed blocks. Memory that was used only
+    briefly by requests and responses would therefore stay allocated.
     """
     if sys.platform != "linux":
         return False

@@ -1,4 +1,4 @@
-"""The only source of time, so that tests and the explorer can replace it."""
+"""Clock interface through which Holdfast reads the time, so that tests and the explorer can replace the clock."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ class Clock(Protocol):
     """Wall-clock and monotonic time, both in seconds. Safe to call from any thread."""
 
     def now(self) -> float:
-        """Return seconds since the epoch; may jump."""
+        """Return the wall-clock time in seconds since the epoch, which may jump in either direction."""
         ...
 
     def monotonic(self) -> float:
-        """Return seconds since some point in the past; never goes back."""
+        """Return the monotonic time in seconds since an arbitrary point in the past."""
         ...
 
 

@@ -1,9 +1,9 @@
-"""Named points at which a test can kill the process or raise an error, to prove what survives.
+"""Failpoints: named points at which a test can kill the process or raise an error, to check that data survives.
 
-A module registers its points at import and calls `hit` where they are. ``HOLDFAST_FAILPOINT=name`` in the environment
-(or ``name:3`` for the third hit) makes the process send itself SIGKILL there, like a power failure between two
-instructions. In process, `arm` raises an error instead, and `attend` calls a function at every point. If nothing is
-armed, a `hit` costs one read of a global.
+A module registers its failpoints on import, and calls `hit` at each of them. If the environment contains
+``HOLDFAST_FAILPOINT=name``, the process kills itself with SIGKILL at the first hit of that failpoint, or at the third
+hit with ``name:3``. Within a test process, `arm` can raise an error instead, and `attend` calls a function at every
+hit. If no failpoint is armed, a call of `hit` costs one read of a global variable.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _names: set[str] = set()
 
 
 class _Armed:
-    """An armed point, which counts down to its ``nth`` hit."""
+    """An armed failpoint, which acts at its ``nth`` hit."""
 
     __slots__ = ("error", "left", "name")
 
@@ -44,7 +44,7 @@ class _Armed:
 
 
 class _Attended:
-    """All points, for a test that observes every hit."""
+    """All failpoints, while a test observes every hit."""
 
     __slots__ = ("passed",)
     name = "*"
@@ -69,36 +69,44 @@ _armed: _Armed | _Attended | None = _from_environment()
 
 
 def register(name: str) -> str:
-    """Register a point at import time and return its name."""
+    """Register a failpoint, and return its name. Modules call this on import."""
     _names.add(name)
     return name
 
 
 def names() -> tuple[str, ...]:
-    """Return all points of the imported modules, sorted."""
+    """Return the sorted names of the failpoints of all imported modules."""
     return tuple(sorted(_names))
 
 
 def armed() -> str | None:
-    """Return the name of the armed point, or None; ``*`` while all are attended.
+    """Return the name of the armed failpoint; ``*`` within `attend`, and None if no failpoint is armed.
 
-    A point that is armed in the environment may not be registered yet.
+    A failpoint that is armed by the environment may not be registered yet.
     """
     return None if _armed is None else _armed.name
 
 
 def hit(name: str) -> None:
-    """Pass a point; does nothing unless it is armed or all points are attended. Callable from any thread."""
+    """Mark a hit of a failpoint. Does nothing if the failpoint is neither armed nor attended.
+
+    Callable from any thread.
+    """
     if _armed is not None:
         _armed.passed(name)
 
 
 @contextmanager
 def arm(name: str, *, error: BaseException | None, nth: int = 1) -> Iterator[None]:
-    """Within the block, raise `error` at the ``nth`` hit of the point, or kill the process if `error` is None.
+    """Arm a failpoint within the block.
+
+    Parameters:
+        name: name of the failpoint.
+        error: error to raise at the failpoint; None kills the process.
+        nth: number of the hit at which the failpoint acts.
 
     Raises:
-        ConfigurationError: no imported module has such a point.
+        ConfigurationError: if no imported module has registered the failpoint.
     """
     global _armed
     if name not in _names:
@@ -112,9 +120,10 @@ def arm(name: str, *, error: BaseException | None, nth: int = 1) -> Iterator[Non
 
 @contextmanager
 def attend(passed: Callable[[str], None]) -> Iterator[None]:
-    """Within the block, call `passed` with the name of each point that is hit, in the thread that hits it.
+    """Call `passed` at every hit of any failpoint within the block.
 
-    `passed` may block or raise. A point that was armed before is disarmed meanwhile.
+    `passed` is called with the failpoint's name, in the thread that calls `hit`, and may block or raise. A failpoint
+    that was armed before is disarmed within the block.
     """
     global _armed
     before, _armed = _armed, _Attended(passed)

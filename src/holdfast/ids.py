@@ -1,4 +1,4 @@
-"""The only source of secrets and of identifiers, which are short, unguessable and sorted by time."""
+"""Generation of secrets and ids. Ids are short, unguessable and sorted by creation time."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def _base32(value: int, digits: int) -> str:
 _BYTES = 8
 _DRAW = 512
 _drawn: list[str] = []
-"""Random digits drawn in advance: a system call for each id would be most of its cost."""
+"""Random digits generated in advance, because a system call for each id would be most of the id's cost."""
 os.register_at_fork(after_in_child=_drawn.clear)
 
 
 def _random() -> str:
-    """Return 16 fresh random hexadecimal digits. Callable from any thread, because `list.pop` is atomic."""
+    """Return 16 unused random hexadecimal digits. Callable from any thread, because `list.pop` is atomic."""
     while True:
         try:
             return _drawn.pop()
@@ -50,7 +50,7 @@ def run_id() -> str:
 
 
 def node_id() -> str:
-    """Return a new id for a running process: ``n_`` and 27 hexadecimal digits."""
+    """Return a new node id, which identifies one process for its lifetime: ``n_`` and 27 hexadecimal digits."""
     return _make("n_")
 
 
@@ -65,5 +65,8 @@ def stop_id() -> str:
 
 
 def secret(prefix: str = "hf_") -> str:
-    """Return a new secret of 160 random bits; show it once and store only its hash."""
+    """Return a new secret: `prefix` and 160 random bits in base 32.
+
+    The caller must show the secret only once, and store only its hash.
+    """
     return prefix + _base32(int.from_bytes(os.urandom(20), "big"), 32)

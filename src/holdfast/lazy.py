@@ -16,11 +16,11 @@ __all__ = ["lazy_names"]
 def lazy_names(
     package: str, names_of: Mapping[str, tuple[str, ...]]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return ``__getattr__`` and ``__dir__`` for a package.
+    """Return the functions ``__getattr__`` and ``__dir__`` for a package whose names are loaded on first use.
 
     Parameters:
-        package: name of the package, ``__name__`` in its ``__init__``.
-        names_of: public names by the module that defines them, relative to the package.
+        package: name of the package, which is ``__name__`` in its ``__init__.py``.
+        names_of: public names of the package, by the relative name of the module that defines them.
     """
     module_of = {name: module for module, names in names_of.items() for name in names}
 

@@ -1,7 +1,8 @@
-"""The local token, which clients must present, even on loopback, to a server with agents that run what a model writes.
+"""The local token, which a server requires even on loopback if its agents execute code that a model has written.
 
-It is in a file beside the store, readable by its owner only. So programs that may read the store can find the token;
-other users of the machine, browser pages and containers that share the network cannot. Every start creates a new one.
+The token is stored in a file beside the store, and only the file's owner can read it. A program that may read the store
+can therefore read the token. Other users of the machine, web pages and containers that share the network cannot. The
+server creates a new token at every start.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _LIMIT = 200
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server that listens on `host`."""
+    """Return whether a server that listens on `host` is reachable from this machine only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -32,24 +33,28 @@ def is_loopback(host: str) -> bool:
 
 
 def token_path(store: str) -> Path | None:
-    """Return the path of the token of the store with this URL; None for a store without a file."""
+    """Return the path of the token file for the store with the URL `store`; None if the store is not a file."""
     file = store.removeprefix("sqlite:///")
     return Path(f"{file}-token").absolute() if file and file != store else None
 
 
 def read_token(store: str) -> str | None:
-    """Return the token of a store; None if it is missing or not readable by this user only."""
+    """Return the local token for the store with the URL `store`.
+
+    Return None if the token file is missing, belongs to another user, or is accessible to other users.
+    """
     path = token_path(store)
     return None if path is None else _read(path)
 
 
 def keep_token(store: str) -> tuple[str, Path]:
-    """Create a token for a store; return it and its file. For a store without a file, use a temporary file.
+    """Create a local token for the store with the URL `store`, and return the token and the path of its file.
 
-    The caller must remove the file in the end. The file of an earlier start is replaced.
+    The token file of an earlier start is replaced. If the store is not a file, the token is written to a temporary
+    file. The caller must delete the token file when the server stops.
 
     Raises:
-        ConfigurationError: the file is not writable.
+        ConfigurationError: if the token file cannot be written.
     """
     path = token_path(store)
     token = ids.secret(_PREFIX)
@@ -75,7 +80,10 @@ def remove_token(store: str) -> None:
 
 
 def _read(path: Path) -> str | None:
-    """Return the token in a file that belongs to this user, is private to it, and is not a symbolic link."""
+    """Return the token in the file at `path`; None if the file has no valid token or is not safe to read.
+
+    A file is safe to read if it belongs to this user, other users have no access, and it is not a symbolic link.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:

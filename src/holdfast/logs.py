@@ -1,8 +1,8 @@
-"""Logging: each failure is logged once, with its traceback, secrets are redacted, and no text can forge a record.
+"""Logging. Each failure is logged once with its traceback, secrets are redacted, and no text can forge a log record.
 
-Every text about a failure that leaves this process goes through `redact`: log records, the ``error`` of a run, command
-lines in receipts. `log_failure` makes its record safe by itself, because an application that embeds a host formats
-records with its own handlers.
+Every text about a failure is passed through `redact` before it leaves this process: log records, the ``error`` of a run
+and command lines in receipts. `log_failure` redacts its record itself, because an application that embeds a host
+formats records with its own handlers.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = [
 
 REDACTED = "***"
 CONTINUED = "  | "
-"""Prefix of every continuation line of a record, so that no text can pass as a record of its own."""
+"""Prefix of every line of a record after the first, so that no text in a record can look like another record."""
 
 _SHORTEST = 8
 _ERROR_CHARACTERS = 500
@@ -90,11 +90,17 @@ _HIDDEN = re.compile(
 def redact(text: str) -> str:
     """Return `text` with secrets replaced by ``***``.
 
-    Redacts Holdfast's own keys, API keys in the formats of common providers, signed tokens and private keys; values of
-    authorization and cookie headers; passwords in URLs; values after names such as ``password`` or ``api_key`` in
-    assignments, JSON and flags; and values of this process's environment variables whose names end in ``KEY``,
-    ``TOKEN``, ``SECRET``, ``PASSWORD`` or similar. Callable from any thread. Best effort: a secret of unknown format
-    and name is not redacted.
+    These secrets are redacted:
+
+    - Holdfast's own keys, API keys in the formats of common providers, signed tokens and private keys
+    - values of authorization and cookie headers
+    - passwords in URLs
+    - values after names such as ``password`` or ``api_key`` in assignments, JSON and command-line flags
+    - values of this process's environment variables whose names end in ``KEY``, ``TOKEN``, ``SECRET``, ``PASSWORD`` or
+      similar
+
+    Redaction is best effort: a secret is not redacted if neither its format nor its name is recognized. Callable from
+    any thread.
     """
     for name, value in list(os.environ.items()):
         if len(value) >= _SHORTEST and _SECRET_VARIABLE.search(name):
@@ -107,7 +113,7 @@ def _keep_name(found: re.Match[str]) -> str:
 
 
 def visible(text: str) -> str:
-    """Return `text` with control, bidirectional and invisible characters escaped; tab and newline stay."""
+    """Return `text` with control, bidirectional and invisible characters escaped, except tab and newline."""
     return text if text.isascii() and text.isprintable() else _HIDDEN.sub(_spelled, text)
 
 
@@ -117,13 +123,13 @@ def _spelled(found: re.Match[str]) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """Return an error's class and text on one line of bounded length, redacted: the form that clients see."""
+    """Return an error as clients see it: its class and redacted text, on one line of bounded length."""
     text = " ".join(visible(redact(format_error(error)[:_READ_CHARACTERS])).split())
     return text if len(text) <= _ERROR_CHARACTERS else f"{text[: _ERROR_CHARACTERS - 1]}…"
 
 
 def is_logged(error: BaseException) -> bool:
-    """Whether `log_failure` has already handled this error."""
+    """Return whether `error` was already passed to `log_failure`."""
     try:
         return bool(BaseException.__getattribute__(error, _MARK))
     except Exception:
@@ -139,17 +145,20 @@ def log_failure(
     session: str | None = None,
     run_id: str | None = None,
 ) -> None:
-    """Log an error once, with its traceback; a second call with the same error does nothing. Callable from any thread.
+    """Log an error with its traceback. A second call with the same error does nothing. Callable from any thread.
 
-    The record is safe for any handler: its text and traceback are redacted and control characters are escaped. It has
-    no ``exc_info``, whose objects would not be safe. It has the attributes ``principal``, ``session`` and ``run_id``.
-    Interrupts are not failures and are not logged, nor is a `RunError` whose cause has already been logged.
+    The record is safe for any handler: secrets in its text and traceback are redacted, control characters are escaped,
+    and ``exc_info`` is not set, because a handler would format it without redaction. The record has the attributes
+    ``principal``, ``session`` and ``run_id``. An interrupt is not logged, because it is not a failure. A `RunError` is
+    not logged if its cause has already been logged.
 
     Parameters:
         logger: logger of the component that caught the error.
-        what: description of what failed.
-        error: error to log; it is marked as logged.
-        principal, session, run_id: context of the error, if known.
+        what: description of the operation that failed.
+        error: error to log, which is marked as logged.
+        principal: principal whose work failed; None if unknown.
+        session: key of the session in which the error occurred; None if unknown.
+        run_id: id of the run in which the error occurred; None if unknown.
     """
     if isinstance(error, Interrupted) or is_logged(error):
         return
@@ -184,7 +193,10 @@ def log_failure(
 
 
 def _traceback_of(error: BaseException) -> str:
-    """Return the bounded traceback of an error and its causes, cut at the first cause that was already logged."""
+    """Return the traceback of an error and its causes, up to the first cause that was already logged.
+
+    A long traceback is shortened in the middle.
+    """
     try:
         trace = traceback.TracebackException.from_exception(error)
         _cut_logged_causes(trace, error)
@@ -209,7 +221,10 @@ def _cut_logged_causes(trace: traceback.TracebackException, error: BaseException
 def _causes(
     trace: traceback.TracebackException, error: BaseException
 ) -> Iterator[tuple[traceback.TracebackException, BaseException, bool]]:
-    """Yield each error of the chain with its traceback object, newest first."""
+    """Yield the causes and contexts of an error, newest first.
+
+    Yields the traceback of the error that has the cause, the cause, and whether it is ``__cause__`` or ``__context__``.
+    """
     while True:
         if error.__cause__ is not None and trace.__cause__ is not None:
             yield trace, error.__cause__, True
@@ -226,14 +241,14 @@ def _causes(
 
 
 def _continued(text: str) -> str:
-    """Return text with every line marked as a continuation."""
+    """Return `text` with every line prefixed as a continuation line."""
     return "\n".join(CONTINUED + line for line in text.split("\n"))
 
 
 class RedactingFormatter(logging.Formatter):
-    """Formats a record as UTC time, severity, logger and redacted text.
+    """Formatter that writes the UTC time, severity, logger name and redacted text of a record.
 
-    Tracebacks are redacted too, and no text can forge a record.
+    Tracebacks are redacted too, and no text in a record can forge another record.
     """
 
     converter = staticmethod(time.gmtime)
@@ -242,7 +257,7 @@ class RedactingFormatter(logging.Formatter):
         super().__init__("%(asctime)sZ %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line or lines of a record; all but the first are marked as continuations."""
+        """Return the formatted record. Every line after the first is prefixed as a continuation line."""
         first, _, rest = visible(redact(super().format(record))).rstrip("\n").partition("\n")
         if not rest:
             return first
@@ -251,9 +266,9 @@ class RedactingFormatter(logging.Formatter):
 
 
 class BackgroundHandler(logging.Handler):
-    """Handler that writes to a stream from its own thread, so that a blocked stream never blocks the code that logs.
+    """Handler that writes records in a thread of its own, so that a blocked stream never blocks the code that logs.
 
-    At most a thousand records wait; further ones are dropped and counted.
+    At most 1,000 records are queued. Further records are dropped, and the number of dropped records is logged.
 
     Parameters:
         stream: output stream, such as ``sys.stderr``.
@@ -268,7 +283,7 @@ class BackgroundHandler(logging.Handler):
         self._thread.start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Queue the text of a record. Callable from any thread; never blocks."""
+        """Queue the formatted record without blocking. Callable from any thread."""
         try:
             self._lines.put_nowait(self.format(record))
         except queue.Full:
@@ -277,7 +292,7 @@ class BackgroundHandler(logging.Handler):
             self.handleError(record)
 
     def flush(self) -> None:
-        """Wait until everything is written, at most 2 s."""
+        """Wait until all queued records are written, but for at most 2 s."""
         with self._lines.all_tasks_done:
             deadline = time.monotonic() + _FLUSH_S  # noqa: TID251  # the layers below the clock
             while self._lines.unfinished_tasks and (left_s := deadline - time.monotonic()) > 0:  # noqa: TID251
@@ -298,7 +313,10 @@ class BackgroundHandler(logging.Handler):
 
 
 def configure_logging(level: Literal["debug", "info", "warning", "error"]) -> None:
-    """Log to stderr at `level` and above; for other packages, such as the HTTP server, never below ``warning``."""
+    """Log records of at least severity `level` to stderr.
+
+    For other packages, such as the HTTP server, the lowest severity is ``warning``, even if `level` is lower.
+    """
     handler = BackgroundHandler(sys.stderr)
     handler.setFormatter(RedactingFormatter())
     root = logging.getLogger()
@@ -308,10 +326,10 @@ def configure_logging(level: Literal["debug", "info", "warning", "error"]) -> No
 
 
 def install_hooks() -> None:
-    """Log what Python would otherwise write to stderr: uncaught errors, also of threads and destructors, and warnings.
+    """Log uncaught errors, including those of threads and destructors, and warnings, instead of writing them to stderr.
 
-    For Holdfast's own processes; call it once. `faulthandler` dumps bypass the log: they contain file, line and
-    function names, but no values.
+    Call this once, and only in Holdfast's own processes. Dumps by `faulthandler` bypass the log; they contain the names
+    of files and functions and line numbers, but no values.
     """
     logger = logging.getLogger("holdfast")
 

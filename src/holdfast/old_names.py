@@ -1,6 +1,6 @@
-"""Names of earlier versions. They are not aliases: an old name is refused with a hint that gives the new one.
+"""Names that were renamed since earlier versions. An old name is refused, with a hint that contains the new name.
 
-The changelog has the whole table, including metrics and response fields, whose use Holdfast cannot detect.
+The changelog lists all renamed names, including metrics and response fields, whose use Holdfast cannot detect.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ SETTINGS: Mapping[str, str] = {
     "suspend_s": "question_ttl_s",
     "tool_s": "tool_timeout_s",
 }
-"""Settings, in ``holdfast.toml``, as arguments, and in upper case after ``HOLDFAST_`` as environment variables."""
+"""Settings: keys of ``holdfast.toml``, arguments and, in upper case after ``HOLDFAST_``, environment variables."""
 
 COMMANDS: Mapping[str, str] = {"branch": "fork"}
-"""Commands of ``holdfast`` and, after a slash, of ``holdfast chat``."""
+"""Subcommands of ``holdfast``, which are also slash commands of ``holdfast chat``."""
 
 FLAGS: Mapping[tuple[str, str], str] = {("serve", "--drain"): "--drain-timeout"}
-"""Flags, by command."""
+"""Command-line flags, each with its command: ``(command, old flag)`` to the new flag."""
 
 ROUTES: Mapping[str, str] = {"/v1/sessions/{key}/branch": "/v1/sessions/{key}/fork"}
 """Paths of the HTTP API."""
@@ -41,11 +41,11 @@ RESPONSE_FIELDS: Mapping[str, str] = {
     "parked": "suspended",
     "readers": "event_subscribers",
 }
-"""Fields of the host's statistics and of the report of a drain."""
+"""Fields of the host's statistics and of a drain report."""
 
 
 def hint_of_route(path: str) -> str | None:
-    """Return a hint with the new pattern for an old path of the HTTP API; None for any other path."""
+    """Return a hint with the new path pattern if `path` is an old path of the HTTP API; otherwise return None."""
     for old, new in ROUTES.items():
         if re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", old), path):
             return f"it was renamed; use {new}"
@@ -53,7 +53,10 @@ def hint_of_route(path: str) -> str | None:
 
 
 def renamed_flag(command: str, arguments: Sequence[str]) -> tuple[str, str] | None:
-    """Return the first old flag among a command's arguments, and its new name."""
+    """Return the old and the new name of the first renamed flag among a command's arguments.
+
+    Return None if `arguments` contains no renamed flag before ``--``.
+    """
     for argument in arguments:
         if argument == "--":
             return None

@@ -1,8 +1,8 @@
-"""Settings of a host and its server: defaults, descriptions, and how they are loaded.
+"""Settings of a host and its server, with their defaults and descriptions, and functions that load them.
 
-A setting is read from ``holdfast.toml``, then ``HOLDFAST_<NAME>``, then a flag or argument; the last one given wins. An
-invalid value raises a `ConfigurationError` that names the setting, the value and its source. The table of defaults in
-the docs is generated from `describe()`.
+A flag or argument overrides the environment variable ``HOLDFAST_<NAME>``, which overrides ``holdfast.toml``. An invalid
+value raises a `ConfigurationError` that names the setting, the value and the source of the value. The table of defaults
+in the docs is generated from `describe()`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = [
 
 CONFIG_FILE = "holdfast.toml"
 DATA_FOLDER = ".holdfast"
-"""Folder of the store, its side files and the workspaces, beside the settings file."""
+"""Name of the folder beside the settings file that holds the store, its side files and the workspaces."""
 _STORE_NAME = "holdfast.db"
 DEFAULT_STORE = f"sqlite:///{DATA_FOLDER}/{_STORE_NAME}"
 _PREFIX = "HOLDFAST_"
@@ -67,10 +67,10 @@ OTHER_VARIABLES = frozenset(
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of a host and its server. Durations are in seconds; the field descriptions are the documentation.
+    """The settings of a host and its server. Durations are in seconds; see each field's description for its meaning.
 
     Raises:
-        ConfigurationError: a value of the wrong type or out of range.
+        ConfigurationError: if a value has the wrong type or is out of range.
     """
 
     # Address, store, agent
@@ -284,7 +284,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = ""
 
     def __post_init__(self) -> None:
-        """Check values that were given as arguments."""
+        """Check the type and range of every value."""
         for name in self.__struct_fields__:
             _convert(name, getattr(self, name), source="an argument", strict=True)
 
@@ -297,11 +297,11 @@ class SettingInfo:
     """One row of the settings table.
 
     Parameters:
-        name: name in ``holdfast.toml`` and as an argument.
-        variable: environment variable.
-        type: type, in words.
-        default: default, as written in ``holdfast.toml``.
-        doc: what the setting does.
+        name: name of the setting in ``holdfast.toml`` and as an argument of `Settings`.
+        variable: name of the environment variable.
+        type: type in plain English, such as "whole number".
+        default: default value, formatted as in ``holdfast.toml``.
+        doc: description of the setting.
     """
 
     name: str
@@ -312,7 +312,7 @@ class SettingInfo:
 
 
 def describe() -> tuple[SettingInfo, ...]:
-    """Return all settings in order, for the docs and ``holdfast serve --help``."""
+    """Return the descriptions of all settings in declaration order, for the docs and ``holdfast serve --help``."""
     rows = []
     for field in msgspec.structs.fields(Settings):
         base, meta = field.type.__origin__, field.type.__metadata__[0]
@@ -334,15 +334,16 @@ def load_settings(
     environ: Mapping[str, str] | None = None,
     folder: str | os.PathLike[str] = ".",
 ) -> Settings:
-    """Read the settings from ``holdfast.toml``, then ``HOLDFAST_*``, then `flags`; later ones win.
+    """Load the settings from `flags`, the environment and the settings file, in this order of precedence.
 
     Parameters:
-        flags: values from the command line by setting name; None means that the flag was not given.
-        environ: environment; default: the process's own. ``HOLDFAST_CONFIG`` names another file.
-        folder: folder of ``holdfast.toml``.
+        flags: values from the command line by setting name; a value of None means that the flag was not given.
+        environ: environment variables; None uses those of this process. If ``HOLDFAST_CONFIG`` is set, it is the path
+            of the settings file.
+        folder: folder that contains ``holdfast.toml``; ignored if ``HOLDFAST_CONFIG`` is set.
 
     Raises:
-        ConfigurationError: an unknown setting or invalid value; names the setting and its source.
+        ConfigurationError: if a setting is unknown, a value is invalid, or the settings file is not readable.
     """
     environment = os.environ if environ is None else environ
     values = _read_values(flags or {}, environment, folder)
@@ -351,33 +352,38 @@ def load_settings(
 
 
 def stored_limit(settings: Settings, *, in_memory: bool) -> int:
-    """Return how many bytes a principal may store in a store of this kind."""
+    """Return the maximum number of bytes that each principal may store.
+
+    Parameters:
+        settings: the host's settings.
+        in_memory: whether the store is in memory, which changes the default.
+    """
     if settings.principal_stored_bytes:
         return settings.principal_stored_bytes
     return settings.memory_limit_bytes // 2 if in_memory else _STORED_BYTES
 
 
 def names_store(flags: Mapping[str, object]) -> bool:
-    """Return whether `flags`, the environment or the settings file name a store. Raises as `load_settings` does."""
+    """Return whether `flags`, the environment or the settings file set ``store``. Raises as `load_settings` does."""
     return "store" in _read_values(flags, os.environ, ".")
 
 
 def config_file(environ: Mapping[str, str] | None = None, folder: str | os.PathLike[str] = ".") -> Path:
-    """Return the path of the settings file; the file need not exist."""
+    """Return the path of the settings file, which need not exist."""
     named = (os.environ if environ is None else environ).get("HOLDFAST_CONFIG")
     return Path(named) if named else Path(folder) / CONFIG_FILE
 
 
 def data_folder(environ: Mapping[str, str] | None = None, folder: str | os.PathLike[str] = ".") -> Path:
-    """Return Holdfast's data folder, beside the settings file; the folder need not exist."""
+    """Return the path of the data folder beside the settings file. The folder need not exist."""
     return config_file(environ, folder).parent / DATA_FOLDER
 
 
 def default_store(*, environ: Mapping[str, str] | None = None, folder: str | os.PathLike[str] = ".") -> str:
     """Return the URL of the default store.
 
-    This is ``holdfast.db`` in Holdfast's data folder, or, while that does not exist, the ``holdfast.db`` that an older
-    version created beside the settings file.
+    The default store is the file ``holdfast.db`` in the data folder. If that file does not exist, but an older version
+    created a ``holdfast.db`` beside the settings file, the older file is used.
     """
     path = data_folder(environ, folder) / _STORE_NAME
     old = path.parent.parent / _STORE_NAME
@@ -387,7 +393,7 @@ def default_store(*, environ: Mapping[str, str] | None = None, folder: str | os.
 def _read_values(
     flags: Mapping[str, object], environment: Mapping[str, str], folder: str | os.PathLike[str]
 ) -> dict[str, Any]:
-    """Return the settings that were given, by name."""
+    """Return the settings that are set explicitly, by name."""
     values: dict[str, Any] = {}
     path = config_file(environment, folder)
     for name, value in _read_file(path, required="HOLDFAST_CONFIG" in environment).items():

@@ -1,4 +1,4 @@
-"""Keep other programs of the same user out of this process's memory."""
+"""Protection of this process's memory from other programs of the same user."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _PR_SET_DUMPABLE = 4
 
 
 def make_undumpable() -> bool:
-    """Deny this user's other programs ptrace, ``/proc/<pid>/mem`` and ``environ``, and disable core dumps.
+    """Prevent this user's other programs from reading this process's memory, and disable core dumps.
 
-    Root keeps access. Return whether this took effect; it is supported on Linux only. A fork inherits the setting, an
-    exec resets it.
+    ptrace and access to ``mem`` and ``environ`` in ``/proc/<pid>`` are denied to all users but root. A forked process
+    inherits the setting; exec resets it. Return whether the setting took effect, which is possible on Linux only.
     """
     if not sys.platform.startswith("linux"):
         return False

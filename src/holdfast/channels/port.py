@@ -1,14 +1,14 @@
-"""Port to chat networks: messages that a channel receives from people, and messages that it delivers to them.
+"""Port to chat networks. A channel receives messages from people and delivers messages to them.
 
-A channel stores nothing itself: a received message is durable once `Receive` has returned, and the caller of
-`Channel.deliver` keeps an outgoing message until the call returns. Both directions are therefore at-least-once, and ids
-identify repeats:
+A channel stores no messages. A received message is durable once `Receive` has returned, and the caller of
+`Channel.deliver` keeps an outgoing message until the call returns. Messages are therefore delivered at least once in
+both directions, and ids identify duplicates:
 
-- A message that was not acknowledged to the network arrives again with the same ``incoming_id``.
-- A delivery that may not have arrived is repeated with the same ``delivery_id`` and an ``attempt`` above 1. A network
-  that supports such ids shows it once; otherwise the channel marks it as a possible repeat.
+- A message that was not acknowledged to the network is received again with the same ``incoming_id``.
+- A delivery that may have failed is repeated with the same ``delivery_id`` and an ``attempt`` above 1. If the network
+  supports such ids, people see the message once; otherwise the channel marks the message as a possible duplicate.
 
-A conformance suite (`holdfast.testing.CHANNEL_CHECKS`) tests all of this.
+A conformance suite (`holdfast.testing.CHANNEL_CHECKS`) tests these rules.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Incoming(Value, frozen=True, kw_only=True):
     """A message from a person on the network.
 
     Parameters:
-        address: where it was written and where answers are sent: a room, chat or mailbox. A session belongs to one
-            address.
-        incoming_id: the network's id of the message; the same each time the network delivers it.
-        content: the text.
-        sender: its author, as the network names them.
+        address: room, chat or mailbox in which the message was written, and to which answers are sent. A session
+            belongs to one address.
+        incoming_id: the network's id of the message, the same each time the network delivers the message.
+        content: text of the message.
+        sender: the network's name for the author.
     """
 
     address: str
@@ -43,10 +43,10 @@ class Delivery(Value, frozen=True, kw_only=True):
     """One attempt to deliver a message.
 
     Parameters:
-        delivery_id: the message's id, the same in every attempt.
-        address: destination.
-        content: the text.
-        attempt: 1, or more if an earlier attempt may have arrived.
+        delivery_id: id of the message, the same in every attempt.
+        address: room, chat or mailbox to which the message is sent.
+        content: text of the message.
+        attempt: number of the attempt; more than 1 if an earlier attempt may have delivered the message.
     """
 
     delivery_id: str
@@ -56,38 +56,42 @@ class Delivery(Value, frozen=True, kw_only=True):
 
 
 Receive: TypeAlias = Callable[[Incoming], Awaitable[None]]
-"""Accepts a received message, which is durable once it returns. It may wait for capacity. If it raises, the message was
-not accepted."""
+"""Callback that accepts a received message. The message is durable once the call returns, which may take a while if
+capacity is short. If the call raises, the message was not accepted."""
 
 
 @runtime_checkable
 class Channel(Protocol):
-    """A connection to one chat network, with one account."""
+    """A connection to one chat network under one account."""
 
     @property
     def name(self) -> str:
-        """Name for people and in ids, such as ``matrix``."""
+        """Name of the channel, such as ``matrix``, which is shown to people and used in ids."""
         ...
 
     def open(self, receive: Receive) -> AbstractAsyncContextManager[None]:
-        """Stay connected within the block; leaving it ends every task and connection of the channel.
+        """Return a context manager that keeps the channel connected to the network.
+
+        On exit, the context manager ends every task and connection of the channel.
 
         Parameters:
-            receive: called for every message that people write, never for those that `deliver` sent; in order for each
-                address, one message at a time. A message is acknowledged to the network only after `receive` has
-                returned; if it raises, the message arrives again later.
+            receive: called with every message that people write, but not with messages sent by `deliver`. For each
+                address, messages are passed in order and one at a time. A message is acknowledged to the network only
+                after `receive` has returned; if `receive` raises, the network delivers the message again later.
 
         Raises:
-            ConfigurationError: the network refuses this account.
+            ConfigurationError: if the network refuses the account.
         """
         ...
 
     async def deliver(self, delivery: Delivery) -> None:
-        """Attempt one delivery, within the block of `open`; once this returns, the network has the message.
+        """Attempt one delivery. When the call returns, the network has accepted the message.
 
-        A channel does not retry; its caller does, and decides when to stop. Cancellation ends the attempt at once.
+        Call this only while the channel is open. The channel does not retry; the caller does, and decides when to stop.
+        Cancelling the call ends the attempt at once.
 
         Raises:
-            DeliveryFailed: not delivered, or unknown whether; a retry helps only if ``retry_after_s`` is set.
+            DeliveryFailed: if the message was not delivered or may not have been delivered. Retry only if the error's
+                ``retry_after_s`` is set.
         """
         ...

@@ -1,4 +1,4 @@
-"""The session interface over HTTP."""
+"""HTTP client, with the same interface to sessions and schedules as a host."""
 
 from holdfast.client.client import Client
 from holdfast.client.schedules import RemoteSchedule

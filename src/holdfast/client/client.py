@@ -1,4 +1,4 @@
-"""The sessions and schedules of a server, over one `Transport`."""
+"""Client for the sessions and schedules of a Holdfast server."""
 
 from __future__ import annotations
 
@@ -15,21 +15,24 @@ __all__ = ["Client"]
 
 
 class Client(Transport):
-    """A server's sessions, with the same interface as those of a `Host`; the parameters are those of `Transport`.
+    """Client for a Holdfast server. Its sessions and schedules have the same interface as those of a `Host`.
 
-    Open it with ``async with``; use it from one loop only.
+    The parameters are those of `Transport`. Open the client with ``async with``, and use it from one event loop only.
     """
 
     def session(self, key: str) -> RemoteSession:
-        """Return a session of the key's principal. No I/O. Raises `InvalidKey` for a key that a URL cannot carry."""
+        """Return a handle to the session `key` of the client's principal, without I/O.
+
+        Raises `InvalidKey` if `key` is empty or cannot be encoded as UTF-8.
+        """
         return RemoteSession(self, key)
 
     async def sessions(self, *, limit: int = 100, everybody: bool = False) -> list[SessionView]:
-        """Return sessions, most recently changed first.
+        """Return the principal's sessions, most recently changed first.
 
         Parameters:
-            limit: maximum number of sessions.
-            everybody: include all principals; requires an admin key.
+            limit: maximum number of sessions to return.
+            everybody: whether to include the sessions of all principals; requires an admin key.
         """
         query = {"limit": str(limit), "all": str(everybody).lower()}
         return (await self.read("/v1/sessions", SessionList, query=query)).sessions
@@ -42,22 +45,25 @@ class Client(Transport):
         schedule_id: str | None = None,
         **spec: Unpack[ScheduleKeywords],
     ) -> RemoteSchedule:
-        """Send messages to the session `key` on a schedule; see `SessionAPI.schedule`."""
+        """Create a schedule that sends messages to the session `key`. See `SessionAPI.schedule`."""
         return await self.session(key).schedule(text, schedule_id=schedule_id, **spec)
 
     def find_schedule(self, schedule_id: str) -> RemoteSchedule:
-        """Return a schedule of the key's principal. No I/O. Raises `InvalidKey` for an id that a URL cannot carry."""
+        """Return a handle to a schedule of the client's principal, without I/O.
+
+        Raises `InvalidKey` if `schedule_id` is empty or cannot be encoded as UTF-8.
+        """
         return RemoteSchedule(self, schedule_id)
 
     async def schedules(
         self, *, session: str | None = None, limit: int = 100, everybody: bool = False
     ) -> list[ScheduleView]:
-        """Return schedules in order of creation.
+        """Return the principal's schedules in order of creation.
 
         Parameters:
-            session: only schedules of this session.
-            limit: maximum number of schedules.
-            everybody: include all principals; requires an admin key.
+            session: key of the session whose schedules to return; None returns those of all sessions.
+            limit: maximum number of schedules to return.
+            everybody: whether to include the schedules of all principals; requires an admin key.
         """
         query = {"limit": str(limit), "all": str(everybody).lower()}
         if session is not None:
@@ -65,9 +71,9 @@ class Client(Transport):
         return (await self.read("/v1/schedules", ScheduleList, query=query)).schedules
 
     async def tree(self, *, everybody: bool = False) -> TreeNode:
-        """Return the tree of live tasks, threads and processes.
+        """Return the tree of the principal's live tasks, threads and processes.
 
         Parameters:
-            everybody: include all principals; requires an admin key.
+            everybody: whether to include the work of all principals; requires an admin key.
         """
         return await self.read("/v1/tree", TreeNode, query={"all": str(everybody).lower()})

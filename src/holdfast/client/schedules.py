@@ -1,4 +1,4 @@
-"""A schedule over HTTP: implements `holdfast.protocol.session_api.ScheduleAPI` on a `Transport`."""
+"""Implementation of `holdfast.protocol.session_api.ScheduleAPI` over HTTP."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ __all__ = ["RemoteSchedule"]
 
 
 class RemoteSchedule:
-    """A schedule on a server. Made by `RemoteSession.schedule`, `Client.schedule` and `Client.find_schedule`."""
+    """Handle to a schedule on a server.
+
+    Returned by `RemoteSession.schedule`, `Client.schedule` and `Client.find_schedule`.
+    """
 
     __slots__ = ("_path", "_transport", "schedule_id")
 
@@ -44,7 +47,7 @@ class RemoteSchedule:
         return decode(response, ScheduleView)
 
     async def run_now(self) -> Receipt:
-        """See `ScheduleAPI.run_now`. Not retried if the response is lost: a second call would send again."""
+        """See `ScheduleAPI.run_now`. Not retried after a lost response, because a retry could send a second message."""
         return decode(await self._transport.request("POST", f"{self._path}/run"), Receipt)
 
     async def delete(self) -> ScheduleView:

@@ -1,4 +1,4 @@
-"""A session over HTTP: implements `holdfast.protocol.session_api.SessionAPI` on a `Transport`."""
+"""Implementation of `holdfast.protocol.session_api.SessionAPI` over HTTP."""
 
 from __future__ import annotations
 
@@ -72,7 +72,10 @@ _frame: msgspec.json.Decoder[Event | Gap] = msgspec.json.Decoder(Event | Gap)
 
 
 class RemoteSession:
-    """A session on a server. Made by `Client.session`. Cancelling a caller ends its wait, never the work."""
+    """Handle to a session on a server, returned by `Client.session`.
+
+    Cancelling a method call ends only the wait; the server continues the work.
+    """
 
     __slots__ = ("_path", "_transport", "key")
 
@@ -89,7 +92,7 @@ class RemoteSession:
     # ── Messages ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def send(self, content: str, **options: Unpack[SendKeywords]) -> Receipt:
-        """See `SessionAPI.send`. Generates a missing `idempotency_key`, so that a retry is safe."""
+        """See `SessionAPI.send`. If `idempotency_key` is omitted, one is generated, so that a retry is safe."""
         return decode(await self._post_message(content, SendOptions(**options)), Receipt)
 
     async def ask(self, content: str, *, timeout_s: float | None = None, **options: Unpack[SendKeywords]) -> str:
@@ -153,11 +156,11 @@ class RemoteSession:
     # ── Events ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def events(self, *, after: str | None = None, follow: str | None = None) -> AsyncGenerator[Event | Gap, None]:
-        """See `SessionAPI.events`. Reconnects automatically, without loss or repeats.
+        """See `SessionAPI.events`. Reconnects automatically, without losing or repeating events.
 
         Raises:
-            ServerUnreachable: no reconnect succeeded within the transport's ``reconnect_s``.
-            Unauthenticated: the key was revoked or the token has expired.
+            ServerUnreachable: if no reconnect succeeded within the transport's ``reconnect_s``.
+            Unauthenticated: if the key was revoked or the token has expired.
         """
         cursor = after
         reconnect = _Reconnect(self._transport, self.key)
@@ -217,7 +220,10 @@ class RemoteSession:
         return await self._stopped(response, SessionStop)
 
     async def _stopped(self, response: httpx2.Response, kind: type[T]) -> T:
-        """Poll for the result of a stop until it is available. Raises `WaitExpired` after ten minutes."""
+        """Poll until the result of a stop is available, and return the result.
+
+        Raises `WaitExpired` if the result is not available after ten minutes.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _STOP_S
         while response.status_code == 202:
@@ -241,7 +247,7 @@ class RemoteSession:
         return await self._decide(question, DecisionBody(decision="answer", text=text))
 
     async def approve(self, question: Question | str, *, note: str = "", call_hash: str | None = None) -> Answer:
-        """See `SessionAPI.approve`. Sends the client's ``approval_key`` where one is required."""
+        """See `SessionAPI.approve`. Sends the client's ``approval_key`` with the approval, if that is set."""
         body = DecisionBody(
             decision="approve",
             text=note,
@@ -264,7 +270,7 @@ class RemoteSession:
     async def schedule(
         self, text: str, *, schedule_id: str | None = None, **spec: Unpack[ScheduleKeywords]
     ) -> RemoteSchedule:
-        """See `SessionAPI.schedule`. Generates a missing `schedule_id`, so that a retry is safe."""
+        """See `SessionAPI.schedule`. If `schedule_id` is omitted, one is generated, so that a retry is safe."""
         checked = ScheduleSpec(session=self.key, text=text, **spec)
         check_seconds(every_s=checked.every_s, initial_delay_s=checked.initial_delay_s, jitter_s=checked.jitter_s)
         schedule = RemoteSchedule(self._transport, ids.schedule_id() if schedule_id is None else schedule_id)
@@ -283,7 +289,7 @@ class RemoteSession:
         return decode(await self._edit("undo", NothingBody()), Transcript).entries
 
     async def compact(self, *, keep: int = 4) -> list[Entry]:
-        """See `SessionAPI.compact`. Waits up to ten minutes for the model."""
+        """See `SessionAPI.compact`. Waits up to ten minutes for the server's response."""
         return decode(await self._edit("compact", CompactBody(keep=keep), reply_s=_STOP_S), Transcript).entries
 
     async def fork(self, key: str, *, through_n: int | None = None) -> SessionView:
@@ -299,7 +305,7 @@ class RemoteSession:
         return decode(await self._edit("import", export), SessionView)
 
     async def _edit(self, action: str, body: msgspec.Struct, *, reply_s: float = _REPLY_S) -> httpx2.Response:
-        """Post an edit. Never retried: a second one would edit the result of the first."""
+        """Post an edit of the transcript. Never retried, because a second edit would change the result of the first."""
         return await self._transport.request("POST", f"{self._path}/{action}", body=body, reply_s=reply_s)
 
     # ── Attachments ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -349,14 +355,14 @@ class RemoteSession:
 
 
 def _ends(event: Event | Gap, follow: str | None) -> bool:
-    """Return whether the server ends the stream after this event."""
+    """Return whether the server ends the event stream after `event`."""
     if isinstance(event, MessageSettled):
         return event.message_id == follow
     return isinstance(event, SessionDeletedEvent)
 
 
 class _Reconnect:
-    """Reconnect timing of an event stream: growing pauses within the transport's ``reconnect_s``."""
+    """Exponential backoff between reconnects of an event stream, limited by the transport's ``reconnect_s``."""
 
     __slots__ = ("_attempt", "_cut_at", "_spread", "_transport")
 
@@ -367,7 +373,7 @@ class _Reconnect:
         self._cut_at: float | None = None
 
     def renew(self) -> None:
-        """Record that the connection works."""
+        """Reset the backoff, because the connection has delivered data."""
         if self._cut_at is not None:
             self._attempt = 0
             self._cut_at = None
@@ -375,7 +381,7 @@ class _Reconnect:
                 self._transport.on_back()
 
     async def wait(self, failure: HoldfastError) -> None:
-        """Pause before the next attempt. Raises `failure` once ``reconnect_s`` would be exceeded."""
+        """Pause before the next attempt. Raises `failure` if the pause would exceed ``reconnect_s``."""
         now = asyncio.get_running_loop().time()
         if self._cut_at is None:
             self._cut_at = now

@@ -1,8 +1,9 @@
-"""HTTP connection to a Holdfast server: requests, safe retries, and the server's errors as Holdfast exceptions.
+"""HTTP transport to a Holdfast server: sends requests, retries them if that is safe, and raises the server's errors.
 
-Idempotent requests, such as reads, withdrawals and sends (they carry an idempotency key), are retried while the server
-does not answer, for at most ``retry_s``. Stops, and interrupts without a run id, are not: the second one could hit a
-later run. A request that never reached the server is always safe to retry.
+While the server does not answer, idempotent requests are retried for at most ``retry_s``. Reads, withdrawals and sends
+are idempotent; a send is, because it carries an idempotency key. Stops, and interrupts without a run id, are not
+retried after a lost response, because a retry could stop a later run. A request that never reached the server is always
+safe to retry.
 """
 
 from __future__ import annotations
@@ -33,22 +34,24 @@ _MOST_DELAY_S = 2.0
 
 
 class Transport:
-    """Requests to one server, with one credential. Use it from one loop only, inside ``async with``.
+    """HTTP transport to one server, with one credential.
 
-    ``approval_key`` is sent with approvals where the server requires one; set it to the key that a person typed.
+    Open the transport with ``async with``, and use it from one event loop only. If the server requires an approval key,
+    set the attribute ``approval_key`` to the key that a person typed; the client sends the key with each approval.
 
     Parameters:
-        url: the server's address.
-        key: an API key; not required on loopback while the server has none.
-        user: the principal to act for; requires a key with role trusted or admin.
-        retry_s: how long to retry a request that is safe to repeat while the server does not answer, in seconds.
-        reconnect_s: how long `RemoteSession.events` tries to reconnect, in seconds.
-        on_cut: called with the error when an event connection is lost, before the reconnect.
-        on_back: called after the reconnect.
-        transport: carries the requests in place of a socket, such as `httpx2.ASGITransport`.
+        url: URL of the server.
+        key: API key or local token; None sends no credential.
+        user: principal to act for, which requires a key with role trusted or admin; None acts for the key's own
+            principal.
+        retry_s: maximum time in seconds to retry a request that is safe to repeat.
+        reconnect_s: maximum time in seconds for which `RemoteSession.events` tries to reconnect.
+        on_cut: called with the error when the connection of an event stream is lost, before the first reconnect.
+        on_back: called without arguments when an event stream has reconnected and receives data again.
+        transport: HTTPX transport that carries the requests, such as `httpx2.ASGITransport`; None connects to `url`.
 
     Raises:
-        ConfigurationError: `url` is not an http or https address, or `key` or `user` is invalid.
+        ConfigurationError: if `url` is not an http or https URL, or if `key` or `user` is invalid.
     """
 
     def __init__(
@@ -96,7 +99,7 @@ class Transport:
         await self.http.aclose()
 
     async def read(self, path: str, kind: type[T], *, query: dict[str, str] | None = None) -> T:
-        """GET `path` and decode the response as `kind`. Raises the server's error."""
+        """Send a GET request for `path`, and return the response decoded as `kind`. Raises as `request`."""
         response = await self.request("GET", path, query=query, repeatable=True)
         return decode(response, kind)
 
@@ -110,17 +113,19 @@ class Transport:
         repeatable: bool = False,
         reply_s: float = _REPLY_S,
     ) -> httpx2.Response:
-        """Call one operation of the API and return its successful response.
+        """Send a request to the API, and return its successful response.
 
         Parameters:
-            method, path, query: as in the OpenAPI document.
-            body: encoded as JSON; None: no body.
-            repeatable: whether the request is idempotent, so that it may be retried if the response is lost.
-            reply_s: how long the server may take to respond, in seconds.
+            method: HTTP method.
+            path: path of the operation, with its placeholders filled in.
+            body: request body, which is encoded as JSON; None sends no body.
+            query: query parameters by name; None sends no query.
+            repeatable: whether the request is idempotent and may therefore be retried if the response is lost.
+            reply_s: timeout for the server's response, in seconds.
 
         Raises:
-            HoldfastError: the server's error, of the same class as on the server.
-            ServerUnreachable: the server did not respond; a request that is not repeatable may have taken effect.
+            HoldfastError: if the server responds with an error; the exception has the same class as on the server.
+            ServerUnreachable: if the server does not respond. A request that is not repeatable may have taken effect.
         """
         fields = msgspec.structs.asdict(body) if isinstance(body, msgspec.Struct) else body or {}
         for name, value in fields.items():
@@ -136,9 +141,9 @@ class Transport:
         return await self._send(method, path, content, headers, query, repeatable=repeatable, reply_s=reply_s)
 
     async def upload(self, path: str, body: bytes, *, media_type: str, name: str) -> httpx2.Response:
-        """Send raw bytes. Retried while the server does not answer, because identical bytes are stored once.
+        """Upload raw bytes. Retried after a lost response, because the server stores identical bytes only once.
 
-        Raises as `request`, and `InvalidRequest` for an invalid media type.
+        Raises as `request`, and `InvalidRequest` if the media type is invalid.
         """
         if not (media_type.isascii() and media_type.isprintable()):
             raise InvalidRequest(f"{media_type[:100]!r} is not a media type", hint="use one such as image/png")
@@ -149,7 +154,10 @@ class Transport:
 
     @asynccontextmanager
     async def stream(self, path: str, *, query: Mapping[str, str]) -> AsyncGenerator[httpx2.Response, None]:
-        """Open an event stream; the response may be an error. Raises `httpx2.TransportError` if the stream breaks."""
+        """Open an event stream, and yield the response, which may be an error response.
+
+        Raises `httpx2.TransportError` if the connection fails.
+        """
         opening = self.http.stream(
             "GET",
             self.url + path,
@@ -202,7 +210,10 @@ class Transport:
 
 
 def _checked(url: str) -> SplitResult:
-    """Return the parts of a server's URL, which may end with the path of a proxy. Raises `ConfigurationError`."""
+    """Parse a server's URL, which may contain the path prefix of a proxy.
+
+    Raises `ConfigurationError` if the URL is invalid.
+    """
     try:
         parts = urlsplit(url)
         fits = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0

@@ -34,7 +34,7 @@ _ERRORS = _by_code(HoldfastError)
 
 
 def decode(response: httpx2.Response, kind: type[T]) -> T:
-    """Decode the body of a response. Raises `HoldfastError` if it does not match this version of the API."""
+    """Decode the body of a response as `kind`. Raises `HoldfastError` if the body is not a valid `kind`."""
     try:
         return msgspec.json.decode(response.content, type=kind)
     except msgspec.DecodeError as error:
@@ -44,7 +44,7 @@ def decode(response: httpx2.Response, kind: type[T]) -> T:
 
 
 def described(digest: str, response: httpx2.Response) -> Attachment:
-    """Return the attachment that a response's headers describe."""
+    """Return the attachment with this digest, described by the headers and length of its download response."""
     _, _, name = response.headers.get("content-disposition", "").partition("filename*=UTF-8''")
     return Attachment(
         digest=digest,
@@ -55,7 +55,7 @@ def described(digest: str, response: httpx2.Response) -> Attachment:
 
 
 def error_of(response: httpx2.Response) -> HoldfastError:
-    """Return the error in a response as an exception of the class with the same code."""
+    """Convert an error response to an exception of the class that has the same error code."""
     try:
         body = msgspec.json.decode(response.content, type=ErrorResponse).error
     except msgspec.DecodeError:
@@ -76,9 +76,9 @@ def error_of(response: httpx2.Response) -> HoldfastError:
 
 
 def segment(name: str) -> str:
-    """Encode a key or id as a URL path segment. Raises `InvalidKey` if UTF-8 cannot encode it.
+    """Encode a key or id as a URL path segment. Raises `InvalidKey` if the name cannot be encoded as UTF-8.
 
-    HTTP clients resolve "." and ".." in a path, so these dots are encoded, too.
+    The names "." and ".." are percent-encoded too, because HTTP clients would resolve them as relative paths.
     """
     try:
         return name.replace(".", "%2E") if name in (".", "..") else quote(name, safe="")
@@ -97,9 +97,9 @@ def refuse_unauthorized(closed: bytes) -> None:
 
 @contextmanager
 def connecting() -> Iterator[None]:
-    """Raise `ConnectError` if the server dies while the client connects.
+    """Convert the error of a connection that is lost while it is being opened to a `ConnectError`.
 
-    On uvloop, the HTTP client then reads the peer address of a closed socket, which raises an ``AttributeError``.
+    On uvloop, the HTTP client reads the peer address of the closed socket, which raises an ``AttributeError``.
     """
     try:
         yield
@@ -110,7 +110,13 @@ def connecting() -> Iterator[None]:
 
 
 def unreachable(url: str, error: Exception, *, lost_reply: bool = False) -> ServerUnreachable:
-    """Return the error for a missing response."""
+    """Return the exception for a request without a response.
+
+    Parameters:
+        url: URL of the server.
+        error: error of the HTTP client.
+        lost_reply: whether the request may have taken effect, because the connection was lost after it was sent.
+    """
     if lost_reply:
         return ServerUnreachable(
             f"the connection to {url} was lost before the response ({type(error).__name__})",

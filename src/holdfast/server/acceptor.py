@@ -1,21 +1,22 @@
-"""Accept connections, and serve those with a valid key first.
+"""Acceptor that accepts connections, and serves connections with a valid key first.
 
-The kernel returns connections in order, and serving one costs ten times as much as accepting it, so a burst from one
-program would delay all others. New connections are therefore accepted at once, and their first bytes are peeked at:
+The kernel returns connections in order, and serving a connection costs ten times as much as accepting it. A burst from
+one program would therefore delay all other programs. To avoid this, the acceptor accepts new connections immediately,
+and peeks at their first bytes:
 
 - A connection with a valid API key or the local token is served next. Principals take turns, each within its share of
   the connections.
-- A connection with a token that may be signed is served after these. Verifying the token is expensive, and is left to
-  the request.
-- All others are served in order, a few per turn.
+- A connection with a token that may be signed is served after these. The token is verified only when the request is
+  handled, because verification is expensive.
+- All other connections are served in order, a few per turn.
 
 Rules
-- There is one turn per millisecond, so that a flood leaves time for everything else.
-- Peeking only sets the order: each request is authenticated when it is handled. Peeked bytes are not stored.
-- A waiting connection counts as open, either without a key or as its principal's, so the usual timeout and limits apply
-  to it (`holdfast.server.connections`).
-- If only a few connections arrive, they are served immediately, without peeking. The same holds for an occasional short
-  burst, as when a pool of clients starts.
+- There is one turn per millisecond, so that a flood of connections leaves time for other work.
+- Peeking affects only the order. Each request is authenticated when it is handled. Peeked bytes are not stored.
+- A waiting connection counts as open, either as keyless or as a connection of its principal. The usual timeout and
+  limits apply to waiting connections (`holdfast.server.connections`).
+- If only a few connections arrive, they are served immediately, without peeking. An occasional short burst is also
+  served immediately, for example when a pool of clients starts.
 """
 
 from __future__ import annotations
@@ -45,13 +46,14 @@ _TURN_S = 0.001
 _BATCH = 128
 """Maximum number of connections accepted per turn."""
 _MOST = 6
-"""Maximum number of connections with a key served per turn; if no key is required, of all connections."""
+"""Maximum number of connections with a valid key that are served per turn. If no key is required, this is the maximum
+number of connections of any kind."""
 _FEW = 2
-"""Maximum number of connections without a key served per turn, in addition to those with one."""
+"""Maximum number of signed-token connections, and of keyless connections, that are served per turn."""
 _BURST = 24
 """Maximum number of connections in bursts that are served immediately."""
 _BURST_PER_S = 500
-"""Rate at which that allowance is replenished."""
+"""Number of connections by which the allowance for bursts is replenished per second."""
 _PEEK_BYTES = 8192
 _PEEKS = 2
 """Maximum number of peeks at an incomplete head."""
@@ -62,7 +64,7 @@ _AUTHORIZATION = re.compile(rb"\r\n(?i:authorization):[ \t]*([^\r\n]*)\r\n")
 
 
 class _Waiting:
-    """An accepted connection that is not served yet: a `Connection` of the server's `Connections`."""
+    """An accepted connection that is not served yet. It is registered with the server's `Connections`."""
 
     __slots__ = ("_acceptor", "charge", "line", "peeks", "peer", "queue", "socket")
 
@@ -73,26 +75,27 @@ class _Waiting:
         self.charge: Charge | None = None
         self.queue: OrderedDict[Connection, float] | None = None
         self.line: dict[_Waiting, None] | None = None
-        """The queue in which it waits; None: it is being served."""
+        """Queue in which the connection waits; None while the connection is being served."""
         self.peeks = _PEEKS
 
     def on_timeout(self) -> None:
-        """Close the connection: it was not served in time."""
+        """Close the connection, because it was not served in time."""
         self.drop()
 
     def drop(self) -> None:
-        """Close at once, or only deregister if the connection is already being served."""
+        """Close the connection immediately. If the connection is already being served, only deregister it."""
         self._acceptor.drop(self)
 
 
 class Acceptor:
-    """Accepts the connections of a listening socket, in place of an `asyncio.Server`. Use it from one loop only.
+    """Acceptor of connections on a listening socket, in place of an `asyncio.Server`. Use it from one event loop only.
 
     Parameters:
-        listener: a bound, listening, non-blocking socket; `close` closes it.
-        protocol: creates the protocol of a connection from the waiting connection that it replaces, or None.
-        connections: the server's connections.
-        keys: the key ring, to recognize valid keys.
+        listener: bound, listening, non-blocking socket, which `close` closes.
+        protocol: function that creates the protocol of a connection. It is called with the waiting connection that the
+            protocol replaces, or with None if the connection did not wait.
+        connections: open connections of the server.
+        keys: key ring that recognizes valid keys.
     """
 
     def __init__(
@@ -133,19 +136,22 @@ class Acceptor:
                 self.drop(waiting)
 
     async def wait_closed(self) -> None:
-        """Wait until every connection chosen to be served has its protocol; none is created afterwards."""
+        """Wait until every connection that is being set up has its protocol.
+
+        After `close`, further protocols are not created.
+        """
         if self._starting:
             await asyncio.wait(self._starting)
 
     def drop(self, waiting: _Waiting) -> None:
-        """Close a waiting connection, or deregister one that is being served. Idempotent."""
+        """Close a waiting connection, or deregister a connection that is already being served. Idempotent."""
         self._connections.lost(waiting)
         if waiting.line is not None:
             self._leave_line(waiting)
             waiting.socket.close()
 
     def _on_connections(self) -> None:
-        """Serve new connections; if there are more than a few or a short burst, take turns until none waits."""
+        """Serve a few new connections or a short burst immediately; otherwise queue them and serve some per turn."""
         came = self._accept()
         if len(came) <= _FEW or self._allows_burst(len(came)):
             for accepted, _ in came:
@@ -157,7 +163,7 @@ class Acceptor:
             self._plan_turn()
 
     def _allows_burst(self, count: int) -> bool:
-        """Return whether a burst may be served immediately; if so, subtract it from the allowance."""
+        """Return whether a burst of `count` connections may be served immediately; if so, reduce the allowance."""
         now = self._loop.time()
         self._allowance = min(self._allowance + (now - self._allowance_at) * _BURST_PER_S, _BURST)
         self._allowance_at = now
@@ -167,7 +173,7 @@ class Acceptor:
         return True
 
     def _take_turn(self) -> None:
-        """Accept new connections, and serve some of the waiting ones."""
+        """Accept new connections, and serve some of the waiting connections."""
         try:
             self._peek_again()
             self._admit_all([] if self._is_paused else self._accept())
@@ -210,7 +216,10 @@ class Acceptor:
         self._serve_some()
 
     def _admit(self, accepted: socket.socket, peer: str) -> None:
-        """Queue a connection; without room, serve it at once, so that its protocol responds with an error."""
+        """Queue a new connection.
+
+        If the server has no room, the connection is served immediately, so that its protocol responds with an error.
+        """
         if not self._connections.acceptable(0):
             self._serve(accepted, None)
             return
@@ -221,7 +230,10 @@ class Acceptor:
             self._peek(waiting)
 
     def _peek(self, waiting: _Waiting) -> None:
-        """Peek at the first bytes: a valid key gives priority; an incomplete head is watched."""
+        """Peek at the first bytes of a connection.
+
+        A connection with a valid key gets priority. A connection with an incomplete head is watched for more bytes.
+        """
         try:
             head = waiting.socket.recv(_PEEK_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:

@@ -1,4 +1,4 @@
-"""Current activity of a session, read from the end of its log: step, calls with their output, and text."""
+"""Current activity of a session, derived from the end of its event log."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _TAIL = 160
 
 @dataclass(slots=True)
 class ActiveCall:
-    """An active call: its tool, shortened arguments, start time, and the end of its output."""
+    """An active tool call, with the tool's name, shortened arguments, start time and the end of the output."""
 
     name: str
     arguments: str = ""
@@ -44,16 +44,16 @@ class ActiveCall:
 
 @dataclass(slots=True)
 class Activity:
-    """Current activity of a run, as shown by the end of its log.
+    """Current activity of a run, derived from the end of the event log.
 
     Parameters:
-        agent: the run's agent.
-        step: the current step; 0 before the first.
+        agent: name of the run's agent.
+        step: number of the current step; 0 before the first step.
         calls: active calls by id.
         done: number of finished calls.
-        said: the end of the run's text or reasoning.
-        usage: the run's usage, if it is in this process.
-        questions: the run's open questions.
+        said: end of the run's text or reasoning.
+        usage: usage of the run; None if the run is not in the memory of this process.
+        questions: open questions of the run.
     """
 
     agent: str = ""
@@ -66,7 +66,7 @@ class Activity:
 
 
 def read_activity(events: Iterable[Event]) -> Activity:
-    """Return the activity of the newest run among the events."""
+    """Return the activity of the newest run in `events`."""
     now = Activity()
     speaker = None
     for event in events:
@@ -91,10 +91,12 @@ def read_activity(events: Iterable[Event]) -> Activity:
 
 
 async def current_activity(host: Host, view: SessionView, *, reader: str) -> Activity:
-    """Return the current activity of the session of `view`, which has a run.
+    """Return the current activity of a session that has a run.
 
     Parameters:
-        reader: the requesting principal, which is charged for the events while they are read.
+        host: host of the session.
+        view: state of the session.
+        reader: principal that requests the activity, and that is charged for the events while they are read.
     """
     found = await host.store.find_session(view.principal, view.key)
     if found is None:
@@ -116,7 +118,7 @@ async def current_activity(host: Host, view: SessionView, *, reader: str) -> Act
 
 
 def _tail(text: str) -> str:
-    """Return the end of a text, starting at a line or word."""
+    """Return the end of a text, which starts at the beginning of a line or word if possible."""
     if len(text) <= _TAIL:
         return text
     end = text[-_TAIL:]

@@ -1,7 +1,8 @@
-"""The ASGI application: check every request, then dispatch it to the API or to the pages and probes.
+"""ASGI application that checks every request, and dispatches it to the API or to the pages and probes.
 
-Routes below ``/v1`` are dispatched without a framework, which keeps a send at a few microseconds; the others are a
-small Starlette application. Allow-lists, key and rate are checked before a request reaches a handler.
+Requests below ``/v1`` are dispatched without a framework, so that the overhead of a send is a few microseconds. Other
+requests are handled by a small Starlette application. The allow-lists for ``Host`` and ``Origin``, the credential and
+the request rate are checked before a handler is called.
 """
 
 from __future__ import annotations
@@ -52,11 +53,11 @@ _REPEAT_HINT = "use another key; check whether the request took effect before yo
 
 
 class App:
-    """The ASGI application of a started host. Open it with ``async with`` on the host's loop.
+    """ASGI application of a started host. Open it with ``async with`` on the host's event loop.
 
     Parameters:
-        host: the host, already started.
-        keys: the API keys, already loaded.
+        host: host to serve, already started.
+        keys: API keys of the host, already loaded.
     """
 
     def __init__(self, host: Host, keys: KeyRing) -> None:
@@ -169,7 +170,7 @@ class App:
             cut_connection(scope)
 
     async def _end_early(self, scope: Scope, send: Send, error: HoldfastError) -> None:
-        """Answer a cancelled request with the reason, or cut the connection if its response has started."""
+        """Respond to a cancelled request with `error`; if the response has already started, cut the connection."""
         self.context.responses[status_of(type(error))] += 1
         try:
             async with asyncio.timeout(LAST_FRAME_S):
@@ -187,7 +188,7 @@ class App:
         path: Mapping[str, str],
         extra: Headers,
     ) -> Request:
-        """Check a request's key, rate, role and query, and return it."""
+        """Check the credential, role, rate and query of a request, and return the `Request`."""
         caller = self._authorize(route, scope, headers)
         request = Request(
             scope,
@@ -206,7 +207,10 @@ class App:
         return request
 
     def _authorize(self, route: Route, scope: Scope, headers: Mapping[bytes, bytes]) -> Caller:
-        """Return the caller of a route that requires a key. Raises as `KeyRing.caller`, and `Forbidden`."""
+        """Return the caller of a request to a route that requires a credential.
+
+        Raises as `ServerContext.authenticate`, and `Forbidden` if the route requires role admin.
+        """
         caller = self.context.authenticate(scope, headers)
         if route.access == "admin" and caller.role != "admin":
             raise Forbidden(
@@ -237,7 +241,10 @@ class App:
             delivery.release()
 
     async def _enter(self, route: Route, request: PageRequest) -> PageResponse:
-        """Run a handler. Handle unexpected errors here, because Starlette would both respond and raise."""
+        """Call the handler of a route outside ``/v1``.
+
+        Unexpected errors are handled here, because Starlette would respond to them and also raise them.
+        """
         try:
             if route.method == "POST" and "origin" not in request.headers:  # before its key is used for another site
                 raise OriginRefused(

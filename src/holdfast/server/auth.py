@@ -1,12 +1,14 @@
 """Authentication: API keys, roles, and the allow-lists for ``Host`` and ``Origin``.
 
-A key is shown once and stored as the SHA-256 of its 160 random bits. While the store has never had a key, anyone on
-loopback acts as principal ``local`` and may do everything; from the first key on, every request needs one. To listen on
-any other address, the server needs a key before it starts. If a model may execute commands on this machine, loopback
-needs a credential even while there are no keys: the local token (`holdfast.local_token`), whose holder is ``local``.
-Signed tokens (`holdfast.server.tokens`) are accepted in addition to keys if the settings have a key for them.
+A key is shown once, and only its SHA-256 hash is stored. Until the first key is created, anyone on loopback acts as the
+principal ``local`` with role admin; afterwards, every request requires a key. A server that listens on any other
+address must have a valid key, or accept signed tokens, before it starts. If agents may execute commands on this
+machine, requests on loopback require a credential even while there are no keys: the local token
+(`holdfast.local_token`), whose holder acts as ``local``. If the settings contain a key for signed tokens, these are
+accepted too (`holdfast.server.tokens`).
 
-Only this process opens the store, so the keys in memory are authoritative: they change only through `KeyRing`.
+Only this process opens the store, and keys change only through `KeyRing`. The keys in memory are therefore always up to
+date.
 """
 
 from __future__ import annotations
@@ -62,33 +64,34 @@ _ONCE = (b"host", b"origin", b"authorization", _USER_HEADER, b"content-type", b"
 
 
 class KeyStore(Protocol):
-    """The store operations that the key ring needs."""
+    """Interface of the store that `KeyRing` uses."""
 
     async def add_key(self, record: KeyRecord) -> None:
-        """Store a key's hash."""
+        """Store the record of a new key, which contains the key's hash."""
         ...
 
     async def keys(self) -> Sequence[KeyRecord]:
-        """Return all keys, including revoked ones."""
+        """Return the records of all keys, including revoked keys."""
         ...
 
     async def revoke_key(self, key_id: str, *, at: float) -> bool:
-        """Revoke a key; return False if no valid key has this id."""
+        """Revoke a key. Return False if no valid key has the id `key_id`."""
         ...
 
 
 def digest_of(secret: str | bytes) -> bytes:
-    """Return the SHA-256 under which a secret is stored."""
+    """Return the SHA-256 hash of a secret, which is stored in place of the secret."""
     return hashlib.sha256(secret.encode() if isinstance(secret, str) else secret).digest()
 
 
 def make_key(
     *, principal: str, role: KeyRole, label: str, at: float, agents: Sequence[str] | None = None
 ) -> tuple[KeyRecord, str]:
-    """Return a new key's record and its secret, which must be shown only once.
+    """Generate a key, and return its record and its secret. The caller must show the secret only once.
 
     Raises:
-        InvalidRequest: the principal, the label or an agent is not printable or too long.
+        InvalidRequest: if the principal, the label or an agent name is too long or not printable, or if the principal
+            or an agent name is empty.
     """
     from holdfast.storage.port import KeyRecord
 
@@ -113,21 +116,22 @@ def make_key(
 
 
 def check_principal(principal: str) -> None:
-    """Raise `InvalidRequest` for a principal that is not 1 to 200 printable characters."""
+    """Raise `InvalidRequest` if `principal` is not 1 to 200 printable characters."""
     if not 1 <= len(principal) <= 200 or not principal.isprintable():
         raise InvalidRequest(f"{principal[:40]!r} is not a valid principal", hint="use 1 to 200 printable characters")
 
 
 class KeyRing:
-    """The API keys of this host. Use it from one event loop only.
+    """The API keys of a host. Use a key ring from one event loop only.
+
+    The attribute ``in_use`` registers the requests in progress. When a key change invalidates the credential of a
+    request, the request ends immediately.
 
     Parameters:
-        store: stores the keys.
-        clock: time source for changes and expiry.
-        token: the local token, which every caller needs while the server has no keys; None: not required.
-        signed: verifier of signed tokens (JWT); None: they are not accepted.
-
-    ``in_use`` registers the requests in progress. A change that invalidates their credential ends them at once.
+        store: store that contains the keys.
+        clock: source of the current time.
+        token: local token, which every request requires while the server has no keys; None requires no token.
+        signed: verifier of signed tokens (JWT); if None, signed tokens are not accepted.
     """
 
     __slots__ = (
@@ -168,22 +172,22 @@ class KeyRing:
 
     @property
     def required(self) -> bool:
-        """Whether a request needs a key or a token. True from the first key on, even if all keys are revoked."""
+        """Whether requests require a key or a token. True once a key has been created, even if all keys are revoked."""
         return self._ever or self._token is not None or self._signed is not None
 
     @property
     def ever(self) -> bool:
-        """Whether a key has ever existed."""
+        """Whether a key other than an approval key has ever been created."""
         return self._ever
 
     @property
     def any_valid(self) -> bool:
-        """Whether a valid key exists, or signed tokens are accepted."""
+        """Whether a valid key exists or signed tokens are accepted. Approval keys do not count."""
         return bool(self._by_digest) or self._signed is not None
 
     @property
     def any_approver(self) -> bool:
-        """Whether a valid approval key exists."""
+        """Whether the store has a valid approval key."""
         return bool(self._approvers)
 
     async def load(self) -> None:
@@ -192,7 +196,10 @@ class KeyRing:
             await self._load()
 
     async def _load(self) -> None:
-        """Read the keys. Hold the lock: without it, the older of two concurrent reads could be applied last."""
+        """Read the keys from the store. The caller must hold the lock.
+
+        Without the lock, the older of two concurrent reads could be applied last.
+        """
         records = await self._store.keys()
         valid_ones = {record.digest[:8]: record for record in records if record.revoked_at is None}
         self._by_digest = {start: record for start, record in valid_ones.items() if record.role != "approver"}
@@ -203,26 +210,26 @@ class KeyRing:
         self.in_use.end_all_but(valid | (_NO_KEYS if self._ever else _NO_KEYS | {LOCAL.credential}), _REVOKED)
 
     async def records(self) -> list[KeyRecord]:
-        """Return all keys, including revoked ones."""
+        """Return the records of all keys, including revoked keys."""
         return list(await self._store.keys())
 
     async def create(
         self, *, principal: str, role: KeyRole, label: str = "", agents: Sequence[str] | None = None
     ) -> tuple[KeyRecord, str]:
-        """Create a key. Return its record and its secret, which is never shown again."""
+        """Create a key, and return its record and its secret. The secret cannot be read again. Raises as `make_key`."""
         record, secret = make_key(principal=principal, role=role, label=label, agents=agents, at=self._clock.now())
         await self._change(self._store.add_key(record))
         return record, secret
 
     async def revoke(self, key_id: str, *, again: bool = False) -> KeyRecord:
-        """Revoke a key, end the requests in progress under it, and return its record.
+        """Revoke a key, end the requests in progress that use the key, and return its record.
 
         Parameters:
-            key_id: the key's id.
-            again: accept a key that is already revoked.
+            key_id: id of the key.
+            again: whether to accept a key that is already revoked.
 
         Raises:
-            UnknownKey: no valid key has this id.
+            UnknownKey: if the key does not exist, or if it is already revoked and `again` is False.
         """
         revoked = await self._change(self._store.revoke_key(key_id, at=self._clock.now()))
         record = next((one for one in await self._store.keys() if one.key_id == key_id), None)
@@ -231,9 +238,9 @@ class KeyRing:
         return record
 
     async def _change(self, change: Coroutine[Any, Any, T]) -> T:
-        """Write to the store and reload the keys, even if the caller is cancelled meanwhile.
+        """Write a change to the store and reload the keys, even if the caller is cancelled meanwhile.
 
-        A submitted write always completes: its own task waits for it and then reloads the keys.
+        The write and the reload run in a separate task, which is never cancelled.
         """
         task = asyncio.create_task(self._write(change), name="change of keys")  # noqa: TID251  # this ring owns it
         self._writes.add(task)
@@ -248,16 +255,20 @@ class KeyRing:
                 await self._load()
 
     def show_approver(self) -> str:
-        """Create an approval key for all principals, valid for the lifetime of this key ring, and return it.
+        """Create and return an approval key for all principals, which is valid for the lifetime of this key ring.
 
-        Only its digest is kept. Show it on the terminal of the server's operator, and do not write it anywhere.
+        The key ring keeps only the key's hash. Show the key on the terminal of the server's operator, and do not write
+        the key to a file or log.
         """
         secret = ids.secret(_APPROVAL_PREFIX)
         self._shown_approver = digest_of(secret)
         return secret
 
     def approver(self, secret: str, principal: str) -> str:
-        """Check an approval key for the calls of `principal`, and return its id. Raises `ApprovalKeyRequired`."""
+        """Check an approval key for the calls of `principal`, and return the key's id.
+
+        Raises `ApprovalKeyRequired` if the key is missing or invalid.
+        """
         if not secret:
             raise ApprovalKeyRequired("approvals on this server require an approval key typed by a person")
         digest = digest_of(secret)
@@ -269,7 +280,7 @@ class KeyRing:
         return record.key_id
 
     def find(self, secret: bytes) -> KeyRecord:
-        """Return the record of a secret. Raises `Unauthenticated`."""
+        """Return the record of the valid key with this secret. Raises `Unauthenticated` if no valid key matches."""
         digest = digest_of(secret)
         record = self._by_digest.get(digest[:8])
         if record is None or not hmac.compare_digest(record.digest, digest):
@@ -277,9 +288,9 @@ class KeyRing:
         return record
 
     def holder(self, authorization: bytes) -> str | None:
-        """Return the principal of a valid API key or local token in an ``Authorization`` field; None for others.
+        """Return the principal of the API key or local token in an ``Authorization`` header; None if it is not valid.
 
-        Use it only to order connections: it does not authenticate a request.
+        Use the result only to order connections. This method does not authenticate a request.
         """
         try:
             if self._ever:
@@ -292,7 +303,10 @@ class KeyRing:
         return None
 
     def may_be_signed(self, authorization: bytes) -> bool:
-        """Return whether an ``Authorization`` field may hold a signed token that the server accepts."""
+        """Return whether an ``Authorization`` header may contain a signed token that the server accepts.
+
+        The token is not verified.
+        """
         try:
             return self._signed is not None and looks_signed(_secret(authorization))
         except Unauthenticated:
@@ -302,8 +316,9 @@ class KeyRing:
         """Return the caller of a request with these headers.
 
         Raises:
-            Unauthenticated: the required key is missing or invalid.
-            Forbidden: ``X-Holdfast-User`` was sent with a key that may not act for others.
+            Unauthenticated: if a required credential is missing or invalid.
+            Forbidden: if the credential may not act for the principal in ``X-Holdfast-User``.
+            InvalidRequest: if ``X-Holdfast-User`` is not a valid principal.
         """
         caller = self._known(headers.get(b"authorization"))
         user = headers.get(_USER_HEADER)
@@ -323,7 +338,10 @@ class KeyRing:
         return replace(caller, principal=principal, owner=caller.principal)
 
     def _known(self, authorization: bytes | None) -> Caller:
-        """Return the owner of a key or token, or `LOCAL` where none is needed. Raises `Unauthenticated`."""
+        """Return the caller that a key or token identifies, or `LOCAL` if the server requires neither.
+
+        Raises `Unauthenticated` if a required credential is missing or invalid.
+        """
         if self._signed is not None and authorization is not None and looks_signed(secret := _secret(authorization)):
             return self._signed.caller(secret)
         if self._ever:
@@ -351,7 +369,10 @@ def _caller_with(record: KeyRecord) -> Caller:
 
 
 def refuse_repeated(headers: Iterable[tuple[bytes, bytes]]) -> None:
-    """Raise `InvalidRequest` if a security-relevant header is repeated: a proxy may have read the other value."""
+    """Raise `InvalidRequest` if a security-relevant header is repeated.
+
+    A proxy in front of the server may have read another value of the header than the server would.
+    """
     names = [name for name, _ in headers]
     for name in _ONCE:
         if names.count(name) > 1:
@@ -374,10 +395,12 @@ def _secret(authorization: bytes | None) -> bytes:
 
 
 class OriginGate:
-    """Allow-lists for ``Host`` and ``Origin``, so that no page of another site, even by DNS rebinding, uses an agent.
+    """Allow-lists for the headers ``Host`` and ``Origin``.
+
+    They prevent pages of other websites from using an agent, even by DNS rebinding.
 
     Parameters:
-        settings: source of the address, ``allowed_hosts`` and ``allowed_origins``.
+        settings: server settings, from which the listen address, ``allowed_hosts`` and ``allowed_origins`` are used.
     """
 
     __slots__ = ("_any_address", "_hosts", "_origins", "_passed")
@@ -393,7 +416,12 @@ class OriginGate:
 
     @staticmethod
     def require_keys(settings: Settings, *, any_valid: bool) -> None:
-        """Raise `ConfigurationError` if the address is reachable from other machines and no key exists."""
+        """Raise `ConfigurationError` if the listen address is reachable from other machines and no key is valid.
+
+        Parameters:
+            settings: server settings, from which the listen address is used.
+            any_valid: whether a valid key exists or signed tokens are accepted.
+        """
         if not any_valid and not is_loopback(settings.host):
             raise ConfigurationError(
                 f"host {settings.host!r} is reachable from other machines, but the server has no API key",
@@ -401,10 +429,13 @@ class OriginGate:
             )
 
     def check(self, headers: Mapping[bytes, bytes]) -> bytes | None:
-        """Return the allowed foreign origin of a request; None for same-origin requests and programs.
+        """Return the origin of an allowed cross-origin request.
+
+        Return None if the request is same-origin or has no ``Origin`` header.
 
         Raises:
-            HostRefused, OriginRefused: the header is not on the allow-list.
+            HostRefused: if the ``Host`` header is not allowed.
+            OriginRefused: if the ``Origin`` header is not allowed.
         """
         host = headers.get(b"host", b"")
         if host not in self._passed:

@@ -1,4 +1,4 @@
-"""The caller of a request: its principal, and what its credential allows."""
+"""The caller of a request, with its principal and the permissions of its credential."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ Role = Literal["user", "admin", "trusted"]
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The caller: the principal that owns the sessions, and what its key allows.
+    """The caller of a request.
 
     Parameters:
-        principal: owner of the sessions.
-        role: role of the key.
-        credential: the id of a key, ``jwt``, or ``local`` where no key is needed.
-        owner: the principal that the credential belongs to, if it acts for another one.
-        expires_at: expiry of the credential in seconds since the epoch; None: never.
-        agents: agents that the caller may name; None: the server's default for the role.
+        principal: principal for which the request acts, and whose sessions it can access.
+        role: role of the credential.
+        credential: id of the API key, ``jwt`` for a signed token, or ``local`` if the server has no keys.
+        owner: principal to which the credential belongs, if the caller acts for another principal; otherwise None.
+        expires_at: expiry time of the credential in seconds since the epoch; None if the credential does not expire.
+        agents: names of the agents that the caller may use; None applies the server's default for the role.
     """
 
     principal: str

@@ -1,17 +1,19 @@
-"""Connections of a server: their limits, their owners, and the timeouts that close idle ones.
+"""Open connections of a server, with their limits, owners and timeouts.
 
-A connection is keyless until a request on it presents a valid key; from then on it belongs to that principal.
+A connection is keyless until a request on the connection presents a valid key. From then on, the connection belongs to
+the key's principal.
 
 Rules
 - The server keeps fewer connections than it has file descriptors, so that agents' tools and the store have enough.
-- When the server is full, a new connection replaces the keyless one that was idle longest, or else any idle one. No
-  number of keyless connections can therefore lock a principal out. A connection that handles a principal's request is
-  kept.
-- Each principal has a share, and so do all keyless connections together. A request that would take a principal over
-  its share is refused, and its connection is closed.
-- A head must be complete within ``head_timeout_s`` of its first byte; for the first head of a connection, the time
-  starts when the connection is made. Between two requests a connection may be idle for ``idle_connection_timeout_s``.
-  One timer serves all connections; a request costs two changes of an ordered dictionary.
+- When the server is full, a new connection replaces the keyless connection that was idle longest. If no keyless
+  connection exists, it replaces an idle connection of a principal. Keyless connections can therefore never lock a
+  principal out. A connection that handles a principal's request is not replaced.
+- Each principal has a share of the connections, and so do all keyless connections together. A request that would take a
+  principal over its share is refused, and the connection is closed.
+- A request head must be complete within ``head_timeout_s`` of its first byte. For the first head of a connection, the
+  time starts when the connection is made. Between two requests, a connection may be idle for
+  ``idle_connection_timeout_s``. One timer serves all connections, and a request costs two changes of an ordered
+  dictionary.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["CONNECTION", "Connection", "Connections", "descriptors_kept_free", "raise_descriptor_limit"]
 
 CONNECTION = "holdfast.connection"
-"""Key of the ASGI scope under which the server's protocol stores itself."""
+"""ASGI scope key of the protocol object of the request's connection."""
 
 _log = logging.getLogger("holdfast.server")
 _MOST_DESCRIPTORS = 65_536
@@ -46,23 +48,23 @@ _HEADS_BYTES = 32_000_000
 
 
 class Connection(Protocol):
-    """Interface that `Connections` needs from a connection."""
+    """Interface of a connection that is registered with `Connections`."""
 
     peer: str
     charge: Charge | None
     queue: OrderedDict[Connection, float] | None
 
     def on_timeout(self) -> None:
-        """Handle a head, or a next request, that did not arrive in time."""
+        """Handle a request head, a request body or a next request that did not arrive in time."""
         ...
 
     def drop(self) -> None:
-        """Close at once, to make room for another one."""
+        """Close the connection immediately, to make room for another connection."""
         ...
 
 
 def raise_descriptor_limit() -> None:
-    """Raise this process's descriptor limit as far as allowed, up to 65,536."""
+    """Raise this process's limit of file descriptors to its hard limit, but to at most 65,536."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -70,15 +72,18 @@ def raise_descriptor_limit() -> None:
 
 
 def descriptors_kept_free(descriptors: int) -> int:
-    """Return how many of these descriptors are reserved for tools and the store: a quarter, from 32 to 4,096."""
+    """Return how many of `descriptors` are reserved for tools and the store.
+
+    A quarter is reserved, but at least 32 and at most 4,096.
+    """
     return min(max(descriptors // _RESERVE_PART, _RESERVE_LEAST), _RESERVE_MOST)
 
 
 class Connections:
-    """The open connections of a server. Use it from one loop only.
+    """The open connections of a server. Use this object from one event loop only.
 
     Parameters:
-        host: the host, with its settings, budget and incidents.
+        host: host of the server, whose settings, connection budget and incident log are used.
     """
 
     def __init__(self, host: Host) -> None:
@@ -117,7 +122,10 @@ class Connections:
         return self._budget.used
 
     def default_lines(self, fields: list[tuple[bytes, bytes]]) -> bytes:
-        """Return the default response fields as lines; cached, since uvicorn renews `fields` only once a second."""
+        """Return uvicorn's default response headers as lines.
+
+        The lines are cached, because uvicorn replaces the list `fields` only once a second.
+        """
         made_of, lines = self._default
         if made_of is not fields:
             lines = b"".join([b"%s: %s\r\n" % field for field in fields])
@@ -127,8 +135,12 @@ class Connections:
     def opened(self, connection: Connection, descriptor: int) -> None:
         """Register a new connection.
 
+        Parameters:
+            connection: connection to register.
+            descriptor: file descriptor of the connection's socket.
+
         Raises:
-            HostBusy, BudgetExceeded: the server is full, and no connection is idle.
+            HostBusy, BudgetExceeded: if the server is full and no connection can be closed to make room.
         """
         self._make_room(connection.peer, descriptor)
         try:
@@ -153,7 +165,10 @@ class Connections:
             charge.release()
 
     def own(self, connection: Connection, principal: str) -> None:
-        """Assign the connection to the principal of an authenticated request on it. Raises `BudgetExceeded`."""
+        """Assign a connection to the principal of an authenticated request.
+
+        Raises `BudgetExceeded` if the principal already has its full share of connections.
+        """
         charge = connection.charge
         if charge is None or charge.principal == principal:
             return
@@ -171,17 +186,17 @@ class Connections:
         """Return how many connections may be accepted before any of them is registered with `opened`.
 
         Parameters:
-            least: the minimum to return, even without room; connections without room get an error response.
+            least: minimum to return, even if the server has no room; surplus connections receive an error response.
         """
         budget = self._budget
         room = min(budget.limit - budget.used, budget.share - budget.held(UNKNOWN)) + len(self._keyless)
         return max(least, min(room, self._spare))
 
     def claim(self, connection: Connection, principal: str) -> bool:
-        """Charge a waiting connection to the principal. It is then no longer closed to make room for others.
+        """Charge a waiting connection to the principal, so that it is not closed to make room for other connections.
 
         Returns:
-            False, without any change, if the principal already has its full share.
+            True; or False, without any change, if the principal already has its full share of connections.
         """
         if self._budget.held(principal) >= self._budget.share:
             return False
@@ -190,11 +205,11 @@ class Connections:
         return True
 
     def cannot_accept(self, error: OSError) -> None:
-        """Report to operators that the system refused to accept a connection, such as for lack of descriptors."""
+        """Report that the system cannot accept a connection, for example because of a lack of descriptors."""
         self._tell("this host", f"cannot accept connections, retrying soon: {error.strerror or error}")
 
     def head_began(self, connection: Connection) -> None:
-        """Handle the arrival of an incomplete head."""
+        """Record that a part of a request head has arrived on a connection."""
         if connection.queue is self._idle:
             self._place(connection, self._heads)
         if self.head_bytes > _HEADS_BYTES:
@@ -203,15 +218,16 @@ class Connections:
             self._close(oldest)
 
     def busy(self, connection: Connection) -> None:
-        """Handle the start of a request."""
+        """Record that a connection is handling a request, so that it does not time out."""
         self._place(connection, None)
 
     def answered(self, connection: Connection, *, whole: bool, head_began: bool) -> None:
-        """Handle the end of a response while no further request is queued.
+        """Record the end of a response on a connection without queued requests.
 
         Parameters:
-            whole: whether the request had arrived completely.
-            head_began: whether a part of the next head has arrived.
+            connection: connection on which the response was sent.
+            whole: whether the request has arrived completely.
+            head_began: whether a part of the next request's head has arrived.
         """
         self._place(connection, (self._heads if head_began else self._idle) if whole else self._bodies)
         if connection in self._keyless:

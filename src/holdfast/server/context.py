@@ -1,7 +1,7 @@
-"""State shared by the handlers of all routes: the host, the keys, open streams, waits and stops.
+"""State shared by the handlers of all routes, such as the host, the API keys and the open event streams.
 
-The API's handlers get the session that a request names from `ServerContext.session` or `ServerContext.session_named`,
-which return sessions of the caller's principal only.
+API handlers call `ServerContext.session` or `ServerContext.session_named` to get the session that a request names. Both
+methods return only sessions of the caller's principal.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from holdfast.settings import Settings
 __all__ = ["CREDENTIAL_USE", "DELIVERY", "ServerContext"]
 
 CREDENTIAL_USE = "holdfast.use"
-"""Key of the ASGI scope under which a request's entry in the register of credentials in use is stored."""
+"""ASGI scope key of the request's `CredentialUse`."""
 DELIVERY = "holdfast.delivery"
-"""Key of the ASGI scope under which the delivery of a page is stored."""
+"""ASGI scope key of the `ResponseDelivery` of a request outside ``/v1``."""
 
 
 class ServerContext:
-    """State shared by the handlers. Use it from one event loop only.
+    """State shared by the handlers of all routes. Use it from one event loop only.
 
     Parameters:
         host: the started host.
-        keys: the API keys.
-        openapi: the OpenAPI document, encoded.
+        keys: the host's API keys.
+        openapi: the OpenAPI document, encoded as JSON.
     """
 
     __slots__ = (
@@ -63,19 +63,26 @@ class ServerContext:
         self.stops = Stops(host.budgets.stops)
         self.waits = SettlementWaits()
         self.responses: Counter[int] = Counter()
-        """Number of responses by status."""
+        """Number of responses by HTTP status."""
         self.approval_key_required = any(agent.unwalled for agent in host.agents.values())
-        """Whether an approval requires an approval key, since programs of an agent could use any other credential."""
+        """Whether an approval requires an approval key, because an agent's programs could use any other credential."""
         self._rate = Rate("requests", host.settings.principal_rate_per_s)
         self._public_agents = frozenset(host.settings.public_agents or (host.default_agent,))
 
     def close_waits(self) -> None:
-        """End all waits for settlements with the messages' current state, because the server is shutting down."""
+        """End all requests that wait for a message to settle, because the server is shutting down.
+
+        These requests return the message's current state. Event streams that end from now on report the shutdown.
+        """
         self.streams.closing()
         self.waits.close()
 
     def authenticate(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Caller:
-        """Identify the caller, and register the request under its credential. Raises as `KeyRing.caller`."""
+        """Return the caller of a request, and register the request under the caller's credential.
+
+        Raises as `KeyRing.caller`. Also raises `RateLimited` if the principal exceeds its request rate, and
+        `BudgetExceeded` if it exceeds its share of connections.
+        """
         caller = self.keys.caller(headers)
         connection = scope.get(CONNECTION)
         if connection is not None:
@@ -89,19 +96,19 @@ class ServerContext:
         return caller
 
     def session(self, request: Request) -> Session:
-        """Return the caller's session that the path names."""
+        """Return the caller's session whose key is in the request's path."""
         return self.session_named(request, request.path["key"])
 
     def session_named(self, request: Request, key: str) -> Session:
-        """Return a session of the caller, limited to the agents that the caller may name."""
+        """Return the caller's session `key`. The session accepts only agents that the caller may use."""
         return self.host.session(key, principal=request.caller.principal, agents=request.agents)
 
     def check_approval_key(self, caller: Caller, secret: str, principal: str) -> str:
-        """Check an approval key for the calls of `principal`, and return its id.
+        """Check an approval key for the calls of `principal`, and return the key's id.
 
         Raises:
-            ApprovalKeyRequired: the key is missing or wrong; a wrong key is reported to the operator.
-            RateLimited: the caller has tried too many wrong keys.
+            ApprovalKeyRequired: if the key is missing or wrong. A wrong key is reported to the operator.
+            RateLimited: if the caller has tried too many wrong keys.
         """
         who = caller.owner or caller.principal
         self.host.budgets.wrong_keys.check(who)
@@ -114,7 +121,7 @@ class ServerContext:
             raise
 
     def agents_of(self, caller: Caller) -> frozenset[str] | None:
-        """Return the agents that a caller may name; None: all of them."""
+        """Return the names of the agents that a caller may use; None if the caller may use all agents."""
         if caller.agents is not None:
             return caller.agents
         if caller.role == "admin" or "*" in self.settings.public_agents:

@@ -1,11 +1,13 @@
-"""Credentials in use: every request and stream in progress, by its key or token.
+"""Credentials in use: a register of the requests and event streams in progress by their key or token.
 
 Rules
-- Revoking a key, or creating the first key of a server, immediately ends all requests without a valid credential.
-- A token has expired when the wall clock reaches its ``exp``, or when the time left at the request has passed on the
-  monotonic clock. Setting the wall clock back extends no open request or stream; setting it forward ends it.
-- Registering and releasing a request is O(1). One timer for the whole server checks for expiry, and runs only while
-  something can expire.
+- When a key is revoked, or the first key of a server is created, all requests without a valid credential end
+  immediately.
+- A token expires when the wall clock reaches the token's ``exp``. For a request in progress, the token also expires
+  when the time that was left at the start of the request has passed on the monotonic clock. A wall clock that is set
+  back therefore does not extend a request or stream; a wall clock that is set forward may end it.
+- Registering and releasing a request is O(1). One timer for the whole server checks for expiry, and runs only while a
+  registered token can expire.
 """
 
 from __future__ import annotations
@@ -26,21 +28,22 @@ __all__ = ["LOOK_EVERY_S", "CredentialUse", "CredentialsInUse"]
 K = TypeVar("K")
 
 LOOK_EVERY_S = 0.25
-"""Seconds between expiry checks; an open stream ends at most two checks after its token expires."""
+"""Seconds between two expiry checks. An open stream ends by the second check after its token expires."""
 
 _NO_MORE = "the token has expired"
 
 
 class CredentialUse:
-    """A request or stream in progress under a credential. Made by `CredentialsInUse.hold`.
+    """A request or stream in progress under a credential, returned by `CredentialsInUse.hold`.
 
-    Use it as a context manager in the request's task: when the credential becomes invalid, that task is cancelled, and
-    ``ended`` has the reason.
+    Create it in the task of the request, and use it as a context manager or call `release` at the end. If the
+    credential becomes invalid, the task is cancelled, and the attribute ``ended`` contains the reason.
 
     Parameters:
-        owner: the register.
-        credential: the id of a key, ``jwt`` or ``local``.
-        buckets: the expiry checks that end it, by wall clock and by monotonic clock; None: it never expires.
+        owner: register that contains this use.
+        credential: id of an API key, ``jwt`` or ``local``.
+        buckets: numbers of the expiry checks that end the request, by wall clock and by monotonic clock; None if the
+            credential never expires.
     """
 
     __slots__ = ("_owner", "_task", "buckets", "credential", "ended")
@@ -61,11 +64,11 @@ class CredentialUse:
         self.release()
 
     def release(self) -> None:
-        """Remove it from the register. Idempotent."""
+        """Remove this use from the register. Idempotent."""
         self._owner.forget(self)
 
     def end(self, reason: str) -> None:
-        """Cancel the request, once, because its credential is no longer valid."""
+        """Cancel the request, because its credential is no longer valid. A second call does not cancel again."""
         self.release()
         if self.ended is None:
             self.ended = reason
@@ -73,7 +76,7 @@ class CredentialUse:
                 self._task.cancel()
 
     def absorb(self) -> None:
-        """Undo the cancellation by `end`, so that the task can send its client the reason."""
+        """Undo the cancellation by `end`, so that the task can send the reason to its client."""
         if self._task is not None:
             self._task.uncancel()
 
@@ -105,11 +108,11 @@ class CredentialsInUse:
         return self._timer is not None
 
     def hold(self, credential: str, expires_at: float | None) -> CredentialUse:
-        """Register the current task.
+        """Register the current task as a request under a credential.
 
         Parameters:
-            credential: the id of a key, ``jwt`` or ``local``.
-            expires_at: expiry of the credential in seconds since the epoch; None: never.
+            credential: id of an API key, ``jwt`` or ``local``.
+            expires_at: expiry time of the credential in seconds since the epoch; None if the credential never expires.
         """
         buckets = None
         if expires_at is not None:
@@ -125,14 +128,14 @@ class CredentialsInUse:
         return use
 
     def forget(self, use: CredentialUse) -> None:
-        """Remove a use from the register."""
+        """Remove `use` from the register. Idempotent."""
         _discard(self._by_credential, use.credential, use)
         if use.buckets is not None:
             _discard(self._by_wall, use.buckets[0], use)
             _discard(self._by_monotonic, use.buckets[1], use)
 
     def end_all_but(self, valid: Iterable[str], reason: str) -> int:
-        """End all requests whose credential is not in `valid`. Return their number."""
+        """End all requests whose credential is not in `valid`, and return the number of ended requests."""
         over = self._by_credential.keys() - set(valid)
         ended = [use for credential in over for use in self._by_credential[credential]]
         for use in ended:
@@ -140,7 +143,7 @@ class CredentialsInUse:
         return len(ended)
 
     def look(self) -> None:
-        """End requests whose credential has expired; keep the timer active while any can expire."""
+        """End requests whose credential has expired, and restart the timer if other credentials can expire."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -153,7 +156,7 @@ class CredentialsInUse:
 
 
 def _bucket(at: float) -> int:
-    """Return the first check at or after a time."""
+    """Return the number of the first expiry check at or after the time `at`."""
     return math.ceil(at / LOOK_EVERY_S)
 
 

@@ -1,6 +1,7 @@
-"""Budget charges of a request, and delivery of its response: charged, in pieces, to clients that keep reading.
+"""Budget charges of a request, and delivery of its response in chunks.
 
-Every request body and every response body passes through here (`tests/server/test_accounting.py` checks it).
+Large bodies are charged to the principal, and the connection of a client that stops reading is cut. Every request body
+and every response body is handled by this module, which `tests/server/test_accounting.py` checks.
 """
 
 from __future__ import annotations
@@ -19,28 +20,29 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 CUT = "holdfast.cut"
-"""Key of the ASGI scope under which the server's protocol stores the function that cuts the connection."""
+"""ASGI scope key of the function that cuts the connection of a request."""
 WAIT_S = 5.0
-"""Seconds that a large body or a list waits for budget."""
+"""Maximum time in seconds for which a large body or a list waits for budget."""
 WRITTEN_PER_S = 500_000_000
-"""Bytes of large responses that a loop writes per second. A fast client would otherwise monopolize the loop."""
+"""Bytes of large responses that a loop writes per second, so that a fast client does not monopolize the loop."""
 STORED_PER_S = 40_000_000
-"""Bytes of large messages that the loop and the store handle per second. A principal gets a quarter of that."""
+"""Bytes of large messages that the loop and the store handle per second. A principal gets a quarter of this rate."""
 TAKEN_PER_S = 80_000_000
-"""Bytes of large bodies that a host accepts per second. Decoding and storing them delays other requests."""
+"""Bytes of large bodies that a host accepts per second. Decoding and storing large bodies delays other requests."""
 _PIECE_BYTES = 65_536
 _LEAST_RATE = 10_000
-"""Minimum long-run rate in bytes per second for reading a large response; a slower client uses up its stall time."""
+"""Minimum average rate in bytes per second at which a client must read a large response. A slower client is cut off
+once it has used up its stall time."""
 
 
 class ResponseDelivery:
     """Budget charges of one request, and delivery of its response. Use it only in the task that handles the request.
 
     Parameters:
-        scope, send: from ASGI.
-        principal: the principal to charge; `UNKNOWN` until a key is checked.
-        budgets: the host's budgets.
-        settings: the server's limits.
+        scope, send: arguments of the ASGI application.
+        principal: principal to charge, which is `UNKNOWN` until the caller is authenticated.
+        budgets: budgets of the host.
+        settings: settings of the server, which contain its limits.
     """
 
     __slots__ = ("_charges", "_patience_s", "_send", "budgets", "principal", "scope", "settings", "started")
@@ -56,21 +58,24 @@ class ResponseDelivery:
         self._patience_s = settings.stream_stall_s
 
     def hold(self, charge: Charge) -> Charge:
-        """Hold a charge until the request ends."""
+        """Hold a charge until the request ends, and return the charge."""
         if self._charges is None:
             self._charges = []
         self._charges.append(charge)
         return charge
 
     def release(self) -> None:
-        """Release the request's charges."""
+        """Release all charges of the request."""
         if self._charges is not None:
             for charge in self._charges:
                 charge.release()
             self._charges = None
 
     async def charge_memory(self, amount: int, *, in_memory: bool = False) -> Charge:
-        """Charge memory and hold it until the request ends. See `Budget.wait_for`."""
+        """Charge `amount` bytes of memory to the principal until the request ends. Raises as `Budget.wait_for`.
+
+        An amount above the principal's share is reduced to the share.
+        """
         memory = self.budgets.memory
         amount = min(amount, memory.share)
         return self.hold(await memory.wait_for(self.principal, amount, within_s=WAIT_S, in_memory=in_memory))
@@ -78,14 +83,18 @@ class ResponseDelivery:
     async def take_turn(self) -> None:
         """Wait for the principal's turn to read a whole list, and keep the turn until the request ends.
 
-        Raises `BudgetExceeded`, `HostBusy`.
+        Raises `BudgetExceeded` or `HostBusy` if the turn does not come in time.
         """
         self.hold(await self.budgets.listings.wait_for(self.principal, 1, within_s=WAIT_S))
 
     async def take_write(self, amount: int) -> Charge:
-        """Wait for the principal's turn to store a large message, and charge it. During the wait, charge its memory.
+        """Wait for the principal's turn to store a large message, and return a charge for the write.
 
-        Release the charge once the message is stored. Raises `BudgetExceeded`, `HostBusy`.
+        The message's memory is charged during the wait. The caller must release the returned charge once the message is
+        stored. Raises `BudgetExceeded` or `HostBusy` if the turn does not come in time.
+
+        Parameters:
+            amount: size of the message in bytes.
         """
         memory, writes = self.budgets.memory, self.budgets.writes
         size = min(amount, memory.share)
@@ -94,19 +103,22 @@ class ResponseDelivery:
             return await writes.wait_for(self.principal, min(amount, writes.share), within_s=WAIT_S)
 
     def take_edit(self) -> None:
-        """Hold one of the principal's history edits until the request ends. Raises `BudgetExceeded`."""
+        """Charge one history edit to the principal until the request ends.
+
+        Raises `BudgetExceeded` if the principal already has too many edits in progress.
+        """
         self.hold(self.budgets.edits.charge(self.principal))
 
     async def work(self, encode: Callable[[], bytes]) -> bytes:
-        """Encode a piece on the loop, charge the time to the principal, and yield to other principals."""
+        """Call `encode` on the loop, charge its time to the principal, and let other principals take their turns."""
         return await self.budgets.loop_time.run(self.principal, encode)
 
     async def put(self, message: MutableMapping[str, Any]) -> None:
         """Write one ASGI message of the response.
 
         Raises:
-            TimeoutError: the client read nothing for ``stream_stall_s``, or less than ``_LEAST_RATE`` for too long;
-                the connection is cut.
+            TimeoutError: if the client read nothing for ``stream_stall_s``, or read more slowly than ``_LEAST_RATE``
+                for too long. The connection is cut first.
         """
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -120,7 +132,7 @@ class ResponseDelivery:
         self._patience_s = min(self.settings.stream_stall_s, self._patience_s - (loop.time() - began) + earned_s)
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
-        """Write one ASGI message of the response; charge a large body and write it in pieces. Raises as `put`."""
+        """Write one ASGI message of the response. A large body is charged and written in chunks. Raises as `put`."""
         body = message.get("body", b"")
         if len(body) <= FREE_BYTES:
             await self.put(message)  # may wait for earlier responses that are still unread
@@ -130,12 +142,12 @@ class ResponseDelivery:
         await self.put({"type": "http.response.body", "body": b"", "more_body": message.get("more_body", False)})
 
     async def begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        """Write the head of a response; `write` and `end` write its body. Raises as `put`."""
+        """Write the head of a response whose body is written with `write` and `end`. Raises as `put`."""
         self.started = True
         await self.put({"type": "http.response.start", "status": status, "headers": headers})
 
     async def write(self, data: bytes) -> None:
-        """Write a part of the response's body in pieces. Raises as `put`."""
+        """Write a part of the response body in chunks. Raises as `put`."""
         for start in range(0, len(data), _PIECE_BYTES):
             piece = data[start : start + _PIECE_BYTES]
             await self.put({"type": "http.response.body", "body": piece, "more_body": True})
@@ -143,12 +155,12 @@ class ResponseDelivery:
                 await self.budgets.loop_time.pay(self.principal, _PIECE_BYTES / WRITTEN_PER_S)
 
     async def end(self) -> None:
-        """Complete the response's body. Raises as `put`."""
+        """Complete the response. Raises as `put`."""
         await self.put({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def cut_connection(scope: Scope) -> None:
-    """Close a request's connection at once, and drop data that the client has not read, also in the kernel."""
+    """Close the connection of a request immediately, and drop unsent data, including data in the kernel."""
     cut = scope.get(CUT)
     if cut is not None:
         cut()

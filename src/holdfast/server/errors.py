@@ -1,4 +1,4 @@
-"""The HTTP status of every error, and errors as responses."""
+"""HTTP status of each error class, and conversion of errors to responses."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ STATUS: dict[type[HoldfastError], int] = {
     errors.ModelFailed: 502,
     errors.DeliveryFailed: 502,
 }
-"""HTTP status of each class of errors. A class without an entry has that of its nearest base class."""
+"""HTTP status by error class. A class without an entry has the status of its nearest base class with an entry."""
 
 _RETRIABLE = frozenset((429, 503, 507))
 
 
 def status_of(kind: type[HoldfastError]) -> int:
-    """Return the HTTP status of a class of errors."""
+    """Return the HTTP status of an error class."""
     return next(STATUS[base] for base in kind.__mro__ if base in STATUS)
 
 
 def error_response(error: HoldfastError) -> Response:
-    """Return an error as an HTTP response, with ``Retry-After`` if a retry helps."""
+    """Convert an error to an HTTP response, with a ``Retry-After`` header if a retry may succeed."""
     status = status_of(type(error))
     headers: Headers = ()
     if status in _RETRIABLE and error.retry_after_s is not None:

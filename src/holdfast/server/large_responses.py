@@ -1,4 +1,7 @@
-"""Transcripts and exports as responses: read in pages, encoded in pieces, each charged while it is in memory."""
+"""Responses with transcripts, lists and exports, which are read in pages and written piece by piece.
+
+The data is charged to the principal while it is in memory.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +31,13 @@ _SMALL_BYTES = PAGE_BYTES // 2
 
 
 async def respond_with_transcript(request: Request, session: Session, *, after: int, limit: int) -> Response | None:
-    """Respond with ``{"entries": […]}``: at once if it is a single small page, otherwise page by page.
+    """Respond with the transcript as ``{"entries": […]}``.
+
+    A small transcript is returned as one response. A larger one is written page by page, and the function returns None.
 
     Raises:
         UnknownSession, BudgetExceeded, HostBusy: as `Session.transcript_page`.
-        HistoryChanged: an entry that was already sent was removed from the transcript.
+        HistoryChanged: if the last entry that was sent has been removed from the transcript.
         TimeoutError: as `Request.put`.
     """
     first, charge = await session.transcript_page(after=after, limit=limit)
@@ -54,10 +59,13 @@ async def respond_with_transcript(request: Request, session: Session, *, after: 
 
 
 async def respond_with_list(request: Request, name: str, items: Sequence[msgspec.Struct]) -> Response | None:
-    """Respond with ``{name: […]}`` in one write if the list is small, otherwise item by item, with its memory charged.
+    """Respond with a list as ``{name: […]}``.
+
+    A small list is returned as one response. For a larger list, memory is charged, the items are written one by one,
+    and the function returns None.
 
     Raises:
-        BudgetExceeded, HostBusy: no memory became available in time.
+        BudgetExceeded, HostBusy: if no memory became available in time.
         TimeoutError: as `Request.put`.
     """
     begun: list[bytes] = []
@@ -109,10 +117,10 @@ async def respond_with_export(request: Request, session: Session, *, at: float) 
 
 
 async def _pages(request: Request, session: Session, *, given: int, limit: int) -> AsyncGenerator[list[Entry]]:
-    """Yield the pages after the entry `given`, at most `limit` entries; each is charged until the next is requested.
+    """Yield the pages after the entry number `given`, with at most `limit` entries in total.
 
-    The last entry sent must still exist after the next page is read. Otherwise the transcript has changed, and the
-    rest would not match the entries already sent.
+    The memory of a page is charged until the next page is requested. After a page is read, the entry before that page
+    must still exist; otherwise the transcript has changed, and `HistoryChanged` is raised.
     """
     while limit > 0:
         page, charge = await session.transcript_page(after=given, limit=limit)
@@ -130,8 +138,8 @@ async def read_parts(request: Request, session: Session, attachment: Attachment)
     """Yield the bytes of an attachment in parts of `_PART_BYTES`, with only one part in memory at a time.
 
     Raises:
-        BudgetExceeded, HostBusy: no memory for a part became available in time.
-        UnknownAttachment: the attachment no longer exists.
+        BudgetExceeded, HostBusy: if no memory for a part became available in time.
+        UnknownAttachment: if the attachment no longer exists.
     """
     size = attachment.size_bytes
     if not size:

@@ -1,9 +1,9 @@
-"""Run a server: bind, open the host, serve, and shut down without hanging; open streams get a closing frame.
+"""Server lifecycle: bind the address, open the host, serve, and shut down.
 
-The first SIGINT, SIGTERM or SIGHUP starts a drain: sends are refused with 503, runs finish or are suspended by the
-deadline, waits are answered, and streams get their last frame. The second one exits the process at once, which is safe
-for the store at any time. A watchdog outside the event loop ends a shutdown that hangs, and prints the stacks of all
-threads.
+The first SIGINT, SIGTERM or SIGHUP starts a drain. Sends are refused with 503, and runs finish or are suspended by the
+deadline. Requests that wait for a message receive a response, and event streams receive a closing frame. The second
+signal exits the process immediately, which is always safe for the store. If the shutdown hangs, a watchdog outside the
+event loop prints the stacks of all threads and exits the process.
 """
 
 from __future__ import annotations
@@ -41,20 +41,21 @@ _CONNECTIONS_S = 2
 _WATCHDOG_S = 30.0
 _BACKLOG = 2048
 _COLLECT_AFTER = (10_000, 20, 20)
-"""Thresholds of the garbage collector. Python's default (700, 10, 10) runs it hundreds of times a second in vain, since
-runs leave no cyclic garbage."""
+"""Thresholds of the garbage collector. With Python's default of (700, 10, 10), it would run hundreds of times a second
+without effect, because runs leave no cyclic garbage."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """A running server: its address and its parts.
+    """A running server.
 
     Parameters:
-        url: the server's address.
-        host, app: the host that it serves, and the ASGI application.
-        keys_required: whether a request needs a key or the local token.
-        token_file: the file with the local token, if requests need it.
+        url: URL of the server.
+        host: host that the server serves.
+        app: ASGI application of the server.
+        keys_required: whether requests require a key or a token.
+        token_file: path of the file that contains the local token; None if the server has no local token.
     """
 
     url: str
@@ -65,10 +66,11 @@ class Running:
 
 
 def bind(settings: Settings) -> socket.socket:
-    """Return a socket that listens on the address of `settings`.
+    """Return a socket that listens on the host and port in `settings`.
 
     Raises:
-        ConfigurationError: the address is in use (the message names the program) or does not belong to this machine.
+        ConfigurationError: if the address does not belong to this machine, is not permitted, or is in use. If the port
+            is in use, the message names the program that uses it, if that is known.
     """
     where = f"{settings.host}:{settings.port}"
     try:
@@ -101,7 +103,10 @@ def bind(settings: Settings) -> socket.socket:
 
 
 def holder_of(port: int) -> str | None:
-    """Return the program that listens on a TCP port: ``pid 123 (python -m …)``; None if none does or it is hidden."""
+    """Return a description of the program that listens on a TCP port, such as ``pid 123 (python -m …)``.
+
+    Return None if no such program is visible to this user.
+    """
     import psutil
 
     try:
@@ -121,7 +126,10 @@ def holder_of(port: int) -> str | None:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn with an `Acceptor` and without signal handlers; ``listening`` is set once the server accepts."""
+    """uvicorn server with an `Acceptor` and without signal handlers.
+
+    The future ``listening`` is done once the server accepts connections.
+    """
 
     def __init__(self, config: uvicorn.Config, connections: Connections, keys: KeyRing) -> None:
         super().__init__(config)
@@ -131,11 +139,11 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Install no signal handlers; `serve` has its own."""
+        """Install no signal handlers, because `serve` installs its own handlers."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept connections on `sockets`."""
+        """Start to accept connections on `sockets`."""
         await self.lifespan.startup()
         self.servers = [  # uvicorn only calls close() and wait_closed()
             Acceptor(listener, self._protocol, self._connections, self._keys)  # type: ignore[misc]
@@ -145,7 +153,7 @@ class _Server(uvicorn.Server):
         self.listening.set_result(None)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop accepting, and close all connections, including those still being set up."""
+        """Stop accepting connections, and close all connections, including connections that are still being set up."""
         for server in self.servers:
             server.close()
             await server.wait_closed()
@@ -168,7 +176,10 @@ async def serve(
     ready: Callable[[Running], None],
     note: Callable[[str], None],
 ) -> DrainReport:
-    """Serve until a signal arrives. For the main thread of a process only; otherwise as `serve_until`."""
+    """Serve until a signal arrives, and return the report of the drain. Call it only in the main thread of a process.
+
+    See `serve_until` for the parameters and errors.
+    """
     loop = asyncio.get_running_loop()
     asked: asyncio.Future[str] = loop.create_future()
 
@@ -203,19 +214,19 @@ async def serve_until(
     ready: Callable[[Running], None],
     note: Callable[[str], None],
 ) -> DrainReport:
-    """Open `host`, serve HTTP on `listener` until `asked` is done, shut down, and return the drain's report.
+    """Open `host`, serve HTTP on `listener` until `asked` is done, shut down, and return the report of the drain.
 
     Parameters:
-        asked: future that requests the shutdown; its result is the reason.
-        host: the host, not started yet.
-        listener: a bound, listening socket; it is closed at the end.
-        ready: called once the server accepts connections.
+        asked: future that requests the shutdown when it is done; its result is the reason.
+        host: host to serve, not started yet.
+        listener: bound, listening socket, which is closed at the end.
+        ready: called once with the `Running` server when the server accepts connections.
         note: called with a line of text for the operator when the shutdown begins.
 
     Raises:
-        ConfigurationError: the address is reachable from other machines and no API key exists, or a key for signed
-            tokens is invalid.
-        StorageError: the store cannot be opened.
+        ConfigurationError: if the address is reachable from other machines but neither a valid API key exists nor
+            signed tokens are accepted, or if a key for signed tokens is invalid.
+        StorageError: if the store cannot be opened.
     """
     settings = host.settings
     try:
@@ -244,7 +255,11 @@ async def serve_until(
 
 @asynccontextmanager
 async def _guarded(host: Host, signed: TokenVerifier | None) -> AsyncIterator[tuple[KeyRing, Path | None]]:
-    """Load the keys of a host, and keep the file with the local token while it is needed."""
+    """Load the keys of a host, and create the local token if one is required.
+
+    Yields the keys and the path of the token file, or None in place of the path if no token is required. The token file
+    is deleted on exit.
+    """
     keys = KeyRing(host.store, host.clock, signed=signed)
     await keys.load()
     OriginGate.require_keys(host.settings, any_valid=keys.any_valid)
@@ -264,7 +279,7 @@ async def _guarded(host: Host, signed: TokenVerifier | None) -> AsyncIterator[tu
 
 
 async def _last_frames(app: App) -> None:
-    """Let the streams write their last frame, and cut those whose clients do not read it."""
+    """Wait until the event streams have written their last frames, and cut streams whose clients do not read them."""
     try:
         async with asyncio.timeout(_LAST_FRAMES_S):
             await app.context.streams.all_ended()

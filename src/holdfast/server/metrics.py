@@ -18,13 +18,13 @@ def render(
     answers: Mapping[int, int],
     budgets: Mapping[str, BudgetUsage] = MappingProxyType({}),
 ) -> str:
-    """Return the metrics as Prometheus text, format 0.0.4.
+    """Return the metrics of a host in the Prometheus text format 0.0.4.
 
     Parameters:
-        statistics: the host's statistics.
+        statistics: statistics of the host.
         streams: number of open event streams.
         answers: number of HTTP responses by status.
-        budgets: usage of each budget, with its heaviest users.
+        budgets: usage of each budget by name, including the usage by its heaviest users.
     """
     families: list[tuple[str, str, str, Iterable[tuple[str, float]]]] = [
         ("holdfast_draining", "gauge", "1 while the host refuses new work", [("", int(statistics.draining))]),

@@ -1,4 +1,4 @@
-"""The OpenAPI document, generated from the routes and their types."""
+"""Generator of the OpenAPI document from the routes and their types."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _version() -> str:
 
 
 def document(routes: Sequence[Route]) -> dict[str, Any]:
-    """Return the OpenAPI 3.1 document of these routes."""
+    """Return the OpenAPI 3.1 document that describes `routes`."""
     named: list[Any] = [ErrorResponse]
     for route in routes:
         body = route.body.type if isinstance(route.body, JsonBody) else None
@@ -85,7 +85,7 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
 
 
 def _members(kind: Any) -> list[Any]:
-    """Return the types of a body; empty for a media type."""
+    """Return the member types of a body's type; an empty list for a media type or None."""
     if kind is None or isinstance(kind, str):
         return []
     return list(get_args(kind)) if isinstance(kind, UnionType) else [kind]

@@ -1,6 +1,7 @@
-"""The page at ``/``: active runs, open questions, queued messages, schedules, promise counters, snippets to paste.
+"""The status page at ``/``: active runs, open questions, queued messages, schedules, promise counters and snippets.
 
-It has no scripts and loads no other files. It refreshes itself, except while it shows a form that may be in use.
+The page has no scripts and loads no other files. It refreshes itself, except while it shows a form that a person may be
+filling in.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _SHOWN = 100
 _RUNS_SHOWN = 20
 _REFRESH_S = 5
 _SHOWN_CHARS = 20_000
-"""Longer calls cannot be approved on the page, because it does not show them in full."""
+"""Maximum length of a displayed call. A longer call cannot be approved on the page, because it is not shown in full."""
 _USUAL_ADDRESS = "http://127.0.0.1:8420"
 
 _STYLE = """
@@ -93,7 +94,7 @@ class Form(NamedTuple):
 
 
 def read_form(body: bytes) -> Form:
-    """Parse a submitted form. Raises `InvalidRequest`."""
+    """Parse a submitted form. Raises `InvalidRequest` if the form is invalid."""
     try:
         fields = dict(parse_qsl(body.decode("ascii"), strict_parsing=True, errors="strict", max_num_fields=10))
         given = {name: fields[name] for name in ("decision", "text", "call_hash", "approval_key") if name in fields}
@@ -112,15 +113,17 @@ async def render(
     approval_key_required: bool = False,
     told: str = "",
 ) -> str:
-    """Render the page for `caller`: admins see all sessions and the host's statistics, others only their own sessions.
+    """Render the status page as HTML.
+
+    An admin sees all sessions and the host's statistics. Other callers see only their own sessions.
 
     Parameters:
-        host: the host to show.
-        caller: the viewer.
-        address: the server's URL as requested, for the snippets.
+        host: host whose status is shown.
+        caller: caller that views the page.
+        address: URL of the server as requested, which is used in the snippets.
         keys_required: whether the snippets must send a key or the local token.
         approval_key_required: whether an approval also requires an approval key.
-        told: result of the form that was just submitted.
+        told: result of the form that was just submitted; empty if no form was submitted.
     """
     everybody = caller.role == "admin"
     principal = None if everybody else caller.principal
@@ -176,7 +179,7 @@ def _figures(statistics: HostStatistics, sessions: list[SessionView]) -> str:
 
 
 def _runs(runs: list[tuple[SessionView, Activity]], principal: str, everybody: bool, *, with_key: bool) -> str:
-    """Render the active runs; those with open questions come first, with a form if the caller may answer."""
+    """Render the active runs. Runs with open questions are first, with a form if the caller may answer them."""
     if not runs:
         return ""
     ordered = sorted(runs, key=lambda run: not run[1].questions)
@@ -223,7 +226,7 @@ def _call(call: ActiveCall) -> str:
 
 
 def _question(key: str, question: Question, *, mine: bool, with_key: bool) -> str:
-    """Render a question, with its form if the caller may answer it."""
+    """Render a question, with a form if the caller may answer the question."""
     arguments = "" if question.arguments is None else _visible(msgspec.json.encode(question.arguments).decode())
     what = escape(_visible(question.text))
     if question.kind == "approval":
@@ -366,7 +369,7 @@ def _promises(statistics: HostStatistics) -> str:
 
 
 def paste_lines(address: str, *, with_key: bool) -> tuple[str, str]:
-    """Return a shell and a Python snippet that send a first message to `address`."""
+    """Return a shell snippet and a Python snippet that send a first message to the server at `address`."""
     auth = ' -H "authorization: Bearer $HOLDFAST_KEY"' if with_key else ""
     argument = ', key=os.environ["HOLDFAST_KEY"]' if with_key else ""
     imports = "import asyncio, os, holdfast" if with_key else "import asyncio, holdfast"

@@ -1,7 +1,8 @@
-"""Declared inputs of a route: its JSON or raw body and its query parameters.
+"""Declarations of a route's inputs: its JSON or raw body and its query parameters.
 
-The bounds of an input are declared once, for both the OpenAPI document and the checks of requests. A handler gets the
-decoded body, and reads a query parameter with ``LIMIT.parse(request)``.
+The bounds of an input are declared once. They are listed in the OpenAPI document and enforced for every request. A
+handler receives the decoded body as an argument, and reads a query parameter with, for example,
+``LIMIT.parse(request)``.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ class JsonBody(Generic[T]):
     """A JSON body of one type.
 
     Parameters:
-        type: the type that the body is decoded to.
-        optional: the body may be omitted; it then counts as an empty object.
-        limit: returns the size limit in bytes from the settings; None: ``body_limit_bytes``.
+        type: type to which the body is decoded.
+        optional: whether the body may be omitted; an omitted body is decoded as an empty object.
+        limit: function that returns the size limit in bytes, called with the settings; if None, the limit is the
+            setting ``body_limit_bytes``.
     """
 
     __slots__ = ("_decoder", "_limit", "optional", "type")
@@ -44,17 +46,17 @@ class JsonBody(Generic[T]):
         self._limit = limit
 
     def load(self, request: Request) -> Awaitable[T]:
-        """Read and decode the body. Raises as `Request.read_json`."""
+        """Read and decode the body of `request`. Raises as `Request.read_json`."""
         limit = None if self._limit is None else self._limit(request.settings)
         return request.read_json(self._decoder, optional=self.optional, limit_bytes=limit)
 
 
 class RawBody:
-    """A body of any media type, passed on as bytes.
+    """A body of any media type, which the handler receives as bytes.
 
     Parameters:
-        media_type: as the OpenAPI document lists it.
-        limit: returns the size limit in bytes from the settings.
+        media_type: media type listed in the OpenAPI document.
+        limit: function that returns the size limit in bytes, called with the settings.
     """
 
     __slots__ = ("_limit", "media_type")
@@ -64,7 +66,7 @@ class RawBody:
         self._limit = limit
 
     def load(self, request: Request) -> Awaitable[bytes | bytearray]:
-        """Read the body. Raises as `Request.read_bytes`."""
+        """Read the body of `request`. Raises as `Request.read_bytes`."""
         return request.read_bytes(limit_bytes=self._limit(request.settings))
 
 
@@ -72,15 +74,16 @@ class Query:
     """A query parameter.
 
     Parameters:
-        name: its name.
-        doc: its description.
-        least, most: its bounds, as the OpenAPI document lists them.
+        name: name of the query parameter.
+        doc: description in the OpenAPI document.
+        least: minimum value listed in the OpenAPI document; None lists no minimum.
+        most: maximum value listed in the OpenAPI document; None lists no maximum.
     """
 
     __slots__ = ("doc", "least", "most", "name")
 
     type: ClassVar[str]
-    """JSON type of the parameter."""
+    """JSON type of the query parameter."""
 
     def __init__(self, name: str, doc: str, *, least: int | None = None, most: int | None = None) -> None:
         self.name = name
@@ -90,24 +93,24 @@ class Query:
 
 
 class TextQuery(Query):
-    """A text parameter."""
+    """A query parameter whose value is text."""
 
     __slots__ = ()
     type = "string"
 
     def parse(self, request: Request) -> str | None:
-        """Return the text; None if it is missing or empty."""
+        """Return the parameter's text; None if the parameter is missing or empty."""
         return request.query(self.name)
 
 
 class FlagQuery(Query):
-    """``true`` or ``false``; missing counts as false."""
+    """A query parameter whose value is ``true`` or ``false``. A missing parameter counts as ``false``."""
 
     __slots__ = ()
     type = "boolean"
 
     def parse(self, request: Request) -> bool:
-        """Return whether the parameter is ``true``. Raises `InvalidRequest`."""
+        """Return whether the parameter is ``true``. Raises `InvalidRequest` if its value is invalid."""
         text = request.query(self.name)
         if text not in (None, "true", "false"):
             raise InvalidRequest(f"{self.name} has invalid value {text[:40]!r}", hint="use true or false")
@@ -115,11 +118,13 @@ class FlagQuery(Query):
 
 
 class IntegerQuery(Query):
-    """An integer within bounds.
+    """A query parameter whose value is an integer within bounds.
 
     Parameters:
-        name, doc, least, most: as for `Query`.
-        default: the value of a missing parameter.
+        name, doc: as for `Query`.
+        least: minimum value.
+        most: maximum value.
+        default: value to use if the parameter is missing.
     """
 
     __slots__ = ("_default", "_least", "_most")
@@ -132,7 +137,7 @@ class IntegerQuery(Query):
         self._default = default
 
     def parse(self, request: Request) -> int:
-        """Return the integer. Raises `InvalidRequest`."""
+        """Return the integer. Raises `InvalidRequest` if it is invalid or out of bounds."""
         text = request.query(self.name)
         if text is None:
             return self._default
@@ -146,11 +151,11 @@ class IntegerQuery(Query):
 
 
 class NumberQuery(Query):
-    """A number from 0 to a limit from the settings.
+    """A query parameter whose value is a number from 0 to a limit that depends on the settings.
 
     Parameters:
         name, doc: as for `Query`.
-        limit: returns the largest accepted value from the settings.
+        limit: function that returns the maximum value, called with the settings.
     """
 
     __slots__ = ("_limit",)
@@ -161,7 +166,10 @@ class NumberQuery(Query):
         self._limit = limit
 
     def parse(self, request: Request) -> float | None:
-        """Return the number; None if the parameter is missing. Raises `InvalidRequest`."""
+        """Return the number; None if the parameter is missing.
+
+        Raises `InvalidRequest` if the value is not a number or is out of bounds.
+        """
         text = request.query(self.name)
         if text is None:
             return None

@@ -21,7 +21,7 @@ _REASON = "the key was revoked"
 
 
 class Ended(NamedTuple):
-    """Keys of sessions and ids of schedules: those found, or those stopped and paused."""
+    """Keys of a principal's sessions and ids of its schedules that were found, or that were stopped and paused."""
 
     sessions: tuple[str, ...]
     schedules: tuple[str, ...]
@@ -34,9 +34,10 @@ async def find_work(host: Host, principal: str) -> Ended:
 
 
 async def stop_principal(host: Host, principal: str) -> Ended:
-    """Pause a principal's schedules, stop its sessions, and return both.
+    """Pause a principal's schedules, stop its sessions, and return the paused schedules and the stopped sessions.
 
-    A session that fails to stop is logged and left out; the others are still stopped.
+    If a session fails to stop, the failure is logged, and the session is omitted from the result. The other sessions
+    are still stopped.
     """
     found = await find_work(host, principal)
     for schedule_id in found.schedules:

@@ -1,6 +1,6 @@
-"""One HTTP request of the API, on raw ASGI.
+"""HTTP requests to the API, on raw ASGI without a framework.
 
-Handlers get a `Request`, read what they need, and return a `Response` or raise a `HoldfastError`.
+A handler is called with a `Request`, and returns a `Response` or raises a `HoldfastError`.
 """
 
 from __future__ import annotations
@@ -34,39 +34,39 @@ _JSON_FIELDS = b"".join([b"%s: %s\r\n" % field for field in JSON_HEADERS]) + b"c
 
 
 class ConnectionWriter(Protocol):
-    """Operations of a connection that never wait."""
+    """Non-blocking operations of the connection on which a request arrived."""
 
     on_lost: Callable[[], object] | None
-    """Called when the client disconnects while a request is in progress."""
+    """Callback for a client that disconnects while a request is in progress, called without arguments."""
 
     def take_body(self) -> bytes | None:
-        """Return the request's body if all of it has arrived."""
+        """Return the request's body if all of it has arrived; otherwise return None."""
         ...
 
     def answer_now(self, status: int, fields: bytes, body: bytes) -> bool:
-        """Write the whole response; return False if that would have to wait."""
+        """Write the whole response. Return False, without writing, if the write cannot be done immediately."""
         ...
 
     def unsent(self) -> int:
-        """Return the number of written bytes that the client has not acknowledged."""
+        """Return the number of written bytes that the client has not acknowledged yet."""
         ...
 
 
 class Request(ResponseDelivery):
-    """A request. Use it only in the task that handles it.
+    """A request to the API. Use it only in the task that handles the request.
 
-    ``started`` is whether the handler has begun the response.
+    The attribute ``started`` is True once the handler has begun to write the response.
 
     Parameters:
-        scope, receive, send: from ASGI.
-        headers: the request's headers, names in lower case.
-        caller: the caller.
-        settings: the server's limits.
-        path: values of the path's placeholders, decoded.
-        extra: headers of every response.
-        use: the request's entry in the register of credentials in use.
-        agents: agents that the caller may name; None: all.
-        budgets: the host's budgets; `release` returns the request's charges.
+        scope, receive, send: arguments of the ASGI application.
+        headers: headers of the request, with names in lower case.
+        caller: authenticated caller.
+        settings: settings of the server, which contain its limits.
+        path: decoded values of the path's placeholders, by name.
+        extra: headers to add to the response.
+        use: registration of the request under the caller's credential.
+        agents: names of the agents that the caller may use; None if the caller may use all agents.
+        budgets: budgets of the host, which the request charges; `release` releases these charges.
     """
 
     __slots__ = (
@@ -108,10 +108,10 @@ class Request(ResponseDelivery):
         self._query: Mapping[str, str] | None = None
 
     def query(self, name: str) -> str | None:
-        """Return a query parameter, or None. An empty one counts as missing.
+        """Return the value of a query parameter; None if the parameter is missing or empty.
 
         Raises:
-            InvalidRequest: the query is not UTF-8, or a parameter is repeated.
+            InvalidRequest: if the query string is invalid or not UTF-8, or if a parameter is repeated.
         """
         return self._parameters().get(name) or None
 
@@ -121,7 +121,7 @@ class Request(ResponseDelivery):
         return self._query
 
     def check_query(self, names: tuple[str, ...]) -> None:
-        """Refuse query parameters that are not in `names`. Raises `InvalidRequest`."""
+        """Raise `InvalidRequest` if the query contains a parameter that is not in `names`."""
         if not self.scope["query_string"]:
             return
         for name in self._parameters():
@@ -132,19 +132,20 @@ class Request(ResponseDelivery):
     async def read_json(
         self, decoder: msgspec.json.Decoder[T], *, optional: bool = False, limit_bytes: int | None = None
     ) -> T:
-        """Return the decoded JSON body.
+        """Read and decode the JSON body.
 
         Parameters:
-            decoder: decoder of the body's type.
-            optional: treat a missing body as an empty object.
-            limit_bytes: size limit; None: the setting ``body_limit_bytes``.
+            decoder: decoder for the type of the body.
+            optional: whether to decode a missing body as an empty object.
+            limit_bytes: maximum size of the body in bytes; None applies the setting ``body_limit_bytes``.
 
         Raises:
-            UnsupportedMediaType: the content type is not JSON.
-            BodyTooLarge: the body exceeds the limit; detected while it arrives.
-            BodyTooLarge: a large body has so many values that they would take far more memory than the body.
-            MalformedBody: the body is not JSON.
-            InvalidRequest: the JSON does not match the type, or the body did not arrive in time.
+            UnsupportedMediaType: if the content type is not JSON.
+            BodyTooLarge: if the body exceeds the limit, or if a large body may contain so many values that they would
+                take far more memory than the body itself.
+            MalformedBody: if the body is not JSON, or if it is nested too deeply.
+            InvalidRequest: if the JSON does not match the type, or if the body did not arrive in time.
+            BudgetExceeded, HostBusy: if no memory for a large body became available in time.
         """
         raw = await self._read(limit_bytes)
         if len(raw) > _PLAIN_BYTES:
@@ -167,11 +168,23 @@ class Request(ResponseDelivery):
             raise MalformedBody("the body is nested too deeply", hint="send a flat JSON object") from None
 
     async def read_bytes(self, *, limit_bytes: int) -> bytes | bytearray:
-        """Return the raw body. Raises `BodyTooLarge`, `BudgetExceeded`, `HostBusy`, and `InvalidRequest` on timeout."""
+        """Read and return the raw body.
+
+        Parameters:
+            limit_bytes: maximum size of the body in bytes.
+
+        Raises:
+            BodyTooLarge: if the body exceeds the limit.
+            InvalidRequest: if the body did not arrive in time.
+            BudgetExceeded, HostBusy: if no memory for a large body became available in time.
+        """
         return await self._read(limit_bytes)
 
     async def respond(self, response: Response) -> None:
-        """Write a whole response; charge a large one and write it in pieces. Raises as `ResponseDelivery.put`."""
+        """Write a complete response. A large body is charged and written in chunks.
+
+        Raises as `ResponseDelivery.put`.
+        """
         if len(response.body) > FREE_BYTES:
             await self.charge_memory(len(response.body), in_memory=True)
             await self.begin(response.status, response.all_headers(self.extra))
@@ -186,18 +199,18 @@ class Request(ResponseDelivery):
         await send_response(self.send, response, extra=self.extra)
 
     async def all_sent(self) -> None:
-        """Wait until the client has acknowledged everything that was written."""
+        """Wait until the client has acknowledged all written data."""
         while self.connection is not None and self.connection.unsent():  # noqa: ASYNC110 - the kernel sends no event
             await asyncio.sleep(_UNSENT_EVERY_S)
 
     async def begin_json(self) -> None:
-        """Write the head of a successful JSON response of unknown size. Raises as `ResponseDelivery.put`."""
+        """Write the head of a JSON response with status 200 and unknown size. Raises as `ResponseDelivery.put`."""
         await self.begin(200, [*JSON_HEADERS, *self.extra])
 
     async def _read(self, limit_bytes: int | None) -> bytes | bytearray:
-        """Read the body, and charge it if it is large.
+        """Read the body, and charge the memory of a large body.
 
-        The timeout is ``body_timeout_s`` for each megabyte of the limit.
+        The timeout is ``body_timeout_s`` for each megabyte of the size limit.
         """
         usual = self.settings.body_limit_bytes
         limit = usual if limit_bytes is None else limit_bytes
@@ -243,7 +256,10 @@ class Request(ResponseDelivery):
 
 
 def _check_values(raw: bytes | bytearray) -> None:
-    """Raise `BodyTooLarge` if a large body may contain millions of values; ``{[,`` are counted, even in strings."""
+    """Raise `BodyTooLarge` if a large body may contain too many values.
+
+    The number of values is estimated by counting the characters ``{``, ``[`` and ``,``, even within strings.
+    """
     for marks, most in (((b"{", b"["), _MOST_OPENED), ((b",",), _MOST_COMMAS)):
         count = sum(raw.count(mark) for mark in marks)
         if count > most:
@@ -256,7 +272,10 @@ def _check_values(raw: bytes | bytearray) -> None:
 
 @lru_cache(maxsize=256)
 def _parse_query(raw: bytes) -> Mapping[str, str]:
-    """Parse a query. Raises `InvalidRequest`. Cached, because the same few queries recur."""
+    """Parse a query string. Raises `InvalidRequest` if the query string is invalid.
+
+    Results are cached, because the same few queries recur.
+    """
     try:
         pairs = parse_qsl(raw.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=20)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""A complete response of the API, and functions that write it on raw ASGI."""
+"""Complete API responses, and functions that write them as ASGI messages."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ _LINGER_S = 1.0
 
 
 class Response(NamedTuple):
-    """A complete response: its status, JSON body and further headers."""
+    """A complete API response, with its status, its JSON body and its headers in addition to `JSON_HEADERS`."""
 
     status: int
     body: bytes
     headers: Headers = ()
 
     def all_headers(self, extra: Headers) -> list[tuple[bytes, bytes]]:
-        """Return every header of the response, with those of `extra`."""
+        """Return all headers of the response, followed by the headers in `extra`."""
         return [*JSON_HEADERS, (b"content-length", str(len(self.body)).encode()), *self.headers, *extra]
 
 
 async def send_response(send: Send, response: Response, *, extra: Headers = ()) -> None:
-    """Write a whole response."""
+    """Write a complete response, with `extra` as additional headers."""
     await send({"type": "http.response.start", "status": response.status, "headers": response.all_headers(extra)})
     await send({"type": "http.response.body", "body": response.body})
 
 
 async def send_refusal(receive: Receive, send: Send, response: Response, *, extra: Headers = ()) -> None:
-    """Write a whole response to a request whose body is still arriving, and close the connection.
+    """Write a complete response to a request whose body is still arriving, and close the connection.
 
-    Data that arrives within a moment is read and dropped: closing at once would reset the connection, and the client
-    would never see the response.
+    For up to a second, data that arrives is read and dropped. If the connection were closed immediately, the unread
+    data would reset it, and the client might never see the response.
     """
     headers = [*response.all_headers(extra), (b"connection", b"close")]
     await send({"type": "http.response.start", "status": response.status, "headers": headers})

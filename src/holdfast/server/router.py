@@ -1,7 +1,8 @@
-"""Routes of the server: each handler is registered with the full description of its operation.
+"""Routes of the server, and the decorator that registers a handler as a route.
 
-A route is declared once, beside its handler: method, path, access, body, query parameters, responses, errors; the
-handler's docstring is its description. Dispatch, the OpenAPI document, the reference and the tests read these routes.
+Each route is declared once, on its handler, with its method, path, access, body, query parameters, responses and
+errors. The handler's docstring is the description of the route. Requests are dispatched by these declarations; the
+OpenAPI document and the API reference are generated from them.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from holdfast.server.request import Request
 __all__ = ["Access", "Route", "RouteTree", "Router", "unknown_route"]
 
 Access = Literal["public", "key", "admin"]
-"""Who may call a route: anyone, a caller with a valid credential, or one with role admin."""
+"""Callers that may use a route: anyone, callers with a valid credential, or callers with role admin."""
 
 BEARER = 'Bearer realm="holdfast"'
-"""The challenge to a caller without a valid API key."""
+"""Default ``WWW-Authenticate`` challenge for a caller without a valid credential."""
 
 Handler = Callable[..., Awaitable[Any]]
 F = TypeVar("F", bound=Callable[..., Any])
@@ -30,23 +31,26 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """One method of one path.
+    """A route: one HTTP method of one path.
 
     Parameters:
-        method, path: HTTP method and path, such as ``GET`` and ``/v1/sessions/{key}``.
-        handler: below ``/v1``, it is called with the `ServerContext`, the `Request` and the decoded body, if any, and
-            returns a `Response`, or None if it wrote the response itself. Outside ``/v1``, it is called with the
-            `ServerContext`, a Starlette request and the caller (None if the route is public), and returns a Starlette
-            response.
-        name: the operation's id.
-        doc: description; the first line is the summary.
-        access: who may call it.
-        challenge: the ``WWW-Authenticate`` field for a caller without a valid credential.
-        body: the request body, or its media type if the handler reads it itself; None: no body.
-        load_body: reads and decodes the body of a request; None: no body is passed to the handler.
-        query, query_names: the query parameters.
-        responses: for each success status, the type of the JSON body or the media type.
-        errors: possible errors, in addition to those of every route.
+        method: HTTP method, such as ``GET``.
+        path: path with placeholders, such as ``/v1/sessions/{key}``.
+        handler: function that handles a request. Below ``/v1``, the handler is called with the `ServerContext`, the
+            `Request` and, if `load_body` is set, the decoded body. It returns a `Response`, or None if it has written
+            the response itself. Outside ``/v1``, the handler is called with the `ServerContext`, a Starlette request
+            and the caller (None if the route is public), and returns a Starlette response.
+        name: id of the operation.
+        doc: description of the operation, whose first line is the summary.
+        access: callers that may use the route.
+        challenge: value of the ``WWW-Authenticate`` header for a caller without a valid credential.
+        body: declaration of the request body, or its media type if the handler reads the body itself; None means that
+            the request has no body.
+        load_body: function that reads and decodes the body of a request; if None, the handler is called without a body.
+        query: declarations of the query parameters.
+        query_names: names of the query parameters.
+        responses: type of the JSON body, or media type of another body, by success status.
+        errors: errors that the route may return, in addition to the errors that every route may return.
     """
 
     method: str
@@ -82,7 +86,7 @@ class Router:
         query: tuple[Query, ...] = (),
         errors: tuple[type[HoldfastError], ...] = (),
     ) -> Callable[[F], F]:
-        """Return a decorator that registers a handler; the parameters are those of `Route`."""
+        """Return a decorator that registers a handler as a route. See `Route` for the parameters."""
 
         def register(handler: F) -> F:
             self.routes.append(
@@ -108,7 +112,7 @@ class Router:
 
 
 class RouteTree:
-    """Routes, indexed by the segments of their paths."""
+    """Tree that finds the routes of a path by its segments."""
 
     __slots__ = ("_root",)
 
@@ -126,11 +130,11 @@ class RouteTree:
             node.methods[route.method] = route
 
     def find(self, raw_path: bytes) -> tuple[Mapping[str, Route], dict[str, str]]:
-        """Return the routes at a path by method, and the values of its placeholders.
+        """Return the routes of a path by method, and the decoded values of the path's placeholders by name.
 
         Raises:
-            UnknownRoute: no route has this path.
-            InvalidRequest: a placeholder's value is not UTF-8.
+            UnknownRoute: if no route has this path.
+            InvalidRequest: if the value of a placeholder is not UTF-8.
         """
         node = self._root
         values: dict[str, str] = {}
@@ -148,7 +152,7 @@ class RouteTree:
 
 
 class _Node:
-    """A node of the tree: its children, and its routes by method."""
+    """A node of a `RouteTree`, with child nodes by path segment and routes by method."""
 
     __slots__ = ("any_child", "any_name", "children", "methods")
 
@@ -160,12 +164,12 @@ class _Node:
 
 
 def unknown_route(path: str) -> UnknownRoute:
-    """Return the error for a path without a route."""
+    """Return the error for a path that matches no route."""
     return UnknownRoute(f"no such route: {path[:200]}", hint=hint_of_route(path))
 
 
 def _decode_segment(segment: bytes) -> str:
-    """Return a path segment as text. Raises `InvalidRequest` if it is not UTF-8."""
+    """Decode a percent-encoded path segment. Raises `InvalidRequest` if the decoded bytes are not UTF-8."""
     try:
         return (unquote_to_bytes(segment) if b"%" in segment else segment).decode("utf-8")
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""Requests that wait for a message to settle, at most until their client disconnects or the server shuts down."""
+"""Requests that wait for a message to settle. They end early if the client disconnects or the server shuts down."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["SettlementWaits"]
 
 
 class SettlementWaits:
-    """The waits of a server. Use it from one event loop only."""
+    """The requests of a server that wait for a message to settle. Use it from one event loop only."""
 
     __slots__ = ("_closing", "_loop", "_waiting")
 
@@ -26,7 +26,7 @@ class SettlementWaits:
         return len(self._waiting)
 
     def close(self) -> None:
-        """End all waits, and let later ones end at once, because the server is shutting down."""
+        """End all waits, because the server is shutting down. Later waits end immediately."""
         self._closing = True
         for settling in self._waiting:
             settling.cancel()
@@ -34,7 +34,11 @@ class SettlementWaits:
     async def wait(
         self, request: Request, settling: asyncio.Future[Settlement], wait_s: float | None
     ) -> Settlement | None:
-        """Wait for a settlement; return None after `wait_s` seconds, at shutdown, or if the client disconnects."""
+        """Wait for the future `settling`, and return its settlement.
+
+        Return None after `wait_s` seconds, at shutdown, or if the client disconnects. With a `wait_s` of None or 0,
+        return None immediately.
+        """
         if not wait_s or self._closing:
             settling.cancel()
             return None

@@ -1,4 +1,4 @@
-"""Stops in progress: each continues even if the request that started it ends, and its result is kept for a while."""
+"""Stops in progress. A stop continues if its request ends, and its result is kept for later requests."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = ["StopTicket", "Stops"]
 _KEPT = 1000
 """Maximum number of results kept per principal."""
 _PRINCIPALS = 10_000
-"""Maximum number of principals whose results are kept: those with the newest results."""
+"""Maximum number of principals whose results are kept. The principals with the newest results are kept."""
 
 StopResult = StopReceipt | SessionStop
 
 
 @dataclass(frozen=True, slots=True)
 class StopTicket:
-    """A requested stop: its id, its owner, and its result once available."""
+    """A requested stop, with its id, its principal, its session key and a future for its result."""
 
     stop_id: str
     principal: str
@@ -34,12 +34,13 @@ class StopTicket:
 
 
 class Stops:
-    """The stops of a server. Use it from one loop, inside ``async with``; the exit waits for stops in progress.
+    """The stops of a server. Open it with ``async with``, and use it from one event loop only.
 
-    Keeps each principal's newest 1,000 results, for the 10,000 principals with the most recent stops.
+    On exit, it waits for stops in progress. It keeps the newest 1,000 results of each principal, for the 10,000
+    principals with the most recent stops.
 
     Parameters:
-        budget: budget of stops in progress.
+        budget: budget that limits the number of stops in progress.
     """
 
     __slots__ = ("_budget", "_done", "_group", "_open")
@@ -60,11 +61,17 @@ class Stops:
     async def run(
         self, principal: str, key: str, stop: Callable[[], Awaitable[StopResult]], *, wait_s: float
     ) -> StopTicket:
-        """Start a stop, and wait up to `wait_s` seconds for its result.
+        """Start a stop, wait up to `wait_s` seconds for its result, and return its ticket.
+
+        Parameters:
+            principal: principal of the session.
+            key: key of the session.
+            stop: function that stops the work, called without arguments.
+            wait_s: maximum time to wait for the result, in seconds.
 
         Raises:
-            HoldfastError: the error of the stop, if it failed within that time.
-            BudgetExceeded, HostBusy: too many stops are in progress.
+            HoldfastError: if the stop fails within `wait_s` seconds.
+            BudgetExceeded, HostBusy: if too many stops are in progress.
         """
         charge = self._budget.charge(principal)
         result: asyncio.Future[StopResult] = asyncio.get_running_loop().create_future()
@@ -79,7 +86,7 @@ class Stops:
         return ticket
 
     def find(self, principal: str, key: str, stop_id: str) -> StopTicket:
-        """Return a stop of that session. Raises `UnknownStop`."""
+        """Return a stop of the principal's session `key`. Raises `UnknownStop` if the session has no such stop."""
         ticket = self._open.get(stop_id)
         if ticket is None and principal in self._done:
             ticket = self._done[principal].get(stop_id)

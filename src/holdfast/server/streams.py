@@ -1,12 +1,12 @@
-"""Event streams: the log of a session as Server-Sent Events, until the client disconnects.
+"""Event streams, which send the events of a session as Server-Sent Events until the client disconnects.
 
-- A stream buffers no events: it gets the stored events after its cursor from the host, and joins them into one write,
-  or into a few if they are large, so that few bytes wait in the socket's buffer.
-- A client that disconnects is noticed at once; one that stops reading is dropped after ``stream_stall_s``. The run,
-  other clients and the shutdown never wait for a client.
-- When the server shuts down, or the client's credential becomes invalid, a stream ends with a ``closed`` frame that has
-  the cursor to resume from. With an invalid credential, only this frame is still sent; a client that does not read it
-  is disconnected.
+- A stream buffers no events. It reads the stored events after its cursor from the host and joins them into one write,
+  or into a few writes if the events are large, so that few bytes wait in the socket's buffer.
+- A stream ends immediately when its client disconnects, and after ``stream_stall_s`` if its client stops reading. The
+  run, other clients and the shutdown never wait for a client.
+- When the server shuts down, or the client's credential becomes invalid, a stream ends with a ``closed`` frame that
+  contains the cursor to resume from. If the credential is invalid, only this frame is sent, and a client that does not
+  read the frame is disconnected.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["Streams"]
 _log = logging.getLogger("holdfast.server")
 _RETRY_MS = 1000
 LAST_FRAME_S = 0.25
-"""Seconds that a client has to read the last frame after its credential has become invalid."""
+"""Time in seconds for a client to read the last frame after its credential has become invalid."""
 _SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache, no-store"),
@@ -47,7 +47,7 @@ class _Gone(Exception):
 
 
 class _End(NamedTuple):
-    """The end of a stream: its last cursor, and the reason if the server ended it."""
+    """The end of a stream, with the last cursor and, if the server ended the stream, the reason."""
 
     cursor: str
     reason: Literal["shutdown", "unauthorized"] | None
@@ -57,7 +57,7 @@ class Streams:
     """All open event streams of a server. Use it from one event loop only.
 
     Parameters:
-        budgets: the host's budgets; each principal has a share of streams.
+        budgets: budgets of the host, which give each principal a share of the streams.
     """
 
     __slots__ = ("_budgets", "_closing", "_cut", "_tasks")
@@ -74,7 +74,10 @@ class Streams:
         return len(self._tasks)
 
     def closing(self) -> None:
-        """Mark streams that end from now on as ended by the shutdown; the host ends them by ``close_streams()``."""
+        """Report the shutdown as the reason in all streams that end from now on.
+
+        The streams themselves are ended by the host's ``close_streams()``.
+        """
         self._closing = True
 
     async def all_ended(self) -> None:
@@ -83,16 +86,21 @@ class Streams:
             await asyncio.wait(self._tasks)
 
     def cut(self) -> int:
-        """End the streams whose clients do not read their last frame. Return their number."""
+        """End all streams that are still open without a last frame, and return the number of these streams."""
         self._cut = True
         for task in self._tasks:
             task.cancel()
         return len(self._tasks)
 
     async def serve_sse(self, request: Request, session: Session, *, after: str | None, follow: str | None) -> None:
-        """Stream the session's events until they end or the client disconnects.
+        """Stream the session's events until the event log ends or the client disconnects.
 
-        Raises as `Session.open_log`, and `LimitExceeded`.
+        Raises as `Session.open_log`, and `LimitExceeded` if the principal has too many open streams.
+
+        Parameters:
+            request: request to which the stream is the response.
+            session: session whose events are streamed.
+            after, follow: as for `SessionAPI.events`.
         """
         send = request.send
         async with self._opened(request, session, after, follow) as log:
@@ -132,7 +140,10 @@ class Streams:
                 yield log
 
     async def _pump(self, request: Request, log: SessionLog, write: Write) -> _End | None:
-        """Write the log's events until it ends; return None if the client disconnected, stalled or was cut."""
+        """Write the events of `log` until the log ends, and return the end of the stream.
+
+        Return None if the client disconnected or stalled, or if the stream was cut.
+        """
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
@@ -166,7 +177,7 @@ class Streams:
 
 
 async def _watch(receive: Receive) -> None:
-    """Wait until the client disconnects; ignore what it sends until then."""
+    """Raise `_Gone` when the client disconnects, and ignore all data that the client sends before."""
     while (await receive())["type"] != "http.disconnect":
         pass
     raise _Gone

@@ -1,8 +1,8 @@
-"""Signed tokens (JWT) of your own identity provider: verify them, and derive the principal and its permissions.
+"""Verification of signed tokens (JWT) that your own identity provider issues.
 
 Invariants
-- The algorithm must be one with a configured key, and a key is used only for its own algorithm: ``none``, and a public
-  key used as a secret, are refused before anything is verified.
+- A token is accepted only if a key is configured for its algorithm, and each key is used only for its own algorithm.
+  The algorithm ``none``, and a public key used as an HMAC secret, are therefore refused before any verification.
 - A token without an expiry (``exp``) or a subject (``sub``) is refused.
 """
 
@@ -20,34 +20,35 @@ from holdfast.settings import Settings
 __all__ = ["ROLE_CLAIM", "TokenVerifier", "looks_signed"]
 
 ROLE_CLAIM = "holdfast_role"
-"""The claim that names a role; prefixed, because identity providers give ``role`` meanings of their own."""
+"""Claim that contains the role. It has a prefix, because identity providers use ``role`` with other meanings."""
 
 AGENTS_CLAIM = "holdfast_agents"
-"""The claim that lists the agents that the token may name."""
+"""Claim that lists the agents that the holder of the token may use."""
 
 LOCAL_PRINCIPAL = "local"
-"""The principal of callers of a server without keys; no token may use it."""
+"""Principal of the callers of a server without keys, which a token must not contain."""
 
 _LATEST = 1e12
-"""Latest plausible expiry in seconds; a larger number is refused."""
+"""Latest accepted expiry, in seconds since the epoch."""
 _LEEWAY_S = 10.0  # for nbf and iat; exp has none
 
 
 def looks_signed(secret: bytes) -> bool:
-    """Whether a bearer token has the form of a JWT, which no API key has."""
+    """Return whether a bearer token has the form of a JWT, which API keys never have."""
     return secret.startswith(b"ey") and secret.count(b".") == 2
 
 
 class TokenVerifier:
-    """Verifier of tokens with the keys in the settings.
+    """Verifier of signed tokens, with the keys in the settings.
 
     Parameters:
-        settings: source of ``jwt_secret`` (HS256), ``jwt_public_key`` (RS256), ``jwt_issuer`` and ``jwt_audience``.
-        clock: time source for expiry.
+        settings: server settings, from which ``jwt_secret`` (HS256), ``jwt_public_key`` (RS256), ``jwt_issuer`` and
+            ``jwt_audience`` are used.
+        clock: source of the current time, which is compared with a token's expiry.
 
     Raises:
-        ConfigurationError: a configured key is invalid.
-        MissingExtra: the package ``pyjwt`` is not installed.
+        ConfigurationError: if a configured key is invalid.
+        MissingExtra: if a package that the extra ``jwt`` installs is missing.
     """
 
     __slots__ = ("_audience", "_clock", "_issuer", "_jwt", "_keys")
@@ -69,7 +70,7 @@ class TokenVerifier:
 
     @classmethod
     def of(cls, settings: Settings, clock: Clock = system_clock) -> TokenVerifier | None:
-        """Return a verifier, or None if the settings have no key. Raises as the class."""
+        """Return a verifier; None if the settings contain no key for tokens. Raises as `TokenVerifier`."""
         return cls(settings, clock) if settings.jwt_secret or settings.jwt_public_key else None
 
     def _prepared(self, algorithm: str, setting: str, key: str) -> Any:
@@ -84,7 +85,10 @@ class TokenVerifier:
             ) from None
 
     def _end_of(self, claims: dict[str, Any]) -> float:
-        """Return the time at which a token expires, without leeway. Raises `Unauthenticated`."""
+        """Return the time at which a token expires, without leeway.
+
+        Raises `Unauthenticated` if the expiry is invalid or has passed.
+        """
         end = claims["exp"]
         if isinstance(end, bool) or not isinstance(end, (int, float)) or not math.isfinite(end) or end > _LATEST:
             raise Unauthenticated("invalid token: its exp is not a valid time")
@@ -93,7 +97,10 @@ class TokenVerifier:
         return float(end)
 
     def caller(self, token: bytes) -> Caller:
-        """Return the caller that a token identifies. Raises `Unauthenticated` if it is invalid or has expired."""
+        """Return the caller that a token identifies.
+
+        Raises `Unauthenticated` if the token is invalid or has expired.
+        """
         jwt = self._jwt
         try:
             algorithm = str(jwt.get_unverified_header(token).get("alg"))
@@ -147,7 +154,10 @@ _REASONS = {
 
 
 def _pem(text: str) -> str:
-    """Return the key, from the text or from the file that it names. Raises `ConfigurationError`."""
+    """Return a key in PEM format. `text` is either the key itself or the path of a file that contains the key.
+
+    Raises `ConfigurationError` if `text` is neither.
+    """
     if text.lstrip().startswith("-----BEGIN"):
         return text
     try:

@@ -1,14 +1,15 @@
-"""HTTP/1.1 on one connection: limits for pipelined requests, and one coalesced write per turn of the event loop.
+"""HTTP/1.1 protocol of a connection, with limits on sizes and pipelining, and with coalesced writes.
 
-- uvicorn parses all requests in a read and queues them. Here at most ``_WAITING_LIMIT`` requests wait for a response, a
-  read is at most ``_READ_BYTES``, and reading pauses while a request waits. A connection therefore holds at most one
-  read, whatever the client sends.
-- Heads, their fields, and the framing of bodies (chunk sizes, chunk extensions, trailers) are limited in size.
-- A request over a limit gets its response after the responses to earlier requests, and the connection is closed.
-- uvicorn writes the head and the body of a response separately, and each write costs a system call, a packet and a
-  wake-up of the client: a tenth of the cost of a small response. Here both are one write.
-- A body that is complete when it is read, and a response that can be written at once, bypass ASGI messages. Nothing
-  waits in these cases, so no deadline is set. They are nearly all requests.
+- uvicorn parses all requests in the received data and queues them. Here at most ``_WAITING_LIMIT`` requests wait for a
+  response, at most ``_READ_BYTES`` are read at a time, and reading pauses while a request waits. A connection therefore
+  buffers at most one read, whatever the client sends.
+- The sizes of request heads and the number of their fields are limited, and so is the framing of bodies: chunk sizes,
+  chunk extensions and trailers.
+- A request that exceeds a limit is refused after the responses to earlier requests, and the connection is closed.
+- uvicorn writes the head and the body of a response separately. Each write costs a system call, a packet and a wake-up
+  of the client, together a tenth of the cost of a small response. Here the head and the body are written together.
+- A request body that has arrived completely, and a response that can be written immediately, bypass ASGI messages. This
+  is the case for nearly all requests. They need no deadline, because nothing waits.
 """
 
 from __future__ import annotations
@@ -47,16 +48,17 @@ _WAITING_LIMIT = 16
 _LINGER_S = 1.0
 _LINGER_BYTES = 262_144
 _FRAMING_BYTES = 16_384
-"""Limit for the framing of a body, beyond the size of the body itself."""
+"""Maximum size of the framing of a body, in addition to the size of the body itself."""
 _PIECES = 256
 _PIECE_BYTES = 64
 """Minimum average size of a body's chunks, after the first ``_PIECES``."""
 
 
 class BoundedReader(asyncio.BufferedProtocol):
-    """Reader of at most ``_READ_BYTES`` at a time for a `CoalescingProtocol`, with the same parameters.
+    """Protocol that reads at most ``_READ_BYTES`` at a time, and passes the data to a `CoalescingProtocol`.
 
-    All readers share one buffer: its content is passed on before another reader uses it.
+    The parameters are those of `CoalescingProtocol`. All readers share one buffer, whose content is passed on before
+    another reader uses the buffer.
     """
 
     _buffer = bytearray(_READ_BYTES)
@@ -70,24 +72,25 @@ class BoundedReader(asyncio.BufferedProtocol):
         self.resume_writing = self._protocol.resume_writing  # type: ignore[method-assign]
 
     def get_buffer(self, sizehint: int) -> bytearray:
-        """Return the buffer for the next bytes."""
+        """Return the buffer for the next received bytes."""
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Handle received bytes."""
+        """Pass the received bytes to the protocol."""
         self._protocol.data_received(bytes(self._view[:nbytes]))
 
     def eof_received(self) -> None:
-        """Close the connection: the client sends nothing more."""
+        """Close the connection, because the client has closed its side."""
 
 
 class CoalescingProtocol(HttpToolsProtocol):
     """uvicorn's HTTP protocol with limits on sizes and pipelining, on a transport that coalesces small writes.
 
     Parameters:
-        connections: the server's connections.
-        waited: the waiting connection that this one replaces; None: it did not wait.
-        arguments, options: those of uvicorn's protocol.
+        connections: open connections of the server.
+        waited: waiting connection of the acceptor that this connection replaces; None if the connection was served
+            without waiting.
+        arguments, options: arguments of uvicorn's protocol.
     """
 
     peer = ""
@@ -95,7 +98,7 @@ class CoalescingProtocol(HttpToolsProtocol):
     queue: OrderedDict[Connection, float] | None = None
     transport: _CoalescingTransport
     on_lost: Callable[[], object] | None = None
-    """Called when the client disconnects while a request is in progress."""
+    """Callback for a client that disconnects while a request is in progress, called without arguments."""
 
     _in_head = True
     _turned = False
@@ -118,7 +121,7 @@ class CoalescingProtocol(HttpToolsProtocol):
         self._waited = waited
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
-        """Register a new connection, or refuse and close it if there is no room."""
+        """Register the new connection. If there is no room for the connection, respond with an error and close it."""
         super().connection_made(_CoalescingTransport(transport, self.loop))
         self.flow = _Flow(self.transport, self.pipeline)
         self.peer = self.client[0] if self.client else ""
@@ -131,7 +134,10 @@ class CoalescingProtocol(HttpToolsProtocol):
             self._refuse(error)
 
     def on_timeout(self) -> None:
-        """Close the connection: a head or a next request did not arrive in time. Wait if a response is being read."""
+        """Close the connection, because the head or the body of a request, or the next request, did not arrive in time.
+
+        The connection stays open while the client is still reading a response.
+        """
         unread = self.transport.get_write_buffer_size()
         if unread and unread != self._unread_bytes:
             self._unread_bytes = unread  # a response is still being read
@@ -142,13 +148,14 @@ class CoalescingProtocol(HttpToolsProtocol):
             self.transport.abort()
 
     def drop(self) -> None:
-        """Close at once."""
+        """Close the connection immediately."""
         self.transport.abort()
 
     def own(self, principal: str) -> None:
-        """Assign the connection to the principal of its request.
+        """Assign the connection to the principal of the current request.
 
-        Raises `BudgetExceeded` if the principal is at its share; the connection is closed after the response.
+        Raises `BudgetExceeded` if the principal already has its full share of connections. The connection is then
+        closed after the response.
         """
         try:
             self._open.own(self, principal)
@@ -158,7 +165,10 @@ class CoalescingProtocol(HttpToolsProtocol):
             raise
 
     def take_body(self) -> bytes | None:
-        """Return the body of the current request if all of it has arrived; None: call ``receive`` to wait for it."""
+        """Return the body of the current request if all of it has arrived.
+
+        Otherwise return None; the caller must then wait for the body with ``receive``.
+        """
         cycle = self._running
         if cycle is None or cycle.more_body or cycle.disconnected or cycle.waiting_for_100_continue:
             return None
@@ -169,11 +179,15 @@ class CoalescingProtocol(HttpToolsProtocol):
         return body
 
     def answer_now(self, status: int, fields: bytes, body: bytes) -> bool:
-        """Write the whole response to the current request; return False if it would have to wait, or has begun.
+        """Write the whole response to the current request.
+
+        Return False, without writing, if the write would have to wait, if the response has already begun, or if the
+        client has disconnected.
 
         Parameters:
-            status, body: the response's status and body.
-            fields: the encoded fields of the head, each with its end of line.
+            status: HTTP status of the response.
+            fields: encoded header fields, each with a line end.
+            body: body of the response.
         """
         cycle = self._running
         if cycle is None or cycle.response_started or cycle.disconnected or self.flow.write_paused:
@@ -190,7 +204,7 @@ class CoalescingProtocol(HttpToolsProtocol):
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Notify the current request that the client disconnected, even if others wait behind it."""
+        """Notify the current request that the client has disconnected, even if other requests are queued."""
         super().connection_lost(exc)
         self._lost = True
         self._open.lost(self)
@@ -206,11 +220,11 @@ class CoalescingProtocol(HttpToolsProtocol):
             self._let_go()
 
     def _let_go(self) -> None:
-        """Break the reference cycles of a closed connection, so that the garbage collector has no work."""
+        """Break the reference cycles of a closed connection, to free its memory without the garbage collector."""
         self._running = self.cycle = self.scope = None  # type: ignore[assignment]  # as uvicorn begins with
 
     def data_received(self, data: bytes) -> None:
-        """Handle received bytes."""
+        """Parse received bytes, and refuse a request that exceeds a limit."""
         if self._closing:
             self._dropped_bytes += len(data)
             if self._dropped_bytes > _LINGER_BYTES:
@@ -241,7 +255,7 @@ class CoalescingProtocol(HttpToolsProtocol):
                 self._refuse(_too_much_framing())
 
     def on_message_begin(self) -> None:
-        """Begin a request. Raises `_Refused` if too many wait before it."""
+        """Begin a request. Raises `_Refused` if too many earlier requests are queued."""
         if len(self.pipeline) >= _WAITING_LIMIT:
             raise _Refused(
                 LimitExceeded(
@@ -253,7 +267,11 @@ class CoalescingProtocol(HttpToolsProtocol):
         self.scope[CUT] = self._cut  # type: ignore[literal-required]  # a key of our own
 
     def unsent(self) -> int:
-        """Return the bytes in the transport and, on Linux, those in the kernel that the client has not acknowledged."""
+        """Return the number of bytes that wait in the transport.
+
+        If the transport is empty, return on Linux the number of bytes in the kernel that the client has not
+        acknowledged yet.
+        """
         if self._lost:
             return 0
         waiting = self.transport.get_write_buffer_size()
@@ -264,7 +282,7 @@ class CoalescingProtocol(HttpToolsProtocol):
         return queued[0]
 
     def _cut(self) -> None:
-        """Close at once, and have the kernel drop unread data."""
+        """Close the connection immediately, and make the kernel drop unsent data."""
         if self._lost:
             return  # the descriptor may be another connection's
         raw = self.transport.get_extra_info("socket")
@@ -273,7 +291,7 @@ class CoalescingProtocol(HttpToolsProtocol):
         self.transport.abort()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Add a field of the head; drop trailers. Raises `_Refused` if there are too many."""
+        """Add a header field, or drop a trailer field. Raises `_Refused` if the head has too many fields."""
         if not self._in_head:
             return
         if len(self.headers) >= _FIELDS_LIMIT:
@@ -284,7 +302,10 @@ class CoalescingProtocol(HttpToolsProtocol):
         self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        """Start the request. Raises `_Refused` for an upgrade with a body, which the parser would not read."""
+        """Start to handle the request.
+
+        Raises `_Refused` for an upgrade request with a body, because the parser would not read the body.
+        """
         upgrades = self.parser.should_upgrade()
         if upgrades and any(name in (b"content-length", b"transfer-encoding") for name, _ in self.headers):
             raise _Refused(InvalidRequest("HTTP/1.1 is the only protocol here", hint="leave the header Upgrade out"))
@@ -298,7 +319,7 @@ class CoalescingProtocol(HttpToolsProtocol):
             self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
-        """Add a piece of a body. Raises `_Refused` if the pieces are too small."""
+        """Add a chunk of the request body. Raises `_Refused` if the body's chunks are too small on average."""
         self._pieces += 1
         self._body_bytes += len(body)
         if self._pieces > _PIECES + self._body_bytes // _PIECE_BYTES:
@@ -306,14 +327,14 @@ class CoalescingProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Complete the request; the next one's head may follow."""
+        """Complete the request. The head of another request may follow."""
         self._in_head = self._turned = True
         super().on_message_complete()
         if self.queue is not None:
             self._open.answered(self, whole=True, head_began=False)
 
     def on_response_complete(self) -> None:
-        """Start the next waiting request, or send the refusal that waits behind them."""
+        """Start the next queued request. If none is queued, send the pending refusal, if any."""
         running = self._running
         assert running is not None
         if running.body:
@@ -347,7 +368,7 @@ class CoalescingProtocol(HttpToolsProtocol):
         return self._running is None or self._running.response_complete
 
     def _refuse(self, error: HoldfastError) -> None:
-        """Respond with `error` after the responses to earlier requests, read nothing more, and close."""
+        """Stop reading, respond with `error` after the responses to earlier requests, and close the connection."""
         if self.transport.is_closing():
             return
         self._closing = True
@@ -399,20 +420,23 @@ class _Refused(Exception):
 
 
 class _Flow(FlowControl):
-    """Flow control that resumes reading only while no request waits for earlier responses."""
+    """Flow control that resumes reading only if no request is queued behind another request."""
 
     def __init__(self, transport: asyncio.Transport, waiting: object) -> None:
         super().__init__(transport)
         self._waiting = waiting
 
     def resume_reading(self) -> None:
-        """Resume reading, unless requests wait."""
+        """Resume reading, unless requests are queued."""
         if not self._waiting:
             super().resume_reading()
 
 
 class _CoalescingTransport(asyncio.Transport):
-    """Transport that holds small writes until the end of the loop's turn; large ones are written at once, in order."""
+    """Transport that combines the small writes of one turn of the event loop into one write.
+
+    Large writes are passed on immediately. The order of writes is preserved.
+    """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
@@ -421,7 +445,7 @@ class _CoalescingTransport(asyncio.Transport):
         self._going = False
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Write soon, in order."""
+        """Hold small data for the next combined write; write large data immediately, after held data."""
         if len(self._held) + len(data) > _HELD_LIMIT_BYTES:
             self._go()
             self._transport.write(data)
@@ -432,7 +456,7 @@ class _CoalescingTransport(asyncio.Transport):
             self._loop.call_soon(self._turn_ends)
 
     def write_now(self, data: bytes) -> None:
-        """Write at once, after held data, since this completes a response."""
+        """Write held data and then `data` immediately, because `data` completes a response."""
         self._go()
         if not self._transport.is_closing():
             self._transport.write(data)
@@ -447,25 +471,25 @@ class _CoalescingTransport(asyncio.Transport):
             self._transport.write(held)
 
     def writelines(self, data: Any) -> None:
-        """Write several pieces."""
+        """Write several chunks of data in order."""
         self.write(b"".join(data))
 
     def close(self) -> None:
-        """Close after held data is written."""
+        """Close the transport after held data is written."""
         self._go()
         self._transport.close()
 
     def abort(self) -> None:
-        """Close at once."""
+        """Close the transport immediately, and drop held data."""
         self._held = b""
         self._transport.abort()
 
     def is_closing(self) -> bool:
-        """Return whether it is closed or closing."""
+        """Return whether the transport is closed or closing."""
         return self._transport.is_closing()
 
     def can_write_eof(self) -> bool:
-        """Return whether it can be half closed."""
+        """Return whether the transport's write side can be closed separately."""
         return self._transport.can_write_eof()
 
     def write_eof(self) -> None:
@@ -486,7 +510,7 @@ class _CoalescingTransport(asyncio.Transport):
         self._transport.resume_reading()
 
     def is_reading(self) -> bool:
-        """Return whether it is reading."""
+        """Return whether the transport is reading."""
         return self._transport.is_reading()
 
     def get_protocol(self) -> asyncio.BaseProtocol:
@@ -498,7 +522,7 @@ class _CoalescingTransport(asyncio.Transport):
         self._transport.set_protocol(protocol)
 
     def get_write_buffer_size(self) -> int:
-        """Return the bytes that wait to be written."""
+        """Return the number of bytes that wait to be written, including held data."""
         return self._transport.get_write_buffer_size() + len(self._held)
 
     def get_write_buffer_limits(self) -> tuple[int, int]:

@@ -69,5 +69,8 @@ def _disposition(name: str) -> bytes:
 
 
 def _owner(server: ServerContext, request: Request) -> Session:
-    """Return a session that gives access to the caller's attachments; they belong to the principal, so any will do."""
+    """Return a session that gives access to the caller's attachments.
+
+    Any session of the principal does so, because attachments belong to the principal.
+    """
     return server.host.session("attachments", principal=request.caller.principal)

@@ -67,7 +67,7 @@ async def get_server(server: ServerContext, request: Request) -> Response:
 
 
 async def _budgets(server: ServerContext, principal: str | None) -> dict[str, BudgetUsage]:
-    """Return the usage of each budget, including stored bytes, for all principals or for one."""
+    """Return the usage of each budget, including stored bytes, by `principal`, or by all principals if it is None."""
     store, limit = server.host.store, server.host.stored_limit
     if principal is None:
         stored: dict[str, float] = dict(await store.most_stored(limit=20))

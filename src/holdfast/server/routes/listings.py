@@ -20,7 +20,10 @@ ALL = FlagQuery("all", "`true` includes all principals (admin only).")
 
 
 def listed_principal(request: Request) -> str | None:
-    """Return the principal whose items are listed; None (all) with ``?all=true`` and an admin key."""
+    """Return the principal whose items are listed; None if the request has ``?all=true`` and an admin key.
+
+    Raises `Forbidden` if the request has ``?all=true`` without an admin key.
+    """
     if not ALL.parse(request):
         return request.caller.principal
     if request.caller.role != "admin":

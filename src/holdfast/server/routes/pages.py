@@ -67,7 +67,10 @@ async def _page(server: ServerContext, request: PageRequest, caller: Caller, *, 
 
 
 async def _read_form(request: PageRequest) -> bytes:
-    """Return the body of a form. Raises `BodyTooLarge`, and `InvalidRequest` on timeout."""
+    """Read the body of a submitted form.
+
+    Raises `BodyTooLarge` if the body exceeds the limit, and `InvalidRequest` if it does not arrive in time.
+    """
     body = b""
     try:
         async with asyncio.timeout(_FORM_S):
@@ -113,7 +116,7 @@ async def get_openapi(server: ServerContext, request: PageRequest, caller: None)
 
 
 def json_page(response: Response) -> PageResponse:
-    """Return a response of the API as one of Starlette."""
+    """Convert an API response to a Starlette response."""
     page_response = PageResponse(response.body, status_code=response.status, media_type="application/json")
     for name, value in response.headers:
         page_response.headers[name.decode()] = value.decode()

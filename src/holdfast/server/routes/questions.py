@@ -25,12 +25,12 @@ _DECISIONS: dict[Choice, Decision] = {"approve": "approved", "deny": "denied", "
 async def decide(
     server: ServerContext, caller: Caller, session: Session, question_id: str, body: DecisionBody
 ) -> Answer:
-    """Submit the answer to the session, in the name of the credential's owner.
+    """Submit a decision to the session, in the name of the credential's owner.
 
     Raises:
-        ApprovalKeyRequired: an approval requires a key typed by a person, and it is missing or wrong.
-        RateLimited: the credential's owner has tried too many wrong keys.
-        InvalidRequest: an approval without a `call_hash`.
+        ApprovalKeyRequired: if an approval requires a key typed by a person, and the key is missing or wrong.
+        RateLimited: if the credential's owner has tried too many wrong keys.
+        InvalidRequest: if an approval has no `call_hash`.
         CallMismatch, UnknownQuestion, AlreadyAnswered: as `SessionAPI.approve`.
     """
     approval_key = ""

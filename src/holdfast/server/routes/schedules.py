@@ -21,7 +21,7 @@ _SESSION = TextQuery("session", "Return only schedules of this session.")
 
 
 def _schedule(server: ServerContext, request: Request) -> Schedule:
-    """Return the caller's schedule that the path names."""
+    """Return the caller's schedule whose id is in the request's path."""
     return server.host.find_schedule(request.path["schedule_id"], principal=request.caller.principal)
 
 

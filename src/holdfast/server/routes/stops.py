@@ -75,7 +75,15 @@ async def get_stop(server: ServerContext, request: Request) -> Response:
 async def run_stop(
     server: ServerContext, request: Request, stop: Callable[[], Awaitable[StopResult]], *, wait_s: float | None = None
 ) -> Response:
-    """Start a stop of the session that the path names; return its result, or a ticket after `wait_s` seconds."""
+    """Start a stop of the session in the request's path, and return the response.
+
+    Parameters:
+        server: state shared by the handlers.
+        request: request for the stop.
+        stop: function that stops the work, called without arguments.
+        wait_s: maximum time in seconds to wait for the result, after which the response contains a stop id; None
+            applies the setting ``stop_wait_s``.
+    """
     ticket = await server.stops.run(
         request.caller.principal,
         request.path["key"],
