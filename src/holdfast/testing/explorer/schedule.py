@@ -272,7 +272,7 @@ def _first_leaf(error: BaseException) -> BaseException:
 
 
 def _is_pytests_failure(error: BaseException) -> bool:
-    """Whether ``pytest.fail`` or ``pytest.raises`` raised the error; the time limit of pytest-timeout does not count."""
+    """Whether ``pytest.fail`` or ``pytest.raises`` raised the error; pytest-timeout's time limit does not count."""
     failed = getattr(sys.modules.get("_pytest.outcomes"), "Failed", None)
     return (
         failed is not None
