@@ -8,8 +8,8 @@ With pytest::
     def test_my_adapter_conforms(check):
         run_agent_check(check, SUBJECT)
 
-The suite supplies a step that waits, fails, blocks a thread or starts a program; the check then tests Holdfast's
-promises. Each check creates its own hosts, on in-memory stores.
+Each check gives the agent a step that, for example, waits, fails, blocks a thread or starts a program, and tests that
+Holdfast's promises hold. Each check creates its own hosts, on in-memory stores.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from holdfast.testing.suites.check_runner import not_offered, run_check
 __all__ = ["AGENT_CHECKS", "AgentCheck", "run_agent_check"]
 
 AgentCheck = Callable[[AgentSubject], Awaitable[None]]
-"""A rule for agents. Raises `AssertionError` with the problem."""
+"""A function that checks one rule for agents and raises `AssertionError` if the agent breaks the rule."""
 
 _CHECKS: list[AgentCheck] = []
 _MANY = 20
@@ -41,9 +41,9 @@ def run_agent_check(check: AgentCheck, subject: AgentSubject) -> None:
     """Run one check on a new event loop, for at most 30 seconds.
 
     Raises:
-        AssertionError: the agent breaks one of Holdfast's promises; a note names it.
-        TimeoutError: the check did not end.
-        unittest.SkipTest: the framework lacks the feature under test; a test runner shows the check as skipped.
+        AssertionError: if the agent breaks one of Holdfast's promises; a note on the error names the promise.
+        TimeoutError: if the check takes longer.
+        unittest.SkipTest: if the framework lacks the feature under test; test runners report the check as skipped.
     """
     run_check(check, subject, port="docs/how-to/conformance-suites.md")
 

@@ -50,7 +50,7 @@ async def _say(on: Driver, *contents: str, key: str = "k") -> Claim:
 
 
 async def _read(on: Driver, session: int) -> list[str]:
-    """Return the contents of the transcript, after checking that it reads the same from any position."""
+    """Check that the transcript reads the same from any position, and return the contents of its entries."""
     entries = await on.store.transcript(session)
     assert [entry.n for entry in entries] == sorted({entry.n for entry in entries})
     for start in (0, *(entry.n for entry in entries)):
