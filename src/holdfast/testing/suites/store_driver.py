@@ -145,7 +145,7 @@ class Driver:
     def interrupt(
         self, *, key: str = "k", run_id: str | None = None, at: float = 15.0, reason: str = "enough"
     ) -> Awaitable[InterruptResult]:
-        """Call `Store.interrupt` for the run `run_id`, or for the active run if `run_id` is None."""
+        """Call `Store.interrupt` for the run `run_id`, or by default for the active run."""
         return self.store.interrupt(interrupt_of(key=key, run_id=run_id, at=at, reason=reason))
 
 

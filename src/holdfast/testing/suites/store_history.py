@@ -43,7 +43,7 @@ def _edit(edit: HistoryEdit, *contents: str, key: str = "k", expected_n: int | N
 
 
 async def _say(on: Driver, *contents: str, key: str = "k") -> Claim:
-    """Commit a run with these entries and return its claim."""
+    """Commit a run with an assistant entry for each text, and return the run's claim."""
     claim = await on.start(key=key)
     await on.commit(claim, entries=[Entry(role="assistant", content=content) for content in contents])
     return claim
