@@ -2,7 +2,7 @@
 
 Invariants:
 
-- A loop runs one handle per iteration. Only when nothing can run, the time advances: it jumps to the next timer.
+- A loop runs one handle per iteration. If nothing can run, the time jumps to the next timer.
 - `VirtualLoop` runs handles strictly in asyncio's order. Foreign threads may call `call_soon_threadsafe`.
 """
 
