@@ -379,7 +379,8 @@ class ThreadController:
     def _switch(self, *, may_go_on: bool) -> bool:
         """Run strands in the middle of a step until the loop's thread is chosen.
 
-        If the loop's thread cannot continue yet (``may_go_on`` is false), run only one strand and return True.
+        If the loop's thread cannot continue yet (``may_go_on`` is false), run at most one strand, and return True if
+        a strand ran.
         """
         loop = self.loop
         runnable = loop.runnable

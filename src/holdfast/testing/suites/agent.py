@@ -55,7 +55,7 @@ def _check(check: AgentCheck) -> AgentCheck:
 
 @_check
 async def a_message_is_answered_with_what_the_step_returned(subject: AgentSubject) -> None:
-    """The step is called once for a message, with its text; the answer ends with what it returned."""
+    """The step is called once for a message, with the message's text, and the answer ends with the step's result."""
     asked: list[str] = []
 
     async def step(text: str) -> str:
@@ -109,7 +109,7 @@ async def the_log_says_what_the_answer_says(subject: AgentSubject) -> None:
 
 @_check
 async def an_error_of_the_step_is_told_and_hurts_nothing_else(subject: AgentSubject) -> None:
-    """The error of a step is in the log, its message is settled, and the next run works."""
+    """The error of a step is in the log, the run's message is settled, and the next run works."""
 
     async def step(text: str) -> str:
         if text == "fail":
@@ -218,7 +218,7 @@ async def runs_leave_nothing_behind(subject: AgentSubject) -> None:
 
 @_check
 async def the_next_run_knows_what_was_said(subject: AgentSubject) -> None:
-    """Later runs of a session see its conversation; those of another session do not."""
+    """Later runs of a session see the session's conversation; runs of other sessions do not."""
     if subject.recall is None:
         raise not_offered("a conversation that later runs know")
     async with hosted(subject.recall()) as bench:

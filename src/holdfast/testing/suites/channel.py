@@ -255,7 +255,7 @@ async def deliveries_arrive_whole_and_in_order(subject: ChannelSubject) -> None:
 
 @_check
 async def a_repeated_delivery_is_shown_once_or_marked(subject: ChannelSubject) -> None:
-    """An attempt above 1 leads to one copy, or to a second one that people can recognise as a repeat."""
+    """An attempt above 1 leads to one copy, or to a second copy that people can recognise as a repeat."""
     async with subject() as network:
         here = network.addresses[0]
         async with _open(network, _Inbox()) as channel:
@@ -283,7 +283,7 @@ async def a_first_attempt_that_only_looks_like_a_repeat_is_shown(subject: Channe
 @_check
 async def a_failed_delivery_says_whether_to_try_again(subject: ChannelSubject) -> None:
     """During an outage, a delivery raises `DeliveryFailed` with a retry time; afterwards, the next attempt arrives. For
-    an unknown address, it raises `DeliveryFailed` without one."""
+    an unknown address, a delivery raises `DeliveryFailed` without a retry time."""
     async with subject() as network, _open(network, _Inbox()) as channel:
         here = network.addresses[0]
         async with network.outage():

@@ -184,7 +184,7 @@ async def broken_arguments_come_as_they_were_written(subject: ModelSubject) -> N
 
 @_check
 async def why_an_answer_ended_is_told(subject: ModelSubject) -> None:
-    """An answer that was cut off at the token limit, or refused, is not mistaken for a complete one."""
+    """An answer that was cut off at the token limit, or refused, is not mistaken for a complete answer."""
     for reason in ("length", "refused"):
         async with subject([Reply(text=_TEXT, reason=reason)]) as provider:
             found = _end(await _parts(provider.model, _ask())).reason
