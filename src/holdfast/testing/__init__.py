@@ -1,6 +1,6 @@
-"""Test concurrent code deterministically: explore its schedules, or run it on virtual time.
+"""Test concurrent code deterministically: explore its schedules, or run it in virtual time.
 
-Names are loaded on first use, so that the pytest plugin is cheap.
+Names are imported on first use, so that pytest loads the plugin quickly.
 """
 
 from __future__ import annotations

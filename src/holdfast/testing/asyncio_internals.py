@@ -53,7 +53,7 @@ PRIVATE_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
 """The private names, by owner."""
 
 Cancel: TypeAlias = Callable[[asyncio.AbstractEventLoop], None]
-"""Cancels the unfinished tasks of a loop, and waits for them."""
+"""A function that cancels the unfinished tasks of a loop and waits until they have ended."""
 
 _Handle = cast(Any, asyncio.Handle)
 _TimerHandle = cast(Any, asyncio.TimerHandle)
@@ -63,7 +63,7 @@ run_handle: Final[Callable[[asyncio.Handle], None]] = _Handle._run
 
 
 class LoopTimer(asyncio.TimerHandle):
-    """asyncio's timer; it notifies its loop if it is cancelled while ``is_scheduled`` is true."""
+    """A timer of asyncio, which notifies the loop if the timer is cancelled while ``is_scheduled`` is true."""
 
     __slots__ = ()
 
@@ -71,12 +71,12 @@ class LoopTimer(asyncio.TimerHandle):
 
 
 class StepHandle(LoopTimer):
-    """A handle without asyncio's debug support, for a loop that creates one for each step.
+    """A handle without asyncio's debug support, for a loop that creates a handle for each step.
 
     Parameters:
-        when: for a timer, the time at which it fires.
-        callback, args, loop, context: as for `asyncio.TimerHandle`.
-        actor: the actor whose step this is.
+        when: the time at which the handle fires if it is a timer.
+        callback, args, loop, context: the same as for `asyncio.TimerHandle`.
+        actor: the actor that takes this step.
     """
 
     __slots__ = ("actor", "born", "since")
@@ -107,7 +107,7 @@ class StepHandle(LoopTimer):
         self.since = when
 
     def cancel(self) -> None:
-        """Cancel as asyncio does, and notify the loop, for a timer as well as for any other step."""
+        """Cancel the handle as asyncio does, and notify the loop, whether or not the handle is a timer."""
         if not self._cancelled:
             if self._scheduled:
                 self.loop.on_timer_cancelled(self)
@@ -123,13 +123,13 @@ class StepHandle(LoopTimer):
 
 
 class BareLoop(asyncio.BaseEventLoop):
-    """asyncio's loop without its selector, ready queue and timers; a subclass supplies its own."""
+    """asyncio's base loop without a selector; a subclass supplies the ready queue and the timers."""
 
     check_open: Callable[[], None] = cast(Any, asyncio.BaseEventLoop)._check_closed
     """Raise `RuntimeError` if the loop is closed."""
 
     def run_step(self) -> None:
-        """Run one handle, or let time pass."""
+        """Run one handle, or advance the time if no handle is ready."""
         raise NotImplementedError
 
     def on_timer_cancelled(self, timer: asyncio.TimerHandle) -> None:
@@ -142,11 +142,11 @@ class BareLoop(asyncio.BaseEventLoop):
 
     @property
     def has_generators(self) -> bool:
-        """Whether async generators were started on this loop and are not closed."""
+        """Whether any async generator that was started on this loop is still open."""
         return bool(self._asyncgens)  # type: ignore[attr-defined]
 
     def run_until(self, begin: Callable[[], None], is_finished: Callable[[], bool], thread: int) -> None:
-        """Call ``begin``, then take steps until ``is_finished()``, as the running loop of this thread."""
+        """As this thread's running loop, call ``begin()``, then run steps until ``is_finished()`` returns true."""
         this: Any = self
         self.check_open()
         hooks = sys.get_asyncgen_hooks()
@@ -187,7 +187,7 @@ def expect_pending(task: asyncio.Task[Any]) -> None:
 
 
 def awaited_future(task: asyncio.Task[Any]) -> object:
-    """Return the future that a task waits for, or None."""
+    """Return the future that a task waits for, or None if the task is not waiting."""
     return getattr(task, "_fut_waiter", None)
 
 
@@ -196,7 +196,7 @@ def cancelling_all_tasks_with(cancel: Callable[[Cancel, asyncio.AbstractEventLoo
     """Replace the function with which `asyncio.run` and `asyncio.Runner` cancel unfinished tasks.
 
     Parameters:
-        cancel: called with asyncio's own function and the loop.
+        cancel: the replacement; called with asyncio's own function and the loop.
     """
     module = cast(Any, runners)
     plain = module._cancel_all_tasks

@@ -1,4 +1,4 @@
-"""Clocks for tests: one follows a virtual loop, the other is set by hand."""
+"""Clocks for tests: `VirtualClock` follows an event loop's time; `ManualClock` is set by the test."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ _EPOCH_S = 1_750_000_000.0
 
 
 class VirtualClock:
-    """A `holdfast.clock.Clock` that follows a loop's time: virtual under `explore` and `run_virtual`.
+    """A `holdfast.clock.Clock` that follows an event loop's time, which is virtual under `explore` and `run_virtual`.
 
     Parameters:
-        loop: the loop to follow; by default the running one.
+        loop: the loop to follow; None selects the running loop.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._loop = asyncio.get_running_loop() if loop is None else loop
 
     def now(self) -> float:
-        """Return seconds since the epoch: a fixed day in 2025 plus the loop's time."""
+        """Return the time in seconds since the epoch: a fixed start in 2025 plus the loop's time."""
         return _EPOCH_S + self._loop.time()
 
     def monotonic(self) -> float:
@@ -29,10 +29,10 @@ class VirtualClock:
 
 
 class ManualClock:
-    """A `holdfast.clock.Clock` that stands still until it is moved.
+    """A `holdfast.clock.Clock` that moves only when a test calls `advance` or `jump`.
 
     Parameters:
-        now_s: seconds since the epoch to start at.
+        now_s: initial time, in seconds since the epoch.
     """
 
     def __init__(self, now_s: float = _EPOCH_S) -> None:
@@ -40,18 +40,18 @@ class ManualClock:
         self._monotonic_s = 0.0
 
     def now(self) -> float:
-        """Return seconds since the epoch."""
+        """Return the time in seconds since the epoch."""
         return self._now_s
 
     def monotonic(self) -> float:
-        """Return seconds since the clock was created."""
+        """Return the total time, in seconds, that `advance` has added since the clock was created."""
         return self._monotonic_s
 
     def advance(self, delay_s: float) -> None:
-        """Move both times forward.
+        """Advance both the wall clock and the monotonic clock by ``delay_s`` seconds.
 
         Raises:
-            ValueError: ``delay_s`` is negative.
+            ValueError: if ``delay_s`` is negative.
         """
         if delay_s < 0:
             raise ValueError(f"cannot go back by {-delay_s} s; use jump() for the wall clock")
@@ -59,5 +59,5 @@ class ManualClock:
         self._monotonic_s += delay_s
 
     def jump(self, delay_s: float) -> None:
-        """Move only the wall clock, as an operator or NTP does; may be negative."""
+        """Move only the wall clock by ``delay_s`` seconds, as an operator or NTP does; ``delay_s`` may be negative."""
         self._now_s += delay_s

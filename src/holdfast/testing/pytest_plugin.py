@@ -3,8 +3,8 @@
 Tests that use none of these markers and ini options are not affected.
 
 - ``@pytest.mark.explore(schedules=…, chooser=…)`` runs an async test under the explorer.
-- ``@pytest.mark.no_leaks``, ``no_blocking`` and ``no_network`` run a detector for a test; ``holdfast_no_leaks = true``
-  and so on in the configuration run it for all tests.
+- ``@pytest.mark.no_leaks``, ``no_blocking`` and ``no_network`` each run a detector for one test. The ini options
+  ``holdfast_no_leaks``, ``holdfast_no_blocking`` and ``holdfast_no_network`` run the detector for every test.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the markers, and read the replay file."""
+    """Register the markers, and load the replay file if ``--explore-replay`` names one."""
     for line in _MARKERS:
         config.addinivalue_line("markers", line)
     path = config.getoption("explore_replay")
@@ -66,14 +66,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 _REPLAY = pytest.StashKey["Replay"]()
 _BEFORE = pytest.StashKey[Any]()
-"""Resources before the test: an `Inventory`."""
+"""The `Inventory` that was taken before the test."""
 
 
 # Explored tests
 
 
 def _options_of(item: pytest.Item) -> dict[str, Any] | None:
-    """Return the marker's options; None without one."""
+    """Return the options of a test's ``explore`` marker, or None if the test is not marked."""
     marker = item.get_closest_marker("explore")
     if marker is None:
         return None
@@ -95,7 +95,7 @@ def _options_of(item: pytest.Item) -> dict[str, Any] | None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run a test with ``tasks='both'`` once with ordinary and once with eager tasks."""
+    """Parametrize a test that is marked ``tasks='both'``: it runs once with ordinary and once with eager tasks."""
     marker = metafunc.definition.get_closest_marker("explore")
     if marker is not None and marker.kwargs.get("tasks") == "both":
         metafunc.fixturenames.append(_BOTH)
@@ -104,7 +104,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Report invalid markers before anything runs; keep only the test of the replay."""
+    """Report invalid markers before any test runs; if a replay file is given, select only the test it belongs to."""
     for item in items:
         _options_of(item)
         _check_no_leaks(item)
@@ -120,7 +120,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run an explored test, or one whose memory is watched."""
+    """Run a test that is marked ``explore`` or ``no_leaks(repeat=…)``; leave all other tests to pytest."""
     __tracebackhide__ = True
     options = _options_of(pyfuncitem)
     if options is None:
@@ -145,7 +145,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 def _values(pyfuncitem: pytest.Function) -> dict[str, Any]:
-    """Return the fixtures and parameters that the test takes as arguments; all others are already set up."""
+    """Return the values of the fixtures and parameters that the test function takes as arguments."""
     named = inspect.signature(pyfuncitem.obj).parameters.values()
     return {
         one.name: pyfuncitem.funcargs[one.name]
@@ -155,7 +155,7 @@ def _values(pyfuncitem: pytest.Function) -> dict[str, Any]:
 
 
 def _keep(config: pytest.Config, recorded: Replay) -> str:
-    """Write the replay file; return how to use it."""
+    """Write the replay file, and return a note with the command that replays the failure."""
     cache = getattr(config, "cache", None)
     if cache is None:
         return "no replay file: pytest's cache is off (-p cacheprovider turns it on)"
@@ -180,7 +180,7 @@ def _figures(report: ExplorationReport) -> dict[str, Any]:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Print a summary of the explorations, and with -v one line for each test."""
+    """Print a summary of all explored tests and, with ``-v``, a line for each of them."""
     found = [
         (report.nodeid, value)
         for report in terminalreporter.getreports("passed")
@@ -218,7 +218,7 @@ def _is_on(request: pytest.FixtureRequest, name: str) -> bool:
 
 @pytest.fixture(autouse=True)
 def _holdfast_watch(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Run the detectors requested for this test; module and session fixtures are set up before and ignored."""
+    """Run the detectors requested for this test; resources of fixtures with a wider scope do not count as leaks."""
     wanted = [name for name in _SWITCHES if _is_on(request, name)]
     if not wanted:
         yield
@@ -266,7 +266,7 @@ def pytest_fixture_setup(
 
 
 def _told_leaks(left: list[str]) -> list[str]:
-    """Return a line for each leak, and a last one with the remedy."""
+    """Return a line for each leak, followed by a line with the remedy; an empty list if nothing leaked."""
     if not left:
         return []
     kinds = tuple(kind for kind in _KINDS if any(one.startswith(f"{kind}: ") for one in left))
@@ -283,7 +283,7 @@ def _looked_at(request: pytest.FixtureRequest) -> list[Any]:
 
 
 def _check_no_leaks(item: pytest.Item) -> None:
-    """Report an invalid marker before anything runs."""
+    """Raise `pytest.UsageError` if the test's ``no_leaks`` marker is invalid."""
     marker = item.get_closest_marker("no_leaks")
     if marker is None:
         return
@@ -305,7 +305,7 @@ def _check_no_leaks(item: pytest.Item) -> None:
 
 
 def _repeated(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test repeatedly if its memory is watched. Its fixtures are set up once."""
+    """Run a test repeatedly if it is marked ``no_leaks(repeat=…)``. The test's fixtures are set up only once."""
     marker = pyfuncitem.get_closest_marker("no_leaks")
     repeat = marker.kwargs.get("repeat", 0) if marker is not None else 0
     if not repeat:

@@ -1,7 +1,7 @@
 """The private names of `threading` that the explorer needs, each behind a public one.
 
 Conditions, events and queues of the standard library are written in Python on top of locks. An explored schedule
-supplies its own locks, on which a condition calls the same private methods as on the interpreter's.
+replaces these locks; a condition calls the same private methods on them as on the built-in locks.
 
 `PRIVATE_NAMES` lists the names, which were checked on CPython 3.11.
 ``tests/testing/test_stdlib_internals.py`` fails on a Python that lacks one of them.

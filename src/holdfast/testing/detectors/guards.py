@@ -1,8 +1,8 @@
-"""Detectors of forbidden actions in a test: network access, or blocking a running event loop.
+"""Detectors of forbidden calls in a test: calls that access the network or block a running event loop.
 
 Invariants:
 
-- A refusal is raised at once and recorded, so code that swallows it still fails its test.
+- A forbidden call raises at once and is recorded, so the test fails even if the code swallows the error.
 - Nothing is patched outside the ``with`` blocks; the audit hook stays installed, but does nothing outside them.
 """
 
@@ -30,7 +30,7 @@ class NetworkRefused(RuntimeError):
 
 
 class BlockedLoop(RuntimeError):
-    """A blocking call was made on a running event loop: it would stall everything else on the loop."""
+    """A test made a blocking call on a running event loop, which would have stalled everything else on the loop."""
 
 
 # Network
@@ -40,7 +40,7 @@ _audit_installed = False
 
 
 def is_loopback(host: object) -> bool:
-    """Return whether a socket address's host is this machine."""
+    """Return whether the host of a socket address is this machine."""
     if host is None:
         return True
     name = (host.decode("ascii", "replace") if isinstance(host, bytes) else str(host)).partition("%")[0]
@@ -92,7 +92,7 @@ def _audit(event: str, values: tuple[Any, ...]) -> None:
 
 @contextmanager
 def network_refused() -> Iterator[list[str]]:
-    """Refuse connections to other machines, and lookups of their addresses, in all threads. Yields the refusals.
+    """Refuse connections to other machines and name lookups, in all threads; yield the list of refusals.
 
     Only Python's own sockets are covered, not those of C extensions such as uvloop.
     """
@@ -165,9 +165,9 @@ _BLOCKING: tuple[tuple[Any, str, _Blocks, str], ...] = (
 
 @contextmanager
 def blocking_refused() -> Iterator[list[str]]:
-    """Refuse blocking calls in threads that run an event loop. Yields the refusals.
+    """Refuse blocking calls in threads that run an event loop; yield the list of refusals.
 
-    Functions that were imported by name before (``from time import sleep``) and blocking C code are not detected.
+    Blocking C code is not detected, nor are functions that were imported by name earlier (``from time import sleep``).
     """
     refused: list[str] = []
     with ExitStack() as stack:

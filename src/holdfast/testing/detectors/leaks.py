@@ -1,9 +1,9 @@
 """Detector of leaks: unfinished tasks, threads, file descriptors and child processes that a test leaves behind.
 
-Resources that the process keeps for reuse are not leaks. For Holdfast, these are its dispatcher and process threads,
-idle threads of its pools, and the process that starts programs for it. For the standard library, they are idle threads
-of a loop's own executor, and ``multiprocessing``'s resource tracker and fork server. For uvloop, it is the pipe for
-signals. If possible, they are started before the first snapshot, so that they are never mistaken for leaks.
+Resources that the process keeps for reuse are not leaks. Holdfast keeps its dispatcher and process threads, the idle
+threads of its pools, and the process that starts programs. The standard library keeps the idle threads of a loop's own
+executor, and ``multiprocessing``'s resource tracker and fork server. uvloop keeps its signal pipe. Where possible, the
+detector starts these resources before its first snapshot, so that it does not mistake them for leaks.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _PATIENCE_S = 1.0
 _POLL_S = 0.01
 _STDLIB = os.path.dirname(os.__file__) + os.sep
 _ANYIOS = "TestRunner._run_tests_and_fixtures"
-"""The task in which anyio's pytest plugin runs tests; its runner ends it."""
+"""Name of the coroutine in which anyio's pytest plugin runs tests; anyio's test runner ends its task."""
 _TURNS = 10
-"""Number of loop iterations that unfinished tasks get to end by themselves."""
+"""Maximum number of loop iterations in which unfinished tasks may end by themselves."""
 _DESCRIPTORS = ("/proc/self/fd", "/dev/fd")
 
 
@@ -66,34 +66,34 @@ class Inventory:
 
     @contextmanager
     def passed_over(self) -> Iterator[None]:
-        """Treat resources created in this block as existing before: they belong to a fixture with a wider scope."""
+        """Do not report resources created in this block, because they belong to a fixture with a wider scope."""
         before = self._look()
         yield
         for kind, found in self._look().items():
             self._there[kind].update((key, told) for key, told in found.items() if key not in before[kind])
 
     def left_since(self, *, patience_s: float = _PATIENCE_S) -> list[str]:
-        """Return new resources that did not go away within ``patience_s`` real seconds, each described in one line."""
+        """Return a line for each new resource that still exists after ``patience_s`` seconds of real time."""
         deadline = time.perf_counter() + patience_s
         while True:
             left = [
                 f"{kind}: {told}"
                 for kind in self._kinds
                 for key, told in _LOOK[kind]().items()
-                if key not in self._there[kind] and key is not threading.current_thread()  # which looks
+                if key not in self._there[kind] and key is not threading.current_thread()
             ]
             if not left or time.perf_counter() > deadline:
                 return left
-            gc.collect()  # what only a cycle holds is given back late, but is not lost
+            gc.collect()  # objects that only a reference cycle keeps alive are not leaks
             time.sleep(_POLL_S)
 
 
 @contextmanager
 def left_to_runners() -> Iterator[list[str]]:
-    """Yield the tasks that `asyncio.run` and `asyncio.Runner` found unfinished, each described in one line.
+    """Yield a list that receives a line for each task that `asyncio.run` and `asyncio.Runner` find unfinished.
 
-    The runners cancel such tasks, so nothing is left, but the test did not end them itself. Before that, the tasks get
-    a few more iterations of the loop.
+    The runners cancel such tasks, so an `Inventory` does not see them, although the test did not end them itself. The
+    loop first runs for a few more iterations, in which the tasks may end.
     """
     left: list[str] = []
 
@@ -118,7 +118,7 @@ def left_to_runners() -> Iterator[list[str]]:
 
 @cache
 def _open_uvloops_pipe() -> None:
-    """Open uvloop's signal pipe now: the first loop opens it, and it stays open for later loops."""
+    """Open the signal pipe that uvloop's first loop opens and that stays open for later loops."""
     if importlib.util.find_spec("uvloop") is not None:
         import uvloop
 
@@ -139,7 +139,7 @@ def _threads() -> dict[object, str]:
 
 
 def _place(thread: threading.Thread) -> str:
-    """Return where the thread is now, preferably outside the standard library."""
+    """Return the line that the thread is executing, preferably the innermost one outside the standard library."""
     stack = thread_stack(thread)[::-1]
     if not stack:
         return ""
@@ -147,7 +147,7 @@ def _place(thread: threading.Thread) -> str:
 
 
 def _waits_for_its_next_use(thread: threading.Thread) -> bool:
-    """Whether it is an idle thread of Holdfast or of a loop's own executor."""
+    """Whether a thread is an idle thread of Holdfast or of a loop's own executor."""
     frame = sys._current_frames().get(thread.ident or 0)
     codes = [one.f_code for one, _ in traceback.walk_stack(frame)] if frame is not None else []
     if thread.name.startswith("holdfast"):
@@ -165,7 +165,7 @@ def _descriptors() -> dict[object, str]:
         try:
             target = os.readlink(f"{folder}/{number}")
         except OSError:
-            continue  # the one that listed the folder, or closed meanwhile
+            continue  # the descriptor that listed the folder, or one that was closed meanwhile
         if int(number) in kept:
             continue
         found[number, target] = f"descriptor {number} is open: {target}"
@@ -173,7 +173,7 @@ def _descriptors() -> dict[object, str]:
 
 
 def _processes() -> dict[object, str]:
-    """Return this process's children (but for the one that starts programs for Holdfast), and Holdfast's programs."""
+    """Describe this process's children, except those kept for reuse, and the programs that Holdfast started."""
     found: dict[object, str] = {}
     kept = kept_pids()
     children = psutil.Process().children()

@@ -32,10 +32,12 @@ _PLAIN = frozenset(sys.stdlib_module_names) | {"_pytest", "pytest"}
 
 
 def grown(work: Callable[[], object], *, repeat: int) -> list[str]:
-    """Run `work` `repeat` times after a few warm-up runs; return what grew every time, each described in one line.
+    """Run `work` repeatedly, and return a line for each class or container that grew with every counted run.
+
+    A few warm-up runs, which do not count, come first.
 
     Parameters:
-        work: the code to run. It makes its own event loop, if it needs one.
+        work: function to run; called without arguments. It must create its own event loop if it needs one.
         repeat: number of counted runs. More runs give more certainty; use 5 or more.
     """
     censuses: list[_Census] = [({}, {}) for _ in range(repeat + 1)]  # made before, so that they do not count
@@ -63,7 +65,7 @@ def _do(work: Callable[[], object]) -> None:
 
 
 def _count(by_class: dict[str, int], held: dict[int, int]) -> None:
-    """Fill in how many objects of each class there are, and how much each container holds.
+    """Count the objects of each class in ``by_class``, and the items of each container in ``held``.
 
     The collector does not track a dict of only names and numbers, so these two dicts do not count themselves.
     """
@@ -76,7 +78,7 @@ def _count(by_class: dict[str, int], held: dict[int, int]) -> None:
 
 
 def _growing(counts: list[dict[Any, int]]) -> dict[Any, int]:
-    """Return what grew each time, and by how much, fastest first."""
+    """Return the keys whose count grew each time, with the average growth, fastest first."""
     growing = {}
     for key, last in counts[-1].items():
         known = [count.get(key, -1) for count in counts]
@@ -91,7 +93,7 @@ def _is_plain(name: str) -> bool:
 
 
 def _home_of(number: int) -> str | None:
-    """Return a description of where a container is kept; None if it is gone or to be ignored."""
+    """Return a description of where a container is stored, or None if the container is gone or ignored."""
     found = next((one for one in gc.get_objects() if id(one) == number), None)
     if found is None:
         return None
@@ -106,7 +108,7 @@ def _home_of(number: int) -> str | None:
 
 
 def _names_of(thing: object) -> Iterator[tuple[object, str]]:
-    """Yield the modules and objects that have it as an attribute, each with the attribute's name."""
+    """Yield the modules and objects that have ``thing`` as an attribute, each with the attribute's name."""
     for holder in gc.get_referrers(thing):
         owners = gc.get_referrers(holder) if isinstance(holder, dict) else [holder]
         for owner in owners:

@@ -67,7 +67,7 @@ class _Carrier:
             self.back.release()
 
     def end(self) -> None:
-        """End the thread and wait for it; it must not be running a strand."""
+        """End the thread, which must not be running a strand, and wait until it has ended."""
         self.go.release()
         self.thread.join()
 
@@ -95,12 +95,12 @@ class ControlledThread(Actor):
     """One thread of a schedule.
 
     Parameters:
-        strands: the controller of its schedule.
-        fn: the function to run in it.
-        name: display name.
-        must_end: whether the schedule fails if it ends before this thread.
-        thread: object that `threading.current_thread` returns in it; None for the real thread.
-        future: receives its result or error.
+        strands: the controller of the thread's schedule.
+        fn: the function to run in the thread.
+        name: display name of the thread.
+        must_end: whether the schedule fails if the test ends before this thread.
+        thread: object that `threading.current_thread` returns in this thread; None selects the real thread.
+        future: future for the result or error of the thread; None if the result is not awaited.
     """
 
     __slots__ = (
@@ -135,16 +135,16 @@ class ControlledThread(Actor):
 
     @property
     def name(self) -> str:
-        """The name in a list of actors."""
+        """The thread's name in lists of actors."""
         return f"thread {self.label}"
 
     @property
     def ident(self) -> int | None:
-        """The identifier of the real thread, while there is one."""
+        """The identifier of the real thread; None before the thread first runs and after it has ended."""
         return None if self.carrier is None else self.carrier.thread.ident
 
     def described(self) -> str:
-        """Return its name, what it waits for, and where, innermost frame last."""
+        """Return the thread's name, its stack (innermost frame last), and what the thread waits for."""
         why = "" if self.waits_for is None else f", waits for {self.waits_for}"
         frame = sys._current_frames().get(self.ident) if self.ident is not None else None
         where = _places(traceback.extract_stack(frame)) if frame is not None else "not started"
@@ -163,7 +163,7 @@ def _places(stack: traceback.StackSummary) -> str:
 
 
 class ThreadController:
-    """The threads of one schedule, and its own instances of the runtime's per-process singletons.
+    """The threads of one schedule, and the schedule's own instances of the runtime's per-process singletons.
 
     Parameters:
         loop: the schedule's loop.
@@ -175,7 +175,7 @@ class ThreadController:
         self.running: ControlledThread | None = None
         self.over = False
         self.blocked = ""
-        """Where the loop's own thread waits forever; empty if it does not."""
+        """Description of where the loop's own thread is deadlocked; empty if it is not."""
         self._own: dict[str, Any] = {}
         self._context = Context()
         self._loop_left = False  # whether the loop's thread is paused in the middle of a step
@@ -214,7 +214,7 @@ class ThreadController:
     # switch points, on any thread of the schedule
 
     def pause(self) -> None:
-        """Let other threads run before the caller."""
+        """Let other threads run before the caller continues."""
         strand = self.running
         loop = self.loop
         if strand is None:
@@ -231,13 +231,13 @@ class ThreadController:
     def wait(
         self, ready: Callable[[], object], waiting: dict[ControlledThread, None], what: object, timeout_s: float | None
     ) -> bool:
-        """Block the caller until ``ready()``; False on a timeout.
+        """Block the caller until ``ready()`` returns true; return False on a timeout.
 
         Parameters:
-            ready: checked again whenever `wake` is called with ``waiting``.
+            ready: the awaited condition; called again whenever `wake` is called with ``waiting``.
             waiting: the strands that wait for this condition.
-            what: name of the awaited condition, shown in a deadlock.
-            timeout_s: in virtual seconds; None waits without a limit.
+            what: description of the awaited condition, shown in reports of a deadlock.
+            timeout_s: timeout in virtual seconds; None waits indefinitely.
         """
         loop = self.loop
         until = None if timeout_s is None else loop.now + timeout_s
@@ -267,7 +267,7 @@ class ThreadController:
         waiting.clear()
 
     def sleep(self, delay_s: float) -> None:
-        """Replace `time.sleep`; on the loop's own thread, no time passes, but others may run."""
+        """Sleep in virtual time; on the loop's own thread, no time passes, but other threads may run."""
         if self.running is None or delay_s <= 0:
             self.pause()
         else:
@@ -276,7 +276,7 @@ class ThreadController:
     # on a strand
 
     def _goes_on(self, strand: ControlledThread) -> bool:
-        """Choose the next step as the loop's thread would; True if it is this strand's, which saves two hand-overs."""
+        """Choose the next step as the loop's thread would; return True if the step belongs to this strand."""
         loop = self.loop
         if loop.halted is not None or (self._loop_left and not self._may_go_on):
             return False  # a loop that blocks checks by itself whether it can continue
@@ -308,7 +308,7 @@ class ThreadController:
             raise Unwound
 
     def _run(self, strand: ControlledThread) -> None:
-        """Run a strand from start to end, on its thread."""
+        """Run a strand from start to end, on the carrier's thread."""
         me = threading.get_ident()
         _by_thread[me] = strand
         try:
@@ -335,7 +335,7 @@ class ThreadController:
         self.loop.make_runnable(self._new_step(strand))
 
     def _resume(self, strand: ControlledThread) -> None:
-        """Let a strand run to its next switch point. The callback of its steps."""
+        """Let a strand run to its next switch point; called for each of the strand's steps."""
         loop = self.loop
         carrier = strand.carrier
         if carrier is None:
@@ -377,8 +377,11 @@ class ThreadController:
             asyncio._set_running_loop(self.loop)
 
     def _switch(self, *, may_go_on: bool) -> bool:
-        """Run strands in the middle of a step until the loop's thread is chosen, or only one if that thread must wait.
-        Return True only after such a single strand."""
+        """Run strands in the middle of a step until the loop's thread is chosen.
+
+        If the loop's thread cannot continue yet (``may_go_on`` is false), run at most one strand, and return True if
+        a strand ran.
+        """
         loop = self.loop
         runnable = loop.runnable
         if loop.halted is not None:
@@ -442,7 +445,7 @@ class ThreadController:
         return True
 
     def unwind(self) -> None:
-        """End the threads that still wait: the schedule is over."""
+        """Mark the schedule as over, and end the threads that still wait."""
         self.over = True
         for strand in self.all:
             strand.ending = True

@@ -10,10 +10,11 @@ _KEPT = 1 << 18
 
 
 class States:
-    """Count of the different states noted: exact up to a quarter of a million, above that an estimate within 1 %.
+    """Counter of different states; exact up to about 260,000 states, above that an estimate within 1 %.
 
-    When the set is full, it keeps only numbers whose last bit is 0 (then the last two bits, and so on). The count is
-    the size of the set times the number of states that each kept one represents.
+    When the set of states is full, only states whose last bit is 0 are kept; when it is full again, only states whose
+    last two bits are 0, and so on. The count is the size of the set times the number of states that each kept state
+    represents.
     """
 
     def __init__(self, kept: int = _KEPT) -> None:
@@ -22,7 +23,7 @@ class States:
         self._seen: set[int] = set()
 
     def note(self, states: Iterable[int]) -> None:
-        """Note that these states were visited."""
+        """Record these states as visited."""
         if self._mask:
             mask = self._mask
             states = [state for state in states if not state & mask]

@@ -1,4 +1,4 @@
-"""Run an async test under many schedules, and return the numbers that replay the one that failed."""
+"""Run an async test under many schedules, and report a failing schedule as numbers that replay it."""
 
 from __future__ import annotations
 
@@ -40,8 +40,9 @@ _SHRINKING_STEPS = 100_000
 class ExplorationReport:
     """Coverage of an exploration that found no failure.
 
-    A *state* is the number of steps that each task, and the callbacks of each task, have taken so far. Two schedules
-    that reach it in different orders count it once. Equal states may hold different data: this is a lower bound.
+    A *state* is the number of steps that each task, and the callbacks of each task, have taken so far. A state that two
+    schedules reach in different orders counts once. As equal states may hold different data, ``states`` is a lower
+    bound.
 
     Parameters:
         schedules: number of schedules run.
@@ -92,37 +93,40 @@ def explore(
     tasks: Literal["ordinary", "eager"] = "ordinary",
     shrink: bool = True,
 ) -> ExplorationReport:
-    """Run ``test()`` on a fresh loop for each schedule, and report the first failing schedule, shortened.
+    """Run ``test()`` on a new event loop for each schedule, and raise `ScheduleFailure` for the first that fails.
 
-    A schedule fails if the test or a callback raises, nothing can run any more, it takes more than ``max_steps`` steps,
-    tasks are left over, or a task's error is never retrieved. Time is virtual. To check that the test is deterministic,
-    each failure is repeated once, and so is the 1st, 2nd, 4th, 8th … schedule that passes. Call it outside any running
-    loop.
+    A schedule fails if the test or a callback raises, if the test deadlocks, if the schedule takes more than
+    ``max_steps`` steps, if tasks are unfinished when the test ends, or if a task's error is never retrieved. Time is
+    virtual. To check that the test is deterministic, the explorer repeats each failing schedule once, and also the
+    1st, 2nd, 4th, 8th … schedule. Call `explore` outside any running event loop.
 
     Parameters:
-        test: returns the coroutine; called once for each schedule, inside the running loop.
-        schedules: maximum number to run. With ``exhaustive``, `ExplorationReport.exhausted` is true if those were all.
-        chooser: ``random``, ``pct`` (for orders that random choice rarely finds) or ``exhaustive`` (small models that
-            do not wait in a loop).
-        seed: for ``random`` and ``pct``; the same seed gives the same schedules.
-        depth: for ``pct``: number of ordering constraints that the bug needs.
-        replay: the numbers of a `ScheduleFailure`, or its ``recorded``; runs this one schedule only. A `Replay` brings
-            its own ``max_steps``, ``late_s`` and ``tasks``.
-        max_steps: a longer schedule fails as a livelock.
-        late_s: how late a step may be, in virtual seconds after it could run. With 0, time passes only when nothing
-            can run; otherwise, deadlines within that time may fire before work that is ready.
-        tasks: ``eager``: a new task takes its first step at once, as with `asyncio.eager_task_factory`, but on every
-            version of Python.
-        shrink: run the test up to 300 times more (100,000 steps in all) to find a simpler schedule with the same
-            failure.
+        test: async function under test; called without arguments for each schedule, while the schedule's loop runs.
+        schedules: maximum number of schedules to run. With ``exhaustive``, `ExplorationReport.exhausted` is true if
+            these were all possible schedules.
+        chooser: strategy that chooses the schedules: ``random``, ``pct`` (finds orders that random choice rarely finds)
+            or ``exhaustive`` (for small tests that do not poll in a loop).
+        seed: random seed for ``random`` and ``pct``; the same seed gives the same schedules.
+        depth: for ``pct``, the number of ordering constraints that the bug needs.
+        replay: the only schedule to run, as the numbers that a `ScheduleFailure` prints or as its ``recorded`` replay.
+            A `Replay` overrides ``max_steps``, ``late_s`` and ``tasks``. None explores schedules with the chooser.
+        max_steps: maximum number of steps in a schedule; a longer schedule fails as a livelock.
+        late_s: maximum delay of a step that can run, in virtual seconds. With 0, time passes only when nothing can
+            run; otherwise, timers that are due within this time may fire before steps that are ready.
+        tasks: how new tasks start. With ``eager``, a new task takes its first step at once, as with
+            `asyncio.eager_task_factory`, but on every version of Python.
+        shrink: whether to run the test up to 300 more times (100,000 steps in total) to find a simpler schedule with
+            the same failure.
 
     Raises:
-        ScheduleFailure: a schedule failed; its ``__cause__`` is the test's exception.
-        ValueError: ``schedules``, ``depth`` or ``max_steps`` is below 1, ``late_s`` is not a duration, ``replay`` has a
-            number below 0, or ``chooser`` or ``tasks`` is unknown.
-        TypeError: ``test`` returns no coroutine, ``replay`` is not a list of numbers, or a number is not an integer.
-        BaseException: anything but an `Exception`, unchanged: a pytest time limit ends the exploration and is not a
-            finding. A failure raised by ``pytest.fail`` or ``pytest.raises`` counts as a finding.
+        ScheduleFailure: if a schedule fails; its ``__cause__`` is the exception that the test raised, if any.
+        ValueError: if ``schedules``, ``depth`` or ``max_steps`` is below 1, ``late_s`` is not a duration, ``replay``
+            has a number below 0, or ``chooser`` or ``tasks`` is unknown.
+        TypeError: if ``test`` does not return a coroutine, ``replay`` is not a list of numbers, or a number is not an
+            integer.
+        BaseException: if the test raises an error other than an `Exception`, such as the error of a pytest time limit.
+            The error is raised unchanged and ends the exploration. An error that ``pytest.fail`` or ``pytest.raises``
+            raises fails the schedule instead.
     """
     __tracebackhide__ = True
     if not callable(test):
@@ -242,7 +246,7 @@ def _made_short(outcome: ScheduleOutcome, run: Callable[[Chooser], ScheduleOutco
     shrunk = shrunk_choices(outcome.choices, attempt, runs=_SHRINKING_RUNS)
     if best is outcome:
         return outcome, ""
-    # What was found last may be no simpler than what is kept.
+    # The outcome found last need not be the simplest, so the shrunk choices run once more.
     best = run(ReplayChooser(shrunk.choices))
     if best.signature != wanted:
         return outcome, ""
@@ -263,18 +267,20 @@ def _name_of(test: Callable[..., object]) -> str:
 
 
 def run_virtual(coro: Coroutine[Any, Any, T], *, max_steps: int = 1_000_000) -> T:
-    """Run one coroutine in asyncio's own order on virtual time, and return its result.
+    """Run one coroutine in asyncio's own order in virtual time, and return the coroutine's result.
 
     ``asyncio.sleep(3600)`` takes no real time; ``loop.time()`` advances by an hour. ``await asyncio.sleep(0.001)``
-    resumes once all other tasks wait. Executor calls work (time stands still during one); sockets and processes do not.
+    resumes once all other tasks are waiting. Executor calls work, and time stands still during each call. Sockets and
+    subprocesses do not work.
 
     Parameters:
-        coro: runs as the task ``main``.
-        max_steps: a longer run fails as a livelock.
+        coro: the coroutine to run, in a task named ``main``.
+        max_steps: maximum number of steps; a longer run fails as a livelock.
 
     Raises:
-        ScheduleFailure: deadlock, livelock, tasks left over, errors in callbacks or in tasks that were never awaited.
-        BaseException: whatever the coroutine raises, unchanged.
+        ScheduleFailure: if the run deadlocks or livelocks, if tasks are unfinished when the coroutine ends, or if a
+            callback or a task that was never awaited failed.
+        BaseException: if the coroutine raises; its exception is raised unchanged.
     """
     outcome = run_one(VirtualLoop(max_steps=max_steps), lambda: coro, None)
     if outcome.kind == "error":

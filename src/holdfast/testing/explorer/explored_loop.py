@@ -41,7 +41,7 @@ class ExploredLoop(SteppedLoop):
     def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
-        """Like `call_soon`, but also for threads of the schedule; other threads may run before it returns."""
+        """Schedule a callback from any thread of the schedule; other threads may run before the call returns."""
         if threading.get_ident() == self.home:
             return self.call_soon(callback, *args, context=context)
         strands = self.strands
@@ -54,12 +54,12 @@ class ExploredLoop(SteppedLoop):
         return step
 
     def close(self) -> None:
-        """Close as `SteppedLoop` does, then end the threads."""
+        """Close the loop as `SteppedLoop` does, then end the schedule's threads."""
         super().close()
         self.strands.unwind()
 
     def run_in_executor(self, executor: Executor | None, func: Callable[[*_Ts], _T], *args: *_Ts) -> asyncio.Future[_T]:
-        """Like asyncio's, but only for the runtime's own executor, whose threads belong to the schedule."""
+        """Run ``func`` in the runtime's own executor, whose threads belong to the schedule; refuse other executors."""
         from holdfast.runtime.adoption.tasks import PoolExecutor
 
         if executor is None and isinstance(default_executor(self), PoolExecutor):
@@ -82,6 +82,6 @@ class ExploredLoop(SteppedLoop):
         return super().unretrieved() + self.strands.unretrieved()
 
     def unwind(self, steps: int = 10_000) -> None:
-        """Unwind as `SteppedLoop` does, then end the threads."""
+        """Cancel the remaining tasks as `SteppedLoop` does, then end the schedule's threads."""
         super().unwind(steps)
         self.strands.unwind()

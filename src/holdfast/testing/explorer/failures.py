@@ -37,11 +37,11 @@ class Livelock(Exception):  # noqa: N818
 
 
 class NotExplorable(RuntimeError):
-    """The code under test used a real thread, a real process or real I/O on a loop that has none."""
+    """The code under test used a real thread, a real process or real I/O on a loop that does not support it."""
 
 
 class ScheduleFailure(AssertionError):
-    """One schedule of the explored test failed. The test's own exception, where there is one, is ``__cause__``.
+    """A schedule of the explored test failed. The exception that the test raised, if any, is the ``__cause__``.
 
     Parameters:
         kind: ``error`` (the test raised), ``callback`` (a loop callback raised), ``deadlock`` (nothing can run and no
@@ -49,10 +49,11 @@ class ScheduleFailure(AssertionError):
             (a task's error was never retrieved), ``not_explorable`` (a real thread, process or socket was used),
             ``nondeterminism`` (the same choices gave another result).
         text: description of the failure.
-        replay: the choices of the schedule; give them to ``explore(test, replay=...)``.
-        schedules: number of schedules that were run, the failing one included.
-        tasks: one entry for each unfinished task: its name and where it waits.
-        recorded: the schedule with everything needed to run it again; ``recorded.save("it.json")`` saves it.
+        replay: the choices of the schedule, to be passed to ``explore(test, replay=...)``.
+        schedules: number of schedules that were run, including the failing schedule.
+        tasks: for each unfinished task, its name and where it waits.
+        origin: end of the message, with the last steps and how to replay the schedule.
+        recorded: the schedule with everything needed to run it again; ``recorded.save("it.json")`` writes it to a file.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class ScheduleFailure(AssertionError):
 
 
 def show_replay(choices: Sequence[int]) -> str:
-    """Return the choices as Python source, truncated if there are very many."""
+    """Return the choices as Python source, truncated after the first 200."""
     if len(choices) <= _SHOWN:
         return repr(list(choices))
     head = ", ".join(map(str, choices[:_SHOWN]))
@@ -86,7 +87,7 @@ def show_replay(choices: Sequence[int]) -> str:
 
 
 def describe_task(task: asyncio.Task[object]) -> str:
-    """Return the task's name, and the chain of coroutines down to the place where it waits."""
+    """Return the task's name, and the chain of coroutines down to the place where the task waits."""
     places: list[str] = []
     awaited: object = task.get_coro()
     while awaited is not None:

@@ -1,10 +1,10 @@
-"""Keeps real threads, processes, sockets and blocking waits out of an explored schedule, and names the alternatives.
+"""Guard that refuses real threads, processes, sockets and blocking waits in an explored schedule.
 
 Invariants:
 
-- Only threads of a schedule (the one that currently runs an `ExploredLoop`, and those that belong to it) are
-  restricted; all other threads continue as before.
-- The loop records each refusal: a test that catches it still fails.
+- Only the threads of a schedule are restricted: the thread that runs an `ExploredLoop`, and the threads that the
+  schedule started. All other threads continue as before.
+- The loop records each refusal, so a test that catches the error still fails.
 - All patches are undone when the exploration is over; the audit hook stays installed, but does nothing outside an
   exploration.
 """
@@ -48,7 +48,7 @@ _REFUSED = {
 _audit_installed = False
 
 
-# What the garbage collector frees in the middle of a schedule may cancel timers or run callbacks.
+# Garbage collection in the middle of a schedule could cancel timers or run callbacks.
 
 
 @contextmanager
@@ -68,7 +68,7 @@ def garbage_left() -> Iterator[None]:
 
 
 def collect_some_garbage() -> None:
-    """Run the garbage collector between two schedules, if it is worth it."""
+    """Run the garbage collector between two schedules if many new objects exist."""
     if gc.get_count()[0] > _MUCH_GARBAGE:
         gc.collect()
 

@@ -1,8 +1,8 @@
 """Replace the thread primitives of explored code with those of the schedule.
 
-The runtime's own code gets those of `holdfast.testing.explorer.runtime_primitives`, all other code those of
-`holdfast.testing.explorer.thread_primitives`: in `threading` and `queue`, and wherever a module outside of the standard
-library imported them by name.
+The runtime's own code gets the primitives of `holdfast.testing.explorer.runtime_primitives`. All other code gets the
+primitives of `holdfast.testing.explorer.thread_primitives`, which are set in `threading` and `queue` and in each module
+outside the standard library that imported the originals by name.
 
 Invariants
 
@@ -55,23 +55,24 @@ _shared_threads = threads.shared_threads
 
 
 def start_thread(fn: Callable[..., T], /, *values: Any, name: str | None = None) -> asyncio.Future[T]:
-    """Run ``fn(*values)`` as a thread of the explored schedule; await the result.
+    """Run ``fn(*values)`` in a thread of the explored schedule, and return a future for the result.
 
-    It is a real thread, but of the loop and the schedule's threads only one runs at a time. Others may run whenever it
-    uses a runtime primitive (an `Interrupt`'s blocking waits, a scope, a `BoundedQueue`, hand-overs to the loop);
-    uses a lock, condition, event, semaphore, barrier or queue of `threading` and `queue` that the test created; waits
-    for one that was created before; or sleeps. The schedule fails if the test ends before the thread.
+    The thread is a real thread, but only one of the loop and the schedule's threads runs at a time. The explorer may
+    switch to another thread whenever this thread uses a runtime primitive (an `Interrupt`'s blocking waits, a scope, a
+    `BoundedQueue`, a hand-over to the loop). It may also switch when the thread sleeps, when the thread uses a lock,
+    condition, event, semaphore, barrier or queue of `threading` and `queue` that the test created, and when the thread
+    waits for such an object that was created before the test. The schedule fails if the test ends before the thread.
 
     Parameters:
-        fn: a plain function.
-        values: its arguments.
-        name: display name; default: the function's.
+        fn: plain function to run in the thread.
+        values: positional arguments for ``fn``.
+        name: display name of the thread; None uses the name of ``fn``.
 
     Awaiting the future raises the error of ``fn``. A `StopIteration`, or an error that is neither an `Exception` nor
     `holdfast.errors.Interrupted`, is raised as the cause of a `RuntimeError`.
 
     Raises:
-        RuntimeError: this thread belongs to no explored schedule.
+        RuntimeError: if this thread does not belong to an explored schedule.
     """
     strands = strands_here()
     if strands is None:
@@ -100,7 +101,7 @@ def _succeed(future: asyncio.Future[T], result: T) -> None:
 
 
 def _carried(error: BaseException, label: str) -> BaseException:
-    """Return an error that a future can carry: a `SystemExit` would end the loop that awaits it."""
+    """Return ``error``, or a `RuntimeError` with it as the cause if a future must not carry it, as a `SystemExit`."""
     if isinstance(error, (Exception, Interrupted)) and not isinstance(error, StopIteration):
         return error
     instead = RuntimeError(f"thread {label!r} raised {type(error).__name__}: {error}")
@@ -121,19 +122,19 @@ class _Threading:
 
     @staticmethod
     def Lock() -> Any:
-        """Return a lock of the explored schedule; a real one outside a schedule."""
+        """Return a lock of the explored schedule, or a real lock outside a schedule."""
         strands = strands_here()
         return REAL_LOCK() if strands is None else Lock(strands)
 
     @staticmethod
     def RLock() -> Any:
-        """Return a re-entrant lock of the explored schedule; a real one outside a schedule."""
+        """Return a re-entrant lock of the explored schedule, or a real lock outside a schedule."""
         strands = strands_here()
         return REAL_RLOCK() if strands is None else RLock(strands)
 
     @staticmethod
     def Thread(*, target: Callable[..., object], name: str, **options: Any) -> Any:
-        """Return a thread of the explored schedule; a real one outside a schedule."""
+        """Return a thread of the explored schedule, or a real thread outside a schedule."""
         strands = strands_here()
         if strands is None:
             return threading.Thread(target=target, name=name, **options)
@@ -141,7 +142,7 @@ class _Threading:
 
     @staticmethod
     def current_thread() -> Any:
-        """Return the thread of the schedule that runs here, or the real one."""
+        """Return the schedule's thread object for the running thread, or the real thread object."""
         strands = strands_here()
         strand = None if strands is None else strands.running
         return threading.current_thread() if strand is None or strand.thread is None else strand.thread
@@ -155,12 +156,12 @@ class _Time:
 
     @staticmethod
     def monotonic() -> float:
-        """Return the explored schedule's time; real time outside a schedule."""
+        """Return the explored schedule's time, or the real time outside a schedule."""
         return _now()
 
     @staticmethod
     def sleep(delay_s: float) -> None:
-        """Sleep in the explored schedule's time; in real time outside a schedule."""
+        """Sleep in the explored schedule's time, or in real time outside a schedule."""
         strands = strands_here()
         if strands is None:
             _sleep(delay_s)
@@ -176,13 +177,13 @@ class _Queue:
 
     @staticmethod
     def SimpleQueue() -> Any:
-        """Return a queue of the explored schedule; a real one outside a schedule."""
+        """Return a queue of the explored schedule, or a real queue outside a schedule."""
         strands = strands_here()
         return REAL_SIMPLE_QUEUE() if strands is None else SimpleQueue(strands)
 
 
 class _Dispatcher:
-    """The dispatcher thread of the explored schedule; the real one outside a schedule."""
+    """Proxy of the explored schedule's callback dispatcher, or of the real dispatcher outside a schedule."""
 
     def __init__(self, real: Any) -> None:
         self._real = real
@@ -256,11 +257,11 @@ _SWAPPED: Final[tuple[tuple[ModuleType | type, str, Any], ...]] = (
     (readers, "threading", _threading),
     (readers, "SimpleQueue", _queue.SimpleQueue),
     (readers, "system_clock", _time),
-    # What the interpreter's own conditions, events, queues and futures wait with.
+    # With these, the standard library's conditions, events, queues and futures wait.
     (threading, MAKE_LOCK, _gate_of_condition),
     (threading, CLOCK, _now),
     (queue, "time", _now),
-    # What code outside of the runtime makes.
+    # Code outside the runtime creates and uses these.
     (threading, "Lock", OwnLock),
     (threading, "RLock", OwnRLock),
     (threading.Event, "is_set", _is_set),
@@ -293,7 +294,7 @@ def _is_left_alone(module: str) -> bool:
 
 @contextmanager
 def swapped_in() -> Iterator[None]:
-    """Replace the names for an exploration."""
+    """Replace the thread primitives within the block."""
     dispatcher = interrupt_dispatch.dispatcher
     changes = (*_SWAPPED, (interrupt_dispatch, "dispatcher", _Dispatcher(dispatcher)), *_imported_by_name())
     before = [getattr(module, name) for module, name, _ in changes]

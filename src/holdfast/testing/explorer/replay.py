@@ -25,11 +25,11 @@ class Replay:
 
     Parameters:
         test: pytest's node id of the test, or ``module:name``.
-        choices: index of the step that was taken, wherever at least two could run.
-        late_s: as passed to `explore`.
-        tasks: as passed to `explore`.
-        max_steps: as passed to `explore`.
-        kind: how the schedule failed; see `ScheduleFailure`.
+        choices: index of the step that was taken, for each point at which at least two steps could run.
+        late_s: the ``late_s`` that was passed to `explore`.
+        tasks: the ``tasks`` that was passed to `explore`.
+        max_steps: the ``max_steps`` that was passed to `explore`.
+        kind: kind of failure, as in `ScheduleFailure`.
         text: description of the failure.
         versions: versions of Holdfast and Python at the time of recording.
     """
@@ -44,7 +44,7 @@ class Replay:
     versions: dict[str, str] = field(default_factory=_versions)
 
     def save(self, path: str | Path) -> Path:
-        """Write it as JSON, and return the path."""
+        """Write the replay to a file as JSON, and return the file's path."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"format": _FORMAT, **asdict(self)}, indent=1) + "\n", "utf-8")
@@ -52,11 +52,11 @@ class Replay:
 
     @classmethod
     def load(cls, path: str | Path) -> Replay:
-        """Read what `save` wrote.
+        """Read a replay from a file that `save` wrote.
 
         Raises:
-            ValueError: the file is not a replay, or its format is unknown to this version.
-            OSError: it cannot be read.
+            ValueError: if the file is not a replay, or if this version of Holdfast does not support the file's format.
+            OSError: if the file cannot be read.
         """
         known = {one.name for one in fields(cls)}
         try:

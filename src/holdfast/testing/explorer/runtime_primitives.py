@@ -1,4 +1,4 @@
-"""Thread primitives for the runtime's own code while it is explored: each use of one is a switch point."""
+"""Thread primitives for the runtime's own code under exploration; each use of a primitive is a switch point."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Lock:
 
     Parameters:
         strands: the schedule's controller.
-        quiet: only waiting for the lock is a switch point, not acquiring or releasing it. Conditions use such locks
-            for their waiters.
+        quiet: whether only waiting for the lock is a switch point, and acquiring or releasing the lock is not.
+            Conditions use quiet locks for their waiters.
     """
 
     __slots__ = ("_quiet", "is_locked", "owner", "strands", "waiting")
@@ -60,7 +60,7 @@ class Lock:
         """Release the lock, from any thread.
 
         Raises:
-            RuntimeError: it is not held.
+            RuntimeError: if the lock is not held.
         """
         if not self.is_locked:
             raise RuntimeError("release unlocked lock")
@@ -70,7 +70,7 @@ class Lock:
             self.strands.pause()
 
     def locked(self) -> bool:
-        """Whether it is held."""
+        """Return whether the lock is held."""
         return self.is_locked
 
     def __enter__(self) -> bool:
@@ -101,7 +101,7 @@ class RLock:
         """Release the lock once.
 
         Raises:
-            RuntimeError: this thread does not hold it.
+            RuntimeError: if this thread does not hold the lock.
         """
         if not self._depth or self._lock.owner is not self._lock.strands.running:
             raise RuntimeError("cannot release un-acquired lock")
@@ -140,7 +140,7 @@ class SimpleQueue:
         """Remove and return the first item.
 
         Raises:
-            queue.Empty: the queue is empty, and no item came in time.
+            queue.Empty: if the queue is empty and no item arrives in time.
         """
         self.explored_strands.pause()
         if not self.explored_items and block:
@@ -150,11 +150,11 @@ class SimpleQueue:
         return self.explored_items.popleft()
 
     def get_nowait(self) -> Any:
-        """Remove and return the first item, without waiting for one."""
+        """Remove and return the first item; raise `queue.Empty` at once if the queue is empty."""
         return self.get(block=False)
 
     def empty(self) -> bool:
-        """Whether it is empty."""
+        """Return whether the queue is empty."""
         return not self.explored_items
 
     def qsize(self) -> int:
@@ -182,7 +182,7 @@ class Thread:
 
     @property
     def ident(self) -> int | None:
-        """The identifier of the real thread, while there is one."""
+        """The identifier of the real thread; None before the thread first runs and after it has ended."""
         return None if self._strand is None else self._strand.ident
 
     def start(self) -> None:
@@ -191,7 +191,7 @@ class Thread:
         self._strands.start(self._strand)
 
     def is_alive(self) -> bool:
-        """Return whether it was started and has not ended."""
+        """Return whether the thread was started and has not ended."""
         return self._strand is not None and not self._strand.ended
 
     def join(self, timeout: float | None = None) -> None:

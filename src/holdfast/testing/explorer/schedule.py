@@ -1,4 +1,4 @@
-"""Run one schedule, judge how it ended, and check that the same choices lead to the same end."""
+"""Run one schedule, classify its outcome, and check that the same choices lead to the same outcome."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ _ASYNCIO = os.path.dirname(asyncio.__file__)
 
 @dataclass(slots=True, kw_only=True)
 class ScheduleOutcome:
-    """One schedule's trace and end. ``kind`` is empty when it passed.
+    """Trace and outcome of one schedule.
 
     Parameters:
-        kind: see `ScheduleFailure`.
+        kind: kind of failure, as in `ScheduleFailure`; empty if the schedule passed.
         text: description of the failure.
-        error: the error that the test or a callback raised.
-        tasks: the unfinished tasks and where they wait.
-        went: the actors of the last steps, oldest first.
-        result: what the test returned.
+        error: the error that the test or a callback raised, if any.
+        tasks: descriptions of the unfinished tasks and where they wait.
+        went: names of the actors that took the last steps, oldest first.
+        result: the value that the test returned.
         steps: number of steps taken.
         elapsed_s: elapsed virtual time, in seconds.
-        choices: the index that was picked, for each step with two or more choices.
+        choices: the index of the picked choice, for each step with two or more choices.
         widths: the number of choices, for each of these steps.
-        picked: the number of the picked actor, for each of these steps.
+        picked: the number of the picked actor (its index in ``actors``), for each of these steps.
         actors: all actors, in order of creation.
-        states: after each step, a number that stands for the step counts of all actors.
+        states: for each step, a hash of the step counts of all actors after that step.
     """
 
     kind: Any = ""
@@ -71,12 +71,12 @@ class ScheduleOutcome:
 
     @property
     def failed(self) -> bool:
-        """Whether it failed."""
+        """Whether the schedule failed."""
         return bool(self.kind)
 
     @property
     def foreign(self) -> bool:
-        """Return whether the exception is not the test's own, such as pytest's time limit or a call for exit."""
+        """Whether the error must end the exploration, such as a pytest time limit or `KeyboardInterrupt`."""
         if self.error is None:
             return False
         leaf = _first_leaf(self.error)
@@ -107,8 +107,8 @@ class ScheduleOutcome:
             schedules: number of schedules that were run, this one included.
             label: description of the chooser that made the choices.
             again_with: further arguments that `explore` needs for the replay.
-            shrunk: description of how it was shortened.
-            recorded: the replay.
+            shrunk: description of how the choices were shortened; empty if they were not.
+            recorded: the replay of the failure, for the error's ``recorded``.
         """
         replay = stripped(self.choices)
         origin = ""
@@ -130,7 +130,7 @@ class ScheduleOutcome:
         )
 
     def compared_with(self, again: ScheduleOutcome) -> ScheduleOutcome:
-        """Return this outcome, or a failure if the same choices gave a different one."""
+        """Return this outcome, or a ``nondeterminism`` failure if ``again``, from the same choices, differs."""
         for at, (width, picked) in enumerate(zip(self.widths, self.picked, strict=True)):
             if at >= len(again.widths):
                 return self._differs(f"the second time it ended before choice {at}")
@@ -154,7 +154,7 @@ class ScheduleOutcome:
         return self
 
     def _who_took(self, at: int) -> str:
-        """Return the name of the actor of a step, found by how the step changed the state."""
+        """Return the name of the actor that took a step, derived from how the step changed the state."""
         if at >= len(self.states):
             return "no actor: it was over"
         change = self.states[at] ^ (self.states[at - 1] if at else 0)
@@ -193,7 +193,7 @@ def run_one(loop: VirtualLoop, test: Callable[[], Coroutine[Any, Any, Any]], pic
     """Run ``test()`` on the loop, then close the loop.
 
     Raises:
-        RuntimeError: a loop is running in this thread already.
+        RuntimeError: if an event loop is already running in this thread.
     """
     if asyncio._get_running_loop() is not None or strands_here() is not None:
         loop.close()
@@ -272,7 +272,7 @@ def _first_leaf(error: BaseException) -> BaseException:
 
 
 def _is_pytests_failure(error: BaseException) -> bool:
-    """Whether ``pytest.fail`` or ``pytest.raises`` raised it; a time limit that raises the same does not count."""
+    """Whether ``pytest.fail`` or ``pytest.raises`` raised the error; pytest-timeout's time limit does not count."""
     failed = getattr(sys.modules.get("_pytest.outcomes"), "Failed", None)
     return (
         failed is not None
@@ -284,13 +284,13 @@ def _is_pytests_failure(error: BaseException) -> bool:
 
 
 def _told(error: BaseException) -> str:
-    """Format the error in one line; for a group, with its first leaf."""
+    """Format an error in one line; for an exception group, add the group's first leaf."""
     leaf = _first_leaf(error)
     return _in_words(error) if leaf is error else f"{_in_words(error)}, first {_in_words(leaf)}"
 
 
 def _in_words(error: BaseException) -> str:
-    """Format its type and text; an error without text (a bare assert, a time-out) gets its place."""
+    """Format an error's type and text; if it has no text (a bare assert, a timeout), its type and location."""
     name, text = type(error).__name__, str(error)
     if text:
         return f"{name}: {text}"

@@ -1,8 +1,8 @@
 """Shorten a failing schedule: fewer choices, and fewer that differ from asyncio's own order.
 
-Delta debugging on the list of choices. A candidate is kept when it fails in the same way and is simpler: first by how
-many of its choices are not 0 (0 is what asyncio would have done), then by its length, then by the sum. The comparison
-uses the choices that the run actually made, so a candidate may name choices that do not exist.
+This is delta debugging on the list of choices. A candidate is kept if it fails in the same way and is simpler. A list
+is simpler if fewer choices differ from 0 (asyncio's own choice), then if it is shorter, then if its sum is smaller.
+The comparison uses the choices that the run actually made, so a candidate may contain choices that do not exist.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ __all__ = ["Shrunk", "shrink", "stripped"]
 
 
 class Shrunk:
-    """The shortest failing list of choices found so far.
+    """The simplest failing list of choices found so far.
 
     Parameters:
-        choices: those of the failure.
-        attempt: runs a candidate; returns the choices it actually made if it failed in the same way, else None.
+        choices: the choices of the original failure.
+        attempt: called with a candidate; runs it, and returns the choices that the run made if it failed in the same
+            way, otherwise None.
         runs: maximum number of candidates to run.
     """
 
@@ -36,7 +37,7 @@ class Shrunk:
         return self.runs >= self._limit
 
     def try_one(self, candidate: Sequence[int]) -> bool:
-        """Return whether this candidate also fails and is simpler; keep it if so."""
+        """Run a candidate. If it fails in the same way and is simpler, keep it and return True."""
         wanted = tuple(stripped(candidate))
         if self.spent or wanted in self._tried or _size(wanted) >= _size(self.choices):
             return False
@@ -64,7 +65,7 @@ def shrink(choices: Sequence[int], attempt: Callable[[Sequence[int]], Sequence[i
 
 
 def _greedily(best: Shrunk, candidates: Callable[[Sequence[int]], Iterator[list[int]]]) -> None:
-    """Keep the first candidate that is simpler, and search again from it."""
+    """Keep the first simpler candidate and search again from it, until no candidate is simpler."""
     again = True
     while again and not best.spent:
         again = any(best.try_one(candidate) for candidate in candidates(best.choices))
@@ -103,7 +104,7 @@ def _with_smaller(choices: Sequence[int]) -> Iterator[list[int]]:
 
 
 def stripped(choices: Sequence[int]) -> list[int]:
-    """Return the choices without trailing zeros: after its choices, a replay takes 0 anyway."""
+    """Return the choices without trailing zeros, because a replay picks 0 after its last choice anyway."""
     end = len(choices)
     while end and not choices[end - 1]:
         end -= 1

@@ -1,11 +1,11 @@
-"""An event loop on virtual time that lets a chooser pick the next step.
+"""An event loop in virtual time, in which a chooser picks the next step.
 
 Invariants:
 
-- `SteppedLoop` offers every runnable *actor* to its chooser. A task is an actor; the plain callbacks that an actor
-  schedules (timers included) are one more actor, whose callbacks run in order, as transports require.
-- Choice 0 is the step that became runnable first, as in asyncio. But steps that became runnable together are ordered by
-  the age of their actors, not by the calls, so that iterating over a set of tasks does not make two runs differ.
+- `SteppedLoop` offers every runnable *actor* to its chooser. Each task is an actor. The plain callbacks that an actor
+  schedules, including timers, together form another actor; they run in order, as transports require.
+- Choice 0 is the step that became runnable first, as in asyncio. Steps that became runnable together are ordered by the
+  age of their actors, not by the order of the calls, so that iterating over a set of tasks gives the same schedule.
 - A list of choices identifies a schedule: the same choices give the same schedule.
 """
 
@@ -35,8 +35,8 @@ class Actor:
 
     Parameters:
         number: position in the order of creation, from 0; the same in all runs of a schedule.
-        task: the task, for a task.
-        scheduled_by: for callbacks, the actor that scheduled them.
+        task: the task that takes the steps; None for all other kinds of actors.
+        scheduled_by: the actor that scheduled the callbacks; None for all other kinds of actors.
     """
 
     __slots__ = ("callbacks", "is_clock", "number", "queue", "runnable", "scheduled_by", "steps", "task")
@@ -53,7 +53,7 @@ class Actor:
 
     @property
     def name(self) -> str:
-        """The task's name, or a description of the other kinds of actors."""
+        """The task's name, or a description if the actor is not a task."""
         if self.task is not None:
             return self.task.get_name()
         if self.scheduled_by is not None:
@@ -65,7 +65,7 @@ _NOBODY = Actor(0, None, None)
 
 
 class LoopStep(StepHandle):
-    """A handle that knows its actor, and in which step (``born``) and when (``since``) it became runnable."""
+    """A handle with its actor, and the step number (``born``) and time (``since``) at which it became runnable."""
 
     __slots__ = ()
 
@@ -73,11 +73,11 @@ class LoopStep(StepHandle):
     loop: SteppedLoop
 
     def on_cancel(self) -> None:
-        """Make sure that the step is not offered to the chooser."""
+        """Mark the loop's runnable steps as stale, so that this step is not offered to the chooser."""
         self.loop.stale = True
 
     def overdue(self, steps: int) -> bool:
-        """Whether it was runnable for more than `steps` steps."""
+        """Return whether this step has been runnable for more than `steps` steps of the loop."""
         return self.loop.steps - self.born > steps
 
     def __repr__(self) -> str:
@@ -88,15 +88,15 @@ class Chooser(Protocol):
     """Picks the next step. One chooser serves all schedules of an exploration, one after the other."""
 
     def begin(self) -> bool:
-        """Prepare for the next schedule; False when all are done."""
+        """Prepare for the next schedule; return False if all schedules have been run."""
         ...
 
     def pick(self, runnable: Sequence[LoopStep]) -> int:
-        """Return the index of the step to run. Called only when there are at least two."""
+        """Return the index of the step to run. Called only if at least two steps can run."""
         ...
 
     def end(self, loop: SteppedLoop) -> None:
-        """Learn from a schedule that is over; its trace is in the loop's ``choices``, ``widths`` and ``picked``."""
+        """Learn from a schedule that has ended, whose trace is in ``loop.choices``, ``widths`` and ``picked``."""
         ...
 
 
@@ -104,11 +104,11 @@ class SteppedLoop(VirtualLoop):
     """An asyncio loop whose chooser picks the next step among all that can run.
 
     Parameters:
-        chooser: picks the next step.
-        max_steps: maximum number of steps; one more raises `Livelock`.
-        late_s: how late a step may be, in virtual seconds after it could run. While no step would be later than that,
-            advancing the time to the next timer is one more choice.
-        tasks: ``eager``: a new task takes its first step inside ``create_task``.
+        chooser: strategy that picks the next step.
+        max_steps: maximum number of steps; a further step raises `Livelock`.
+        late_s: maximum delay of a step that can run, in virtual seconds. If advancing the time to the next timer
+            would delay no step by more than this, advancing the time is one more choice.
+        tasks: how new tasks start. With ``eager``, a new task takes its first step inside ``create_task``.
     """
 
     def __init__(
@@ -125,12 +125,12 @@ class SteppedLoop(VirtualLoop):
         self.picked: list[int] = []
         self.actors: list[Actor] = []
         self.states: list[int] = []
-        """After each step, a number that stands for the step counts of all actors."""
+        """For each step, a hash of the step counts of all actors after that step."""
         self.recent: deque[Actor] = deque(maxlen=64)
         self.halted: Exception | None = None
-        """The error that ends the schedule, although the running code may have caught it."""
+        """The error that ends the schedule, even if the running code catches this error."""
         self.chosen: LoopStep | None = None
-        """The next step, if a thread has chosen one that is not its own."""
+        """The next step, if a thread of the schedule has already chosen a step of another actor."""
         self.stepping = False
         """Whether a step is being taken."""
         self.stale = False
@@ -144,7 +144,7 @@ class SteppedLoop(VirtualLoop):
         """One step of each actor that can run; the first to become runnable comes first."""
         self.running_actor = self.new_actor(None, None)
         self.clock: LoopStep | None = None
-        """The step that advances the time, if that can be chosen."""
+        """The step that advances the time; None if ``late_s`` is 0."""
         self._late_s = late_s
         if late_s > 0:
             self.clock = LoopStep(0.0, self.pass_time, (), self, None, self.new_actor(None, None))
@@ -153,7 +153,7 @@ class SteppedLoop(VirtualLoop):
             self.set_task_factory(_start_eagerly)
 
     def new_actor(self, task: asyncio.Task[Any] | None, scheduled_by: Actor | None) -> Actor:
-        """Return a new actor, the youngest."""
+        """Create an actor, add it to the loop's actors, and return it."""
         actor = Actor(len(self.actors), task, scheduled_by)
         self.actors.append(actor)
         if task is not None:
@@ -167,7 +167,7 @@ class SteppedLoop(VirtualLoop):
         return self.callbacks_of(self.running_actor)
 
     def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
-        """Like asyncio's, but a task without a name gets the same one in each run of a schedule."""
+        """Create a task as asyncio does; a task without a name gets the same name in each run of a schedule."""
         if options.get("name") is None:
             self._unnamed += 1
             options["name"] = f"task {self._unnamed}"
@@ -182,7 +182,7 @@ class SteppedLoop(VirtualLoop):
 
     def callbacks_of(self, actor: Actor) -> Actor:
         """Return the actor for the callbacks that this actor schedules."""
-        # Callbacks that callbacks schedule stay with them.
+        # Callbacks that a callback schedules belong to the callback's own actor.
         if actor.task is None and actor.scheduled_by is not None:
             return actor
         if actor.callbacks is None:
@@ -192,7 +192,7 @@ class SteppedLoop(VirtualLoop):
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
-        """Like asyncio's; refuses other threads."""
+        """Schedule a callback as asyncio does, but refuse calls from other threads."""
         if self._is_closed:
             self.check_open()
         if threading.get_ident() != self.home:
@@ -204,11 +204,11 @@ class SteppedLoop(VirtualLoop):
     def make_timer(
         self, when: float, callback: Callable[..., object], args: Sequence[Any], context: Context | None
     ) -> LoopStep:
-        """Return a timer; its actor is the one for callbacks of the running actor."""
+        """Return a timer that belongs to the actor for the running actor's callbacks."""
         return LoopStep(when, callback, args, self, context, self.callbacks_of(self.running_actor))
 
     def make_runnable(self, handle: LoopStep) -> None:  # type: ignore[override]
-        """Offer a step to the chooser from now on, after the steps that its actor already has."""
+        """Offer a step to the chooser, once the earlier steps of the same actor have run."""
         actor = handle.actor
         if actor.runnable:
             actor.queue.append(handle)
@@ -224,7 +224,7 @@ class SteppedLoop(VirtualLoop):
         runnable.insert(at, handle)
 
     def take(self, at: int) -> LoopStep:
-        """Remove the runnable step at this index in order to run it, and offer its actor's next one."""
+        """Remove and return the runnable step at index ``at``, and offer the next step of the same actor."""
         step = self.runnable.pop(at)
         actor = step.actor
         actor.runnable = False
@@ -245,7 +245,7 @@ class SteppedLoop(VirtualLoop):
                 at += 1
 
     def run_step(self) -> None:
-        """Run the step that is chosen, or let time pass."""
+        """Run the chosen step, or advance the time."""
         if self.stale:
             self.drop_cancelled()
         runnable = self.runnable
@@ -268,13 +268,13 @@ class SteppedLoop(VirtualLoop):
             raise self.halted
 
     def with_clock(self, runnable: list[LoopStep]) -> list[LoopStep]:
-        """Return the runnable steps, and the clock if none of them would be too late."""
+        """Return the runnable steps, and also the clock if advancing the time would delay no step too long."""
         assert self.clock is not None
         when = self.next_timer()
         return [*runnable, self.clock] if when is not None and when <= runnable[0].since + self._late_s else runnable
 
     def next_of(self, offered: Sequence[LoopStep]) -> int:
-        """Return the index of the step to run; a thread may have chosen already."""
+        """Return the index of the step to run, which a thread of the schedule may already have chosen."""
         chosen, self.chosen = self.chosen, None
         if chosen is not None:
             return next(at for at, step in enumerate(offered) if step is chosen)
@@ -290,7 +290,7 @@ class SteppedLoop(VirtualLoop):
         """Count a step of this actor.
 
         Raises:
-            Livelock: this step exceeds ``max_steps``.
+            Livelock: if this step exceeds ``max_steps``.
         """
         self.steps += 1
         if self.steps > self.max_steps:
@@ -301,7 +301,7 @@ class SteppedLoop(VirtualLoop):
         self.states.append(self._state)
 
     def close(self) -> None:
-        """Close as asyncio does, and break reference cycles, to free the loop without the garbage collector."""
+        """Close the loop, and break its reference cycles, so that it is freed without the garbage collector."""
         super().close()
         self._is_closed = True
         for actor in self.actors:
@@ -357,7 +357,7 @@ class SteppedLoop(VirtualLoop):
         self.halted = self.chosen = None
 
     def refuse_thread(self) -> NoReturn:
-        """Refuse a real thread; the error names the alternatives."""
+        """Refuse the use of a real thread, with an error that names the alternatives."""
         self.refuse(
             "a real thread was used under the explorer, where schedules must be repeatable; start it with "
             "holdfast.testing.start_thread, or in a scope: scope.spawn(…, on='thread'), or run that part as a "
@@ -366,18 +366,18 @@ class SteppedLoop(VirtualLoop):
         )
 
     def refuse(self, text: str) -> NoReturn:
-        """Raise `NotExplorable`, and end the schedule with it even if it is caught."""
+        """Raise `NotExplorable`, and end the schedule with this error even if the test catches it."""
         error = NotExplorable(text)
         self.halt(error)
         raise error
 
     def halt(self, error: Exception) -> None:
-        """End the schedule with this error after the present step, even if the error is caught."""
+        """End the schedule with ``error`` after the current step, even if the test catches the error."""
         if self.halted is None:
             self.halted = error
 
     def begin_now(self, task: asyncio.Task[Any]) -> None:
-        """Take the new task's first step at once, inside the step that created it."""
+        """Run the first step of a new task at once, inside the step that created the task."""
         actor = self._by_task[task]
         step = self.take(next(at for at, step in enumerate(self.runnable) if step.actor is actor))
         outside, creator, stepping = self.running_actor, asyncio.current_task(self), self.stepping

@@ -1,4 +1,4 @@
-"""Strategies for the next step: random, by priorities that change a few times (PCT), or every possibility in turn."""
+"""Strategies that choose the next step: at random, by random priorities (PCT), exhaustively, or from a recording."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ if TYPE_CHECKING:
 
 __all__ = ["ExhaustiveChooser", "NearChooser", "PctChooser", "RandomChooser", "ReplayChooser", "ReplayMismatch"]
 
-# Busy waiting is not a livelock: an actor preferred this often in a row is put last, and a step that was runnable for
-# this many steps goes next.
+# So that busy waiting does not become a livelock, an actor that was chosen this often in a row is put last, and a step
+# that has been runnable for this many steps runs next.
 _IN_A_ROW = 100
 _OVERDUE_STEPS = 1000
 
 
 class ReplayMismatch(Exception):  # noqa: N818
-    """A replayed choice is not on offer: the test behaves differently than when the choices were recorded."""
+    """A replayed choice does not exist, because the test behaves differently than when the choices were recorded."""
 
 
 class RandomChooser:
-    """Picks any runnable step, with equal chances.
+    """Picks any runnable step, all with the same probability.
 
     Parameters:
-        seed: the same seed gives the same schedules.
+        seed: random seed; the same seed gives the same schedules.
     """
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed).random
 
     def begin(self) -> bool:
-        """Accept one more schedule; there is always another."""
+        """Return True: another random schedule can always be run."""
         return True
 
     def pick(self, runnable: Sequence[LoopStep]) -> int:
-        """Pick any step."""
+        """Return the index of a random step."""
         return int(self._random() * len(runnable))
 
     def end(self, loop: SteppedLoop) -> None:
@@ -46,12 +46,12 @@ class RandomChooser:
 class PctChooser:
     """Probabilistic concurrency testing: random priorities, lowered at ``depth - 1`` random moments.
 
-    The actor with the highest priority always runs first and gets far ahead of the others. That finds orders that a
-    fair choice rarely reaches. The clock (see ``late_s``) gets a new priority each time it was preferred.
+    The actor with the highest priority always runs first and gets far ahead of the others. This finds orders that a
+    uniformly random choice rarely reaches. The clock (see ``late_s``) gets a new priority each time it is chosen.
 
     Parameters:
         depth: maximum number of ordering constraints that the bug needs; 3 finds most bugs.
-        seed: the same seed gives the same schedules.
+        seed: random seed; the same seed gives the same schedules.
     """
 
     def __init__(self, depth: int, seed: int) -> None:
@@ -66,7 +66,7 @@ class PctChooser:
         self._in_a_row = 0
 
     def begin(self) -> bool:
-        """Draw new priorities and new moments of change; there is always another schedule."""
+        """Reset the priorities, draw new moments of change, and return True."""
         self._priorities = {}
         self._changes = {self._random.randrange(self._length) for _ in range(self._depth - 1)}
         self._made = 0
@@ -75,7 +75,7 @@ class PctChooser:
         return True
 
     def pick(self, runnable: Sequence[LoopStep]) -> int:
-        """Pick the step with the highest priority; at a moment of change, put that one last."""
+        """Return the index of the step with the highest priority; at a moment of change, put its actor last."""
         oldest = runnable[0]
         if oldest.overdue(_OVERDUE_STEPS):
             return 0
@@ -101,15 +101,15 @@ class PctChooser:
         return best
 
     def end(self, loop: SteppedLoop) -> None:
-        """Learn how long schedules are, to spread the moments of change."""
+        """Learn how long schedules are, so that the moments of change are spread over their length."""
         self._length = max(1, len(loop.choices)) if self._length == 20 else max(self._length, len(loop.choices))
 
 
 class ReplayChooser:
-    """Repeats recorded choices, then always takes the first one on offer.
+    """Repeats recorded choices, then always picks the first runnable step.
 
     Parameters:
-        choices: the recorded numbers.
+        choices: the recorded choices.
     """
 
     def __init__(self, choices: Sequence[int]) -> None:
@@ -117,15 +117,15 @@ class ReplayChooser:
         self._made = 0
 
     def begin(self) -> bool:
-        """Start again at the first number."""
+        """Start again at the first recorded choice, and return True."""
         self._made = 0
         return True
 
     def pick(self, runnable: Sequence[LoopStep]) -> int:
-        """Return the recorded number.
+        """Return the next recorded choice, or 0 after the last one.
 
         Raises:
-            ReplayMismatch: fewer steps are on offer.
+            ReplayMismatch: if too few steps can run for the recorded choice.
         """
         made = self._made
         self._made = made + 1
@@ -142,17 +142,17 @@ class ReplayChooser:
 
 
 class NearChooser(ReplayChooser):
-    """Repeats choices that may not exist: if one is not on offer, picks the last one that is."""
+    """Repeats choices that may not exist; in place of a choice that does not, picks the last runnable step."""
 
     def pick(self, runnable: Sequence[LoopStep]) -> int:
-        """Return the recorded number, or the nearest one on offer."""
+        """Return the next recorded choice, or the nearest choice that exists."""
         made = self._made
         self._made = made + 1
         return min(self._choices[made], len(runnable) - 1) if made < len(self._choices) else 0
 
 
 class ExhaustiveChooser(ReplayChooser):
-    """Runs every schedule once, depth first: repeats a prefix, then always takes the first on offer."""
+    """Runs every schedule once, depth first: repeats a prefix of choices, then always picks the first runnable step."""
 
     def __init__(self) -> None:
         super().__init__([])
@@ -161,15 +161,15 @@ class ExhaustiveChooser(ReplayChooser):
         self.exhausted = False
 
     def begin(self) -> bool:
-        """Take the next prefix; False once every schedule has been run."""
+        """Start the next prefix; return False once every schedule has been run."""
         super().begin()
         return not self.exhausted
 
     def end(self, loop: SteppedLoop) -> None:
-        """Find the last choice that has an alternative left.
+        """Set the next prefix, which ends with an alternative to the last choice that has one left.
 
         Raises:
-            ReplayMismatch: the repeated prefix did not offer the same steps as before.
+            ReplayMismatch: if the repeated prefix did not offer the same steps as before.
         """
         if loop.widths[: len(self._widths)] != self._widths or loop.picked[: len(self._picked)] != self._picked:
             raise ReplayMismatch("repeating the first choices of an earlier schedule offered different steps")

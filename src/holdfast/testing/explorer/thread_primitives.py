@@ -1,14 +1,14 @@
-"""Replacements for the locks and queues that an explored test creates: each use of one is a switch point.
+"""Replacements for the locks and queues that an explored test creates; each use of a replacement is a switch point.
 
 During an exploration, these classes replace `threading.Lock`, `threading.RLock` and `queue.SimpleQueue`
 (see `holdfast.testing.explorer.patching`). `Condition`, `Event`, `Semaphore`, `Barrier`, `Queue` and their relatives
-are written in Python on top of locks, so they follow.
+are written in Python on top of locks, so they use the replacements, too.
 
 Invariants
 
 - Outside a schedule, the constructors return the interpreter's own objects.
 - An object that outlives its schedule (such as a module's lock created on first use) moves to the next schedule, where
-  it starts unlocked; a thread outside any schedule uses a built-in one behind it.
+  a lock starts unlocked. If a thread outside any schedule uses the object, a built-in object does the work.
 - A lock that the test created is held during at least one switch point, so that another thread can find it locked. The
   mutex inside a condition or a queue is not, as its state is never queried.
 """
@@ -41,7 +41,7 @@ _making: Final = threading.Lock()
 
 
 class _StandIn(type):
-    """Metaclass of a replacement for a built-in class, whose instances count as instances of the replacement."""
+    """Metaclass of a replacement for a built-in class; `isinstance` accepts the built-in's instances for it, too."""
 
     def __instancecheck__(cls, instance: object) -> bool:
         real = _REAL_TYPES.get(cls.__name__)
@@ -55,7 +55,7 @@ def _schedule_here() -> ThreadController | None:
 
 
 def _moves_to(strands: ThreadController, here: ThreadController | None) -> bool:
-    """Whether an object of the schedule of `strands` is used in a later one, `here`."""
+    """Whether an object of the schedule of `strands` is used in a later schedule, `here`."""
     return here is not None and strands.over and not here.over
 
 
@@ -65,7 +65,7 @@ class OwnLock(Lock, metaclass=_StandIn):
     __slots__ = ("__weakref__", "_found_held", "_real_one")
 
     def __new__(cls, *, found_held: bool | None = None) -> Any:
-        """Return a lock of the schedule; a built-in one outside a schedule."""
+        """Return a lock of the schedule, or a built-in lock outside a schedule."""
         return REAL_LOCK() if _schedule_here() is None else object.__new__(cls)
 
     def __init__(self, *, found_held: bool | None = None) -> None:
@@ -102,7 +102,7 @@ class OwnLock(Lock, metaclass=_StandIn):
         """Acquire the lock; timeouts are in virtual seconds.
 
         Raises:
-            ValueError: a negative timeout, or one without blocking.
+            ValueError: if the timeout is negative (other than -1), or is given although ``blocking`` is false.
         """
         if not self._in_schedule():
             return self._real().acquire(blocking, timeout)
@@ -116,7 +116,7 @@ class OwnLock(Lock, metaclass=_StandIn):
         """Release the lock, from any thread.
 
         Raises:
-            RuntimeError: it is not locked.
+            RuntimeError: if the lock is not held.
         """
         strands = self.strands
         if not self._in_schedule():
@@ -132,7 +132,7 @@ class OwnLock(Lock, metaclass=_StandIn):
             super().release()
 
     def locked(self) -> bool:
-        """Whether it is held."""
+        """Return whether the lock is held."""
         if not self._in_schedule():
             return self._real().locked()
         self.strands.pause()
@@ -155,7 +155,7 @@ class OwnRLock(metaclass=_StandIn):
     __slots__ = ("__weakref__", "_depth", "_lock", "_real_one")
 
     def __new__(cls) -> Any:
-        """Return a lock of the schedule; a built-in one outside a schedule."""
+        """Return a lock of the schedule, or a built-in lock outside a schedule."""
         return REAL_RLOCK() if _schedule_here() is None else object.__new__(cls)
 
     def __init__(self) -> None:
@@ -197,7 +197,7 @@ class OwnRLock(metaclass=_StandIn):
         """Release the lock once.
 
         Raises:
-            RuntimeError: this thread does not hold it.
+            RuntimeError: if this thread does not hold the lock.
         """
         if not self._in_schedule():
             self._real().release()
@@ -260,7 +260,7 @@ class OwnSimpleQueue(SimpleQueue, metaclass=_StandIn):
     __class_getitem__: Any = classmethod(GenericAlias)
 
     def __new__(cls) -> Any:
-        """Return a queue of the schedule, or an instance of a subclass; a built-in queue outside a schedule."""
+        """Return a replacement queue; outside a schedule, a built-in queue unless ``cls`` is a subclass."""
         is_plain = cls is OwnSimpleQueue
         return REAL_SIMPLE_QUEUE() if is_plain and _schedule_here() is None else object.__new__(cls)
 
@@ -297,8 +297,8 @@ class OwnSimpleQueue(SimpleQueue, metaclass=_StandIn):
         """Remove and return the first item; timeouts are in virtual seconds.
 
         Raises:
-            queue.Empty: the queue is empty, and no item came in time.
-            ValueError: the timeout is negative.
+            queue.Empty: if the queue is empty and no item arrives in time.
+            ValueError: if the timeout is negative.
         """
         if block and timeout is not None and timeout < 0:
             raise ValueError("'timeout' must be a non-negative number")
@@ -309,7 +309,7 @@ class OwnSimpleQueue(SimpleQueue, metaclass=_StandIn):
         return self._real_one.get(block, timeout)
 
     def empty(self) -> bool:
-        """Whether it is empty."""
+        """Return whether the queue is empty."""
         return not self.qsize()
 
     def qsize(self) -> int:
@@ -321,6 +321,6 @@ class OwnSimpleQueue(SimpleQueue, metaclass=_StandIn):
 
 
 def look(lock: object) -> None:
-    """Let other threads run before a thread that does not hold this lock reads the state that it guards."""
+    """Let other threads run before the caller reads, without holding the lock, the state that the lock guards."""
     if type(lock) is OwnLock and lock._in_schedule():
         lock.strands.pause()

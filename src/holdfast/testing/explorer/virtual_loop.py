@@ -1,8 +1,8 @@
-"""An event loop without I/O on virtual time, in asyncio's own order.
+"""An event loop without I/O, in virtual time and in asyncio's own order.
 
 Invariants:
 
-- A loop runs one handle per iteration. Time passes only when nothing can run: it jumps to the next timer.
+- A loop runs one handle per iteration. If nothing can run, the time jumps to the next timer.
 - `VirtualLoop` runs handles strictly in asyncio's order. Foreign threads may call `call_soon_threadsafe`.
 """
 
@@ -28,25 +28,25 @@ _Ts = TypeVarTuple("_Ts")
 
 _START_S = 1_000.0
 _SAME_INSTANT_S = 1e-9
-# How long, in real time, a stuck loop waits for a thread to wake it: if one has started since or runs an executor call;
-# if there are only older ones, which may be unrelated.
+# Real time that a stuck loop waits for a thread to wake it. The first value applies if a thread has started since the
+# test began or runs an executor call; the second if all threads are older, as these may be unrelated.
 _PATIENCE_S = 10.0
 _PATIENCE_WITH_OLD_THREADS_S = 1.0
 _MANY_CANCELLED = 100
 
 
 class VirtualLoop(BareLoop):
-    """An asyncio loop in asyncio's own order, without I/O, on virtual time.
+    """An asyncio loop without I/O, in virtual time, that runs handles in asyncio's own order.
 
-    ``time()`` does not advance while anything can run, and otherwise jumps to the next timer. Executor calls run in
-    real threads; time does not jump during one.
+    ``time()`` does not advance while a handle can run, and otherwise jumps to the next timer. Executor calls run in
+    real threads; ``time()`` does not advance during a call.
 
     Parameters:
-        max_steps: maximum number of handles to run; one more raises `Livelock`.
+        max_steps: maximum number of handles to run; a further handle raises `Livelock`.
     """
 
     virtual = True
-    """Tells the runtime not to watch this loop by the real clock, and not to look for programs that it starts."""
+    """Signals the runtime not to watch this loop by the real clock, nor to look for programs that the loop starts."""
 
     def __init__(self, *, max_steps: int = 1_000_000) -> None:
         super().__init__()
@@ -67,13 +67,13 @@ class VirtualLoop(BareLoop):
     # time
 
     def time(self) -> float:
-        """Return virtual seconds; starts at 1000."""
+        """Return the virtual time in seconds, which starts at 1000."""
         return self.now
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        """Like asyncio's; timers with the same deadline fire in the order in which they were set."""
+        """Set a timer as asyncio does; timers with the same deadline fire in the order in which they were set."""
         timer = self.make_timer(when, callback, args, context)
         self.set_timer(timer)
         return timer
@@ -91,7 +91,7 @@ class VirtualLoop(BareLoop):
         return LoopTimer(when, callback, args, self, context)
 
     def on_timer_cancelled(self, timer: asyncio.TimerHandle) -> None:
-        """Drop the cancelled timers once there are many."""
+        """Count a cancelled timer, and remove all cancelled timers once there are many."""
         self._timers_cancelled += 1
         if self._timers_cancelled > _MANY_CANCELLED and self._timers_cancelled * 2 > len(self._timers):
             self._timers = [entry for entry in self._timers if not entry[2].cancelled()]
@@ -99,7 +99,7 @@ class VirtualLoop(BareLoop):
             self._timers_cancelled = 0
 
     def next_timer(self) -> float | None:
-        """Return when the next timer fires."""
+        """Return the time at which the next timer fires, or None without a timer."""
         timers = self._timers
         while timers and timers[0][2].cancelled():
             heapq.heappop(timers)
@@ -107,7 +107,7 @@ class VirtualLoop(BareLoop):
         return timers[0][0] if timers else None
 
     def pass_time(self) -> bool:
-        """Jump to the next timer and make all timers of that instant runnable; False without a timer."""
+        """Jump to the next timer and make all timers of that instant runnable; return False without a timer."""
         when = self.next_timer()
         if when is None:
             return False
@@ -128,7 +128,7 @@ class VirtualLoop(BareLoop):
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
-        """Like asyncio's, but refuses other threads, even outside debug mode."""
+        """Schedule a callback as asyncio does, but refuse calls from other threads even outside debug mode."""
         self.check_open()
         if threading.get_ident() != self.home:
             self.refuse("call_soon was called from another thread; use call_soon_threadsafe")
@@ -139,7 +139,7 @@ class VirtualLoop(BareLoop):
     def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
-        """Like asyncio's."""
+        """Schedule a callback from any thread, as asyncio does."""
         if threading.get_ident() == self.home:
             return self.call_soon(callback, *args, context=context)
         self.check_open()
@@ -153,7 +153,7 @@ class VirtualLoop(BareLoop):
         self._fifo.append(handle)
 
     def run_step(self) -> None:
-        """Run one handle; let time pass, or wait for a thread, when none can run."""
+        """Run one handle; if no handle can run, wait for a thread or advance the time first."""
         self._count_step()
         while self._inbox:
             self._fifo.append(self._inbox.popleft())
@@ -180,7 +180,7 @@ class VirtualLoop(BareLoop):
             raise Livelock
 
     def run_in_executor(self, executor: Executor | None, func: Callable[[*_Ts], _T], *args: *_Ts) -> asyncio.Future[_T]:
-        """Like asyncio's; time does not advance until the call returns."""
+        """Run ``func`` in an executor as asyncio does; the time does not advance until the call returns."""
         future = super().run_in_executor(executor, func, *args)
         self._threads_busy += 1
         future.add_done_callback(self._thread_done)
@@ -190,7 +190,7 @@ class VirtualLoop(BareLoop):
         self._threads_busy -= 1
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Keep what asyncio would only log, so that the run fails."""
+        """Record an error that asyncio would only log, so that the run fails."""
         self.errors.append(context)
 
     # running
@@ -198,13 +198,13 @@ class VirtualLoop(BareLoop):
     def run_main(self, test: Callable[[], Coroutine[Any, Any, Any]]) -> asyncio.Task[Any]:
         """Run ``test()`` as the task ``main`` until it is done, then run everything that is still due at that instant.
 
-        Returns the main task.
+        Return the main task.
 
         Raises:
-            Deadlock: nothing can run and no timer is set.
-            Livelock: ``max_steps`` were taken.
-            NotExplorable: a real thread, process or socket was used.
-            TypeError: ``test()`` does not return a coroutine.
+            Deadlock: if nothing can run and no timer is set.
+            Livelock: if the run takes more than ``max_steps`` steps.
+            NotExplorable: if the test uses a real thread, process or socket.
+            TypeError: if ``test()`` does not return a coroutine.
         """
         main: list[asyncio.Task[Any]] = []
 
@@ -248,7 +248,7 @@ class VirtualLoop(BareLoop):
         try:
             self._inside(begin, lambda: all(task.done() for task in left))
         except (Deadlock, Livelock, NotExplorable):
-            pass  # the failure that led here is reported; what resists is dropped silently
+            pass  # the original failure is reported; tasks that do not end are dropped silently
         for task in left:
             expect_pending(task)
 
@@ -274,7 +274,7 @@ class VirtualLoop(BareLoop):
         self.run_until(begin, is_finished, self.home)
 
     def on_wakeup(self) -> None:
-        """Wake a stuck loop."""
+        """Wake the loop if it is waiting for a thread."""
         self._bell.set()
 
     def refuse(self, text: str) -> NoReturn:

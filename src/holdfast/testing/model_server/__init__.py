@@ -1,4 +1,4 @@
-"""A scripted model provider on this machine: it speaks OpenAI's and Anthropic's streaming protocols, with faults.
+"""A scripted local model provider that speaks OpenAI's and Anthropic's streaming protocols and can inject faults.
 
     async with ModelServer([Reply(text="Hello.")]) as server:
         ...                                     # server.environment points a model at it
@@ -6,8 +6,9 @@
 
     python -m holdfast.testing.model_server     # serves the demo model until Ctrl-C
 
-It records each request, and when and how its answer ended: a client that stops reading must close the connection, and
-the record shows whether it did. Requests that the real providers refuse are refused (status 400).
+The server records each request, and when and how the answer ended. A client that stops reading must close the
+connection; the record shows whether the client did. The server refuses, with status 400, requests that the real
+providers refuse.
 """
 
 from holdfast.testing.model_server.server import Exchange, ModelServer, Reply, Script

@@ -1,4 +1,4 @@
-"""The server: it answers each request from the script, and records how the answer ended."""
+"""HTTP server that answers each request from a script, and records how the answer ended."""
 
 from __future__ import annotations
 
@@ -38,19 +38,21 @@ class Reply:
     """One answer of a script.
 
     Parameters:
-        text, reasoning: the model's answer and its reasoning.
-        calls: names and arguments of the requested calls; arguments given as text are sent unchanged, JSON or not.
-        reason: why the answer ends (the finish reason); ``stop`` is sent as ``calls`` if there are calls.
+        text, reasoning: text of the model's answer, and of its reasoning.
+        calls: name and arguments of each requested call. Arguments given as text are sent unchanged, even if they are
+            not JSON.
+        reason: finish reason; ``stop`` is sent as ``calls`` if there are calls.
         usage: token counts to report.
         piece: maximum number of characters in a piece of text.
-        pace_s: time before each piece, in seconds.
-        headers_s: time before the status line, in seconds; `math.inf` for never.
-        status: HTTP status; any other than 200 sends an error with `message`.
+        pace_s: delay before each piece, in seconds.
+        headers_s: delay before the status line, in seconds; with `math.inf`, the status line is never sent.
+        status: HTTP status; with a status other than 200, the answer is an error with `message`.
         message: text of the error.
-        retry_after_s: sent as ``Retry-After`` with an error.
-        fault: fault after `after` pieces. ``cut``: break the connection; ``short``: end the answer early, with valid
-            HTTP; ``garbage``: send invalid JSON; ``error``: send an error inside the stream; ``stall``: send no more.
-        after: number of complete pieces before the fault.
+        retry_after_s: value of an error's ``Retry-After`` header, in seconds; None omits the header.
+        fault: fault to inject after `after` pieces; None sends the complete answer. ``cut`` breaks the connection,
+            ``short`` ends the answer early but as valid HTTP, ``garbage`` sends invalid JSON, ``error`` sends an error
+            inside the stream, and ``stall`` stops sending.
+        after: number of complete pieces to send before the fault.
     """
 
     text: str = ""
@@ -86,14 +88,14 @@ class Exchange:
     """One request, and how its answer ended. Times are those of the server's event loop (``loop.time()``).
 
     Parameters:
-        path, headers, body: those of the request.
+        path, headers, body: path, headers and decoded JSON body of the request.
         connection: number of the request's connection, from 1.
-        opened_at: when the request was complete.
+        opened_at: time at which the request was complete.
         headers_sent: whether the status line was sent.
         pieces: number of pieces of the answer sent so far.
-        ended: ``whole``; ``faulty``, as scripted; ``closed``: the client closed the connection first; None before the
-            end.
-        ended_at: when the answer ended.
+        ended: how the answer ended: ``whole``, ``faulty`` (with the scripted fault) or ``closed`` (the client closed
+            the connection first). None means that the answer is in progress.
+        ended_at: time at which the answer ended; 0 while the answer is in progress.
     """
 
     path: str
@@ -108,7 +110,11 @@ class Exchange:
     _watchers: list[asyncio.Future[None]] = field(default_factory=list)
 
     async def until(self, *, pieces: int = 0, ended: bool = False, limit_s: float = 10.0) -> None:
-        """Wait until that many pieces were sent, or until the answer ended. Raises `TimeoutError` after `limit_s`."""
+        """Wait until `pieces` pieces were sent or, if `ended` is true, until the answer has ended.
+
+        Raises:
+            TimeoutError: if this takes longer than `limit_s`.
+        """
         async with asyncio.timeout(limit_s):
             while self.ended is None if ended else self.pieces < pieces:
                 await _next_change(self._watchers)
@@ -127,10 +133,10 @@ class ModelServer:
     """A model provider that answers from a script. An async context manager that serves within its block.
 
     Parameters:
-        script: replies in order, one for each request, with status 500 after the last one; or a function from the
-            request to a reply; or a `Model`, whose answers are passed on.
-        key: the API key that requests must have; None accepts any.
-        host, port: address to listen on; port 0 picks a free one.
+        script: a sequence of replies, one for each request (requests after the last reply fail with status 500), a
+            function that takes the request and returns a reply, or a `Model`, whose answers are passed on.
+        key: the API key that requests must have; None accepts any key.
+        host, port: address to listen on; port 0 picks a free port.
     """
 
     def __init__(self, script: Script, *, key: str | None = None, host: str = "127.0.0.1", port: int = 0) -> None:
@@ -169,7 +175,7 @@ class ModelServer:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables that make ``openai:…`` and ``anthropic:…`` models use this server."""
+        """Environment variables that make ``openai:…`` and ``anthropic:…`` models use this server."""
         key = self.key or "any"
         return {
             "OPENAI_BASE_URL": f"{self.url}/v1",
@@ -184,14 +190,14 @@ class ModelServer:
         return len(self._connections)
 
     async def requests(self, count: int, *, limit_s: float = 10.0) -> Exchange:
-        """Wait for the `count`-th request and return it. Raises `TimeoutError` after `limit_s`."""
+        """Wait for the `count`-th request and return it. Raise `TimeoutError` after `limit_s` seconds."""
         async with asyncio.timeout(limit_s):
             while len(self.exchanges) < count:
                 await _next_change(self._watchers)
         return self.exchanges[count - 1]
 
     async def disconnected(self, *, limit_s: float = 10.0) -> None:
-        """Wait until no connection is open. Raises `TimeoutError` after `limit_s`."""
+        """Wait until no connection is open. Raise `TimeoutError` after `limit_s` seconds."""
         async with asyncio.timeout(limit_s):
             while self._connections:
                 await _next_change(self._watchers)
@@ -231,7 +237,7 @@ async def _parts_of(model: Model, request: ModelRequest) -> AsyncIterator[Part]:
 
 
 class _Connection(asyncio.Protocol):
-    """One connection: its requests are answered one after the other by a task that ends with it."""
+    """One connection, whose task answers the requests one after the other and ends with the connection."""
 
     def __init__(self, server: ModelServer) -> None:
         self._server = server
@@ -270,7 +276,7 @@ class _Connection(asyncio.Protocol):
             self._task.cancel()
 
     def drop(self) -> asyncio.Task[None]:
-        """Close the connection; return its task, which ends soon."""
+        """Abort the connection, cancel the connection's task, and return this task."""
         assert self._transport is not None and self._task is not None
         self._task.cancel()
         self._transport.abort()

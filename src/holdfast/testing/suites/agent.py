@@ -8,8 +8,8 @@ With pytest::
     def test_my_adapter_conforms(check):
         run_agent_check(check, SUBJECT)
 
-The suite supplies a step that waits, fails, blocks a thread or starts a program; the check then tests Holdfast's
-promises. Each check creates its own hosts, on in-memory stores.
+Each check gives the agent a step that, for example, waits, fails, blocks a thread or starts a program, and tests that
+Holdfast's promises hold. Each check creates its own hosts, on in-memory stores.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from holdfast.testing.suites.check_runner import not_offered, run_check
 __all__ = ["AGENT_CHECKS", "AgentCheck", "run_agent_check"]
 
 AgentCheck = Callable[[AgentSubject], Awaitable[None]]
-"""A rule for agents. Raises `AssertionError` with the problem."""
+"""A function that checks one rule for agents and raises `AssertionError` if the agent breaks the rule."""
 
 _CHECKS: list[AgentCheck] = []
 _MANY = 20
@@ -41,9 +41,9 @@ def run_agent_check(check: AgentCheck, subject: AgentSubject) -> None:
     """Run one check on a new event loop, for at most 30 seconds.
 
     Raises:
-        AssertionError: the agent breaks one of Holdfast's promises; a note names it.
-        TimeoutError: the check did not end.
-        unittest.SkipTest: the framework lacks the feature under test; a test runner shows the check as skipped.
+        AssertionError: if the agent breaks one of Holdfast's promises; a note on the error names the promise.
+        TimeoutError: if the check takes longer.
+        unittest.SkipTest: if the framework lacks the feature under test; test runners report the check as skipped.
     """
     run_check(check, subject, port="docs/how-to/conformance-suites.md")
 
@@ -55,7 +55,7 @@ def _check(check: AgentCheck) -> AgentCheck:
 
 @_check
 async def a_message_is_answered_with_what_the_step_returned(subject: AgentSubject) -> None:
-    """The step is called once for a message, with its text; the answer ends with what it returned."""
+    """The step is called once for a message, with the message's text, and the answer ends with the step's result."""
     asked: list[str] = []
 
     async def step(text: str) -> str:
@@ -109,7 +109,7 @@ async def the_log_says_what_the_answer_says(subject: AgentSubject) -> None:
 
 @_check
 async def an_error_of_the_step_is_told_and_hurts_nothing_else(subject: AgentSubject) -> None:
-    """The error of a step is in the log, its message is settled, and the next run works."""
+    """The error of a step is in the log, the run's message is settled, and the next run works."""
 
     async def step(text: str) -> str:
         if text == "fail":
@@ -218,7 +218,7 @@ async def runs_leave_nothing_behind(subject: AgentSubject) -> None:
 
 @_check
 async def the_next_run_knows_what_was_said(subject: AgentSubject) -> None:
-    """Later runs of a session see its conversation; those of another session do not."""
+    """Later runs of a session see the session's conversation; runs of other sessions do not."""
     if subject.recall is None:
         raise not_offered("a conversation that later runs know")
     async with hosted(subject.recall()) as bench:

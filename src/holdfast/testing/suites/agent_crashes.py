@@ -15,7 +15,7 @@ __all__ = ["CRASH_CHECKS"]
 
 _CHECKS: list[Callable[[AgentSubject], Awaitable[None]]] = []
 _OF_THE_HOST = ("message.", "run.")
-"""Kinds of events that agents do not write."""
+"""Prefixes of the kinds of events that the host writes, not the agent."""
 
 
 def _check(check: Callable[[AgentSubject], Awaitable[None]]) -> Callable[[AgentSubject], Awaitable[None]]:
@@ -24,7 +24,7 @@ def _check(check: Callable[[AgentSubject], Awaitable[None]]) -> Callable[[AgentS
 
 
 async def _crashed(agent: str, run_id: str, written: Sequence[Event]) -> MemoryStore:
-    """Return a store whose host ended in the middle of a run that had written these events."""
+    """Return a store whose host ended in the middle of a run that had written the events in ``written``."""
     store = MemoryStore()
     at = system_clock.now()
     await store.open(node_id="n_gone", at=at)

@@ -1,4 +1,4 @@
-"""Bench for the checks of agents (`holdfast.testing.suites.agent`): the subject, a host around it, and its log."""
+"""Test bench for the checks of agents (`holdfast.testing.suites.agent`): the subject and a host that runs it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from holdfast.testing.suites.check_runner import not_offered
 __all__ = ["AgentSubject", "Bench", "Step", "hosted", "said", "until", "within"]
 
 Step = Callable[[str], Any]
-"""The function that the agent calls, async or not: takes the run's text and returns the answer."""
+"""A sync or async function that the agent calls with the message's text; it returns the answer."""
 
 _PATIENCE_S = 5.0
 
@@ -43,11 +43,12 @@ class AgentSubject:
     """Factory for the agents that a suite tests.
 
     Parameters:
-        make: takes a step (a function named ``step`` with one parameter ``text: str``) and returns an agent that calls
-            it once for each message, with the message's text, and whose answer ends with what the step returned.
-        steps: ``async`` if the framework does not accept plain functions.
-        recall: returns an agent whose answer contains the whole earlier conversation of the session; None if the
-            framework keeps no conversation.
+        make: called with a step, a function named ``step`` with one parameter ``text: str``; returns an agent. The
+            agent must call the step once for each message, with the message's text, and its answer must end with the
+            step's result.
+        steps: ``async`` if the framework accepts only async functions; ``both`` if it also accepts plain functions.
+        recall: returns an agent whose answer contains the whole earlier conversation of the session. None means that
+            the framework keeps no conversation.
     """
 
     make: Callable[[Step], AgentLike]
@@ -55,7 +56,7 @@ class AgentSubject:
     recall: Callable[[], AgentLike] | None = None
 
     def agent(self, step: Step) -> Agent:
-        """Return the agent for a step. Raises `unittest.SkipTest` for a plain step if it must be async."""
+        """Return the agent for a step. Raise `unittest.SkipTest` if the step is plain but steps must be async."""
         if self.steps == "async" and not inspect.iscoroutinefunction(step):
             raise not_offered("plain functions")
         return as_agent(self.make(step))
@@ -63,14 +64,14 @@ class AgentSubject:
 
 @contextlib.asynccontextmanager
 async def hosted(agent: AgentLike, *, store: Store | None = None, **settings: Any) -> AsyncIterator[Bench]:
-    """Yield a host with that agent, on an in-memory store by default; close it at once when a check fails."""
+    """Yield a `Bench` with a host that runs ``agent``; ``store`` defaults to a new in-memory store."""
     chosen = Settings(**{"grace_s": 2.0, "abandon_after_s": 1.0, "drain_timeout_s": 0.0, **settings})
     async with Host(agent, store=store or MemoryStore(), settings=chosen) as host:
         yield Bench(host)
 
 
 class Bench:
-    """Host with one agent, and access to its sessions for a check."""
+    """Host with one agent, whose sessions a check can use and inspect."""
 
     def __init__(self, host: Host) -> None:
         self.host = host
@@ -80,7 +81,7 @@ class Bench:
         return self.host.session(key)
 
     async def log(self, key: str = "s") -> list[Event]:
-        """Return all events of the session, oldest first, after checking that they are consistent."""
+        """Check that the session's events are consistent, and return all of them, oldest first."""
         found = await self.host.store.find_session("local", key)
         if found is None:
             return []
@@ -89,7 +90,7 @@ class Bench:
         return events
 
     async def sound(self, key: str = "s") -> None:
-        """Check that the log and the transcript are valid."""
+        """Check that the session's log and transcript are valid."""
         await self.log(key)
         entries = await self.session(key).transcript()
         for n, entry in enumerate(entries):
@@ -99,7 +100,7 @@ class Bench:
             assert entry.n == n + 1, f"entry {n + 1} of the transcript has the number {entry.n}"
 
     async def goes_on(self, key: str = "s") -> None:
-        """Check that the session's next run works and that its stored data is valid."""
+        """Check that the session's next run answers and that the session's log and transcript are valid."""
         text = await within(self.session(key).ask("again"), "the session's next run should answer")
         assert text.endswith("result of again"), (
             f"the next run's answer {text!r} does not end with what the step returned"
@@ -113,7 +114,7 @@ def said(text: str) -> str:
 
 
 async def until(seen: Callable[[], bool], what: str) -> None:
-    """Wait until `seen()` is true. Raises `AssertionError` with `what` otherwise."""
+    """Wait until `seen()` returns true. Raise `AssertionError` with the text `what` after a timeout."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_PATIENCE_S):
             while not seen():  # noqa: ASYNC110 - what it looks at may be changed by a thread
@@ -122,7 +123,7 @@ async def until(seen: Callable[[], bool], what: str) -> None:
 
 
 async def within(answer: Awaitable[Any], what: str) -> Any:
-    """Return the answer. Raises `AssertionError` if it does not come in time, or if Holdfast raises an error."""
+    """Await and return the answer. Raise `AssertionError` if awaiting it times out or raises a `HoldfastError`."""
     try:
         async with asyncio.timeout(_PATIENCE_S):
             return await answer

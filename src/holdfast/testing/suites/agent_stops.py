@@ -24,7 +24,7 @@ _CHECKS: list[Callable[[AgentSubject], Awaitable[None]]] = []
 _SLEEPER = (sys.executable, "-S", "-c", "import time; time.sleep(1000)")
 _TURNS = 400
 _EVERY_TURN = 60
-"""The sweep interrupts at each turn of the loop up to this one, then at every seventh."""
+"""The sweep interrupts at each turn of the loop up to this number, then at every seventh turn."""
 _STEP_TURNS = 30
 
 
@@ -34,7 +34,7 @@ def _check(check: Callable[[AgentSubject], Awaitable[None]]) -> Callable[[AgentS
 
 
 async def _interrupted(bench: Bench, key: str = "s", *, outcome: str = "gone") -> StopReceipt:
-    """Interrupt the session's run and return the receipt, which must have this outcome."""
+    """Interrupt the session's run, check that the receipt has the given outcome, and return the receipt."""
     receipt = await within(bench.session(key).interrupt("enough"), "the interrupt should answer")
     assert isinstance(receipt, StopReceipt)
     named = [f"{left.kind} {left.name}" for left in receipt.abandoned]

@@ -34,22 +34,27 @@ _QUIET_S = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """A delivery as users see it: its text without the mark, and whether it is marked as a possible repeat."""
+    """A delivery as users see it.
+
+    Parameters:
+        content: text of the delivery, without the mark of a possible repeat.
+        repeat: whether the delivery is marked as a possible repeat.
+    """
 
     content: str
     repeat: bool = False
 
 
 class Network(Protocol):
-    """A network of the channel's kind, from its users' side."""
+    """A network of the kind that the channel under test connects to, as the network's users see it."""
 
     @property
     def addresses(self) -> Sequence[str]:
-        """Two addresses that exist."""
+        """Two addresses that exist on the network."""
         ...
 
     def channel(self) -> Channel:
-        """Return a new channel to this network, for the same account each time, as after a restart."""
+        """Return a new channel to this network. Each channel uses the same account, as after a restart."""
         ...
 
     async def write(self, address: str, content: str) -> str:
@@ -57,7 +62,7 @@ class Network(Protocol):
         ...
 
     async def copies(self, address: str) -> Sequence[Copy]:
-        """Return what the channel delivered to that address, oldest first."""
+        """Return the deliveries that have arrived at an address, oldest first."""
         ...
 
     def outage(self) -> AbstractAsyncContextManager[None]:
@@ -66,9 +71,9 @@ class Network(Protocol):
 
 
 ChannelSubject = Callable[[], AbstractAsyncContextManager[Network]]
-"""Context manager that starts a network for the block."""
+"""A function that returns a context manager, which yields a network that runs within the block."""
 ChannelCheck = Callable[[ChannelSubject], Awaitable[None]]
-"""A rule for channels. Raises `AssertionError` with the problem."""
+"""A function that checks one rule for channels and raises `AssertionError` if the channel breaks the rule."""
 
 _CHECKS: list[ChannelCheck] = []
 
@@ -77,8 +82,8 @@ def run_channel_check(check: ChannelCheck, subject: ChannelSubject) -> None:
     """Run one check on a new event loop, for at most 30 seconds.
 
     Raises:
-        AssertionError: the channel breaks the port's rules; a note names the rule.
-        TimeoutError: the check did not end.
+        AssertionError: if the channel breaks a rule of the port; a note on the error names the rule.
+        TimeoutError: if the check takes longer.
     """
     run_check(check, subject, port="holdfast/channels/port.py")
 
@@ -101,7 +106,7 @@ class _Inbox:
         self._at_work: set[str] = set()
 
     async def receive(self, incoming: Incoming) -> None:
-        """Take the message once permitted; raise if the check wants a refusal."""
+        """Accept a message once ``held`` is set; raise `ConnectionError` while ``refuses`` is above 0."""
         address = incoming.address
         self.overlapped = self.overlapped or address in self._at_work
         self._at_work.add(address)
@@ -116,11 +121,11 @@ class _Inbox:
             self._at_work.discard(address)
 
     def of(self, address: str) -> list[Incoming]:
-        """Return the messages from that address, each id once, in order of first arrival."""
+        """Return the accepted messages from an address, each id once, in order of first arrival."""
         return list({one.incoming_id: one for one in self.taken if one.address == address}.values())
 
     async def until(self, seen: Callable[[], bool], what: str) -> None:
-        """Wait until `seen()` is true. Raises `AssertionError` with `what` otherwise."""
+        """Wait until `seen()` returns true. Raise `AssertionError` with the text `what` after a timeout."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_PATIENCE_S):
                 while not seen():  # noqa: ASYNC110 - the people's side has no events
@@ -250,7 +255,7 @@ async def deliveries_arrive_whole_and_in_order(subject: ChannelSubject) -> None:
 
 @_check
 async def a_repeated_delivery_is_shown_once_or_marked(subject: ChannelSubject) -> None:
-    """An attempt above 1 leads to one copy, or to a second one that people can recognise as a repeat."""
+    """An attempt above 1 leads to one copy, or to a second copy that people can recognise as a repeat."""
     async with subject() as network:
         here = network.addresses[0]
         async with _open(network, _Inbox()) as channel:
@@ -278,7 +283,7 @@ async def a_first_attempt_that_only_looks_like_a_repeat_is_shown(subject: Channe
 @_check
 async def a_failed_delivery_says_whether_to_try_again(subject: ChannelSubject) -> None:
     """During an outage, a delivery raises `DeliveryFailed` with a retry time; afterwards, the next attempt arrives. For
-    an unknown address, it raises `DeliveryFailed` without one."""
+    an unknown address, a delivery raises `DeliveryFailed` without a retry time."""
     async with subject() as network, _open(network, _Inbox()) as channel:
         here = network.addresses[0]
         async with network.outage():

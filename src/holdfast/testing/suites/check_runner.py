@@ -1,7 +1,8 @@
 """Shared parts of the conformance suites: running a check, and naming the broken rule when it fails.
 
-A suite is a tuple of async functions. Each tests one rule of a port; its name or docstring states the rule. It gets the
-subject, and raises `AssertionError` with the problem.
+A suite is a tuple of checks. A check is an async function that tests one rule of a port; the rule is the check's
+docstring or, without one, the check's name. A check is called with the subject under test, and raises `AssertionError`
+if the subject breaks the rule.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ LIMIT_S = 30.0
 
 
 def run_check(check: Callable[[S], Awaitable[None]], subject: S, *, port: str, limit_s: float = LIMIT_S) -> None:
-    """Run one check on a new event loop. Its errors get a note with the rule.
+    """Run one check on a new event loop. If the check fails, add a note with the rule to the error.
 
     Parameters:
         check: a check of a suite.
-        subject: the subject under test.
-        port: place where the rules are documented, for the note.
+        subject: the subject under test, with which the check is called.
+        port: name of the place where the rules are documented, for the note.
         limit_s: timeout, in seconds.
 
     Raises:
-        AssertionError: the subject breaks the rule.
-        TimeoutError: the check did not end in time.
-        unittest.SkipTest: the subject lacks the feature under test.
+        AssertionError: if the subject breaks the rule.
+        TimeoutError: if the check takes longer than ``limit_s``.
+        unittest.SkipTest: if the subject lacks the feature under test.
     """
 
     async def bounded() -> None:
@@ -49,11 +50,11 @@ def run_check(check: Callable[[S], Awaitable[None]], subject: S, *, port: str, l
 
 
 def rule_of(check: Callable[..., object]) -> str:
-    """Return the rule in words."""
+    """Return the rule that a check tests, from the check's docstring or else from its name."""
     name = str(getattr(check, "__name__", check)).replace("_", " ")
     return " ".join((check.__doc__ or name).split()).removesuffix(".")
 
 
 def not_offered(what: str) -> SkipTest:
-    """Return the error to raise if the subject lacks the feature under test; test runners count it as skipped."""
+    """Return the error that a check raises to be skipped, because the subject lacks the feature under test."""
     return SkipTest(f"the subject does not offer it: {what}")

@@ -8,7 +8,8 @@ With pytest, for a model that speaks OpenAI's or Anthropic's protocol::
     def test_my_model_conforms(check):
         run_model_check(check, SUBJECT)
 
-For other protocols a subject is a function of ten lines: see `holdfast.testing.suites.model_provider`.
+For other protocols, write your own `ModelSubject`, a function of about ten lines; `served_model` in
+`holdfast.testing.suites.model_provider` is an example.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from holdfast.testing.suites.model_provider import ModelSubject, Provider
 __all__ = ["MODEL_CHECKS", "ModelCheck", "run_model_check"]
 
 ModelCheck = Callable[[ModelSubject], Awaitable[None]]
-"""A rule for models. Raises `AssertionError` with the problem."""
+"""A function that checks one rule for models and raises `AssertionError` if the model breaks the rule."""
 
 _CHECKS: list[ModelCheck] = []
 _AT_ONCE_S = 1.0
@@ -66,9 +67,9 @@ def run_model_check(check: ModelCheck, subject: ModelSubject) -> None:
     """Run one check on a new event loop, for at most 30 seconds.
 
     Raises:
-        AssertionError: the model breaks the port's rules; a note names the rule.
-        TimeoutError: the check did not end.
-        unittest.SkipTest: the check does not apply to the subject; a test runner shows it as skipped.
+        AssertionError: if the model breaks a rule of the port; a note on the error names the rule.
+        TimeoutError: if the check takes longer.
+        unittest.SkipTest: if the check does not apply to the subject; test runners report the check as skipped.
     """
     run_check(check, subject, port="holdfast/agents/model.py")
 
@@ -183,7 +184,7 @@ async def broken_arguments_come_as_they_were_written(subject: ModelSubject) -> N
 
 @_check
 async def why_an_answer_ended_is_told(subject: ModelSubject) -> None:
-    """An answer that was cut off at the token limit, or refused, is not mistaken for a complete one."""
+    """An answer that was cut off at the token limit, or refused, is not mistaken for a complete answer."""
     for reason in ("length", "refused"):
         async with subject([Reply(text=_TEXT, reason=reason)]) as provider:
             found = _end(await _parts(provider.model, _ask())).reason

@@ -15,7 +15,7 @@ __all__ = ["ModelSubject", "Provider", "served_model", "unscripted_model"]
 
 
 class Provider(Protocol):
-    """A model, and its provider's record of it."""
+    """A model under test, and the requests that the model's provider has received."""
 
     @property
     def model(self) -> Model:
@@ -24,33 +24,34 @@ class Provider(Protocol):
 
     @property
     def scripted(self) -> bool:
-        """Whether the answers come from the script."""
+        """Whether the provider's answers come from the script."""
         ...
 
     @property
     def requests(self) -> int:
-        """Number of requests, refused ones included."""
+        """Number of requests that the provider has received, including refused requests."""
         ...
 
     async def begun(self, pieces: int) -> None:
-        """Wait until the first request has arrived and `pieces` pieces of its answer were sent."""
+        """Wait until the first request has arrived and `pieces` pieces of the answer have been sent."""
         ...
 
     async def quiet(self) -> None:
-        """Wait until no answer is in progress: each was sent completely, failed as scripted, or was closed by its
-        client."""
+        """Wait until each answer has been sent completely, has failed as scripted, or was closed by the client."""
         ...
 
 
 ModelSubject = Callable[[Sequence[Reply]], AbstractAsyncContextManager[Provider]]
-"""Create a provider that gives these replies in order, and a model that uses it."""
+"""A function that takes scripted replies and returns a context manager, which yields a `Provider` for a model under
+test. The provider answers the model's requests with the replies, in order."""
 
 
 def served_model(make: Callable[[ModelServer], Model]) -> ModelSubject:
     """Return the subject for models that speak one of the protocols of the `ModelServer`.
 
     Parameters:
-        make: returns a model that uses the server at ``server.url``; ``server.environment`` has variables for it.
+        make: called with the server; returns a model that uses the server at ``server.url``. Environment variables for
+            the model are in ``server.environment``.
     """
 
     @contextlib.asynccontextmanager
@@ -80,7 +81,7 @@ class _Served:
 
 
 def unscripted_model(model: Model) -> ModelSubject:
-    """Return the subject for a model without a script, such as a real provider's. Only the checks that apply run."""
+    """Return the subject for a model without a script, such as a real provider's. Checks that need one are skipped."""
 
     @contextlib.asynccontextmanager
     async def subject(script: Sequence[Reply]) -> AsyncIterator[Provider]:

@@ -6,8 +6,9 @@ With pytest::
     def test_my_store_conforms(check, tmp_path):
         run_store_check(check, lambda: MyStore(tmp_path))
 
-A check gets a function that returns a store object on the same data each time (a store that lives in one object may
-return it again). It opens the store as often as it needs, and raises `AssertionError` with the problem.
+A check is called with a function that returns a store object; all objects that it returns share the same data (a store
+whose data lives in one object may return this object again). A check may open the store several times, and raises
+`AssertionError` if the store breaks the rule.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ def run_store_check(check: Check, make_store: MakeStore) -> None:
     """Run one check on a new event loop, for at most 30 seconds.
 
     Raises:
-        AssertionError: the store breaks the port's rules; its notes name the rule and the verb that was called last.
-        TimeoutError: the store did not answer.
+        AssertionError: if the store breaks a rule of the port; notes on the error name the rule and the last verb.
+        TimeoutError: if the check takes longer.
     """
     run_check(check, make_store, port="holdfast/storage/port.py")
 

@@ -26,16 +26,17 @@ from holdfast.storage.port import (
 __all__ = ["Check", "Driver", "MakeStore", "interrupt_of", "opened", "refused"]
 
 MakeStore = Callable[[], Store]
-"""Return a store object on the same data each time."""
+"""A function that returns a store object; the stores that it returns share the same data."""
 Check = Callable[[MakeStore], Awaitable[None]]
-"""A rule of the port. Raises `AssertionError` with the problem."""
+"""A function that checks one rule of the port and raises `AssertionError` if the store breaks the rule."""
 
 
 @asynccontextmanager
 async def opened(make_store: MakeStore, *, at: float = 1.0) -> AsyncIterator[Driver]:
-    """Yield a driver of a store that is open within the block, on the same data in each block.
+    """Yield a driver of a store that is open within the block; all blocks with the same ``make_store`` share data.
 
-    Errors raised in the block get a note with the verb that was called last, and the port's description of it.
+    An error that the block raises gets a note with the verb that was called last and the port's description of this
+    verb.
     """
     store = make_store()
     await store.open(node_id=f"n_{at}", at=at)
@@ -50,7 +51,7 @@ async def opened(make_store: MakeStore, *, at: float = 1.0) -> AsyncIterator[Dri
 
 
 class _Watched:
-    """A store, and the name of the verb that was called last."""
+    """Proxy of a store that records the name of the verb that was called last."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -61,20 +62,20 @@ class _Watched:
         return getattr(self._store, name)
 
     def told(self) -> str:
-        """Return the verb, and the first line of its description in the port."""
+        """Return the verb that was called last, with the first line of the verb's description in the port."""
         doc = (getattr(Store, self._verb, None).__doc__ or "").strip().partition("\n")[0]
         return f"Store.{self._verb}: {doc}" if doc else f"Store.{self._verb}"
 
 
 class Driver:
-    """Short forms of the verbs, with fresh ids and a clock that only moves forward."""
+    """Short forms of the store's verbs, with fresh ids and default times."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
         self._count = count(1)
 
     def fresh(self, prefix: str) -> str:
-        """Return an id that was not used before."""
+        """Return a new unique id that starts with ``prefix``."""
         return f"{prefix}_{id(self):x}_{next(self._count)}"
 
     def send(
@@ -88,7 +89,7 @@ class Driver:
         at: float = 10.0,
         **more: Any,
     ) -> asyncio.Future[SendResult]:
-        """`Store.send`; `more` are fields of the `Send`. ``room`` False: the host has no free run slot."""
+        """Call `Store.send` with `more` as fields of the `Send`; ``room=False`` means that no run slot is free."""
         request = Send(
             principal=principal,
             key=key,
@@ -104,7 +105,7 @@ class Driver:
         return self.store.send(request)
 
     async def start(self, content: str = "hello", **more: Any) -> Claim:
-        """Send to an idle session, and return the claim of the run that starts."""
+        """Send a message to an idle session, and return the claim of the run that starts."""
         result = await self.send(content, **more)
         assert result.disposition == "started", f"an idle session must start, not {result.disposition}"
         assert result.claim is not None, "a start carries its claim"
@@ -118,16 +119,16 @@ class Driver:
         at: float = 20.0,
         **more: Any,
     ) -> asyncio.Future[Committed]:
-        """`Store.commit_run`; `more` are fields of the `RunCommit`."""
+        """Call `Store.commit_run` with `more` as fields of the `RunCommit`."""
         return self.store.commit_run(RunCommit(lease=claim.lease, status=status, at=at, **more))
 
     def say(self, claim: Claim, *texts: str, nth: int = 0) -> asyncio.Future[Appended]:
-        """Append a ``text.delta`` for each text."""
+        """Append a ``text.delta`` event for each text."""
         events = [encode_event(TextDelta(run_id=claim.lease.run_id, text=text)) for text in texts]
         return self.store.append(claim.lease, events, nth=nth)
 
     async def log(self, session: int) -> list[Stored]:
-        """Return the whole log, read in small pieces and checked for gaps."""
+        """Read the session's whole log in small batches, check it for gaps, and return its events."""
         events: list[Stored] = []
         while True:
             more = await self.store.read_events(session, after=events[-1].seq if events else 0, limit=3)
@@ -138,20 +139,20 @@ class Driver:
         return events
 
     async def kinds(self, session: int) -> list[str]:
-        """Return the kinds of the whole log."""
+        """Return the kind of each event in the session's log."""
         return [event.kind for event in await self.log(session)]
 
     def interrupt(
         self, *, key: str = "k", run_id: str | None = None, at: float = 15.0, reason: str = "enough"
     ) -> Awaitable[InterruptResult]:
-        """`Store.interrupt` for the active run, or for exactly `run_id`."""
+        """Call `Store.interrupt` for the run `run_id`, or by default for the active run."""
         return self.store.interrupt(interrupt_of(key=key, run_id=run_id, at=at, reason=reason))
 
 
 def interrupt_of(
     *, key: str = "k", run_id: str | None = None, at: float = 15.0, reason: str = "enough"
 ) -> InterruptRequest:
-    """Return a user's interrupt of a session of the principal ``p``."""
+    """Return a user's request to interrupt a session of the principal ``p``."""
     return InterruptRequest(
         principal="p", key=key, cause=Cause(kind="user", reason=reason, at=at), at=at, run_id=run_id
     )
@@ -163,7 +164,7 @@ def _without_holes(events: Sequence[Stored]) -> None:
 
 
 async def refused(answer: Awaitable[object], error: type[HoldfastError]) -> HoldfastError:
-    """Return the refusal. Raises `AssertionError` if the error is missing or different."""
+    """Await ``answer``, and return the ``error`` that it raises. Raise `AssertionError` if it raises none."""
     try:
         result = await answer
     except error as refusal:

@@ -43,14 +43,14 @@ def _edit(edit: HistoryEdit, *contents: str, key: str = "k", expected_n: int | N
 
 
 async def _say(on: Driver, *contents: str, key: str = "k") -> Claim:
-    """Commit a run with these entries and return its claim."""
+    """Commit a run with an assistant entry for each text, and return the run's claim."""
     claim = await on.start(key=key)
     await on.commit(claim, entries=[Entry(role="assistant", content=content) for content in contents])
     return claim
 
 
 async def _read(on: Driver, session: int) -> list[str]:
-    """Return the contents of the transcript, after checking that it reads the same from any position."""
+    """Check that the transcript reads the same from any position, and return the contents of its entries."""
     entries = await on.store.transcript(session)
     assert [entry.n for entry in entries] == sorted({entry.n for entry in entries})
     for start in (0, *(entry.n for entry in entries)):

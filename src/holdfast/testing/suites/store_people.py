@@ -1,4 +1,4 @@
-"""Checks of the conformance suite for human-in-the-loop runs: steered, rolled back, suspended and unloaded."""
+"""Checks of the conformance suite for human-in-the-loop: steering, rollback, suspended and unloaded runs."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def _run(on: Driver, claim: Claim) -> RunView:
 
 
 async def _parked(on: Driver, *, key: str = "k") -> Claim:
-    """Unload a run that waits for the answer to ``q1``; return its claim, which is then stale."""
+    """Unload a run that waits for the answer to ``q1``, and return the run's claim, which is stale afterwards."""
     claim = await on.start(key=key)
     await on.store.suspend(claim.lease, _question())
     assert await on.store.park(claim.lease, at=35.0) == Parked(ready=False)

@@ -1,7 +1,7 @@
 """The wire protocols of the model server: how each reads, checks and answers a request.
 
-They refuse what their providers refuse: a call without its result, a result without its call, ids and names with
-invalid characters, arguments that are not an object, and empty text blocks.
+Each protocol refuses requests that its provider refuses: a call without a result, a result without a call, ids and
+names with invalid characters, arguments that are not an object, and empty text blocks.
 """
 
 from holdfast.testing.model_server.wires.chat import ChatWire

@@ -1,4 +1,4 @@
-"""OpenAI's Chat Completions."""
+"""Wire protocol of OpenAI's Chat Completions API."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _FINISH = {"stop": "stop", "length": "length", "calls": "tool_calls", "refused":
 
 
 class ChatWire:
-    """``POST /v1/chat/completions`` with ``stream``."""
+    """Wire format of ``POST /v1/chat/completions`` with a streamed answer."""
 
     def __init__(self, body: dict[str, Any], number: int) -> None:
         self._body = body
@@ -152,12 +152,12 @@ class ChatWire:
 
 
 def bearer(headers: Mapping[str, str]) -> str | None:
-    """Return the key in an Authorization header."""
+    """Return the API key in the ``Authorization`` header, or None if it is missing."""
     return headers.get("authorization", "").removeprefix("Bearer ") or None
 
 
 def openai_error(status: int, message: str) -> bytes:
-    """Return OpenAI's body for an error status."""
+    """Return the response body that OpenAI's APIs send with an error status."""
     kinds = {400: "invalid_request_error", 401: "authentication_error", 429: "rate_limit_error"}
     codes = {401: "invalid_api_key", 404: "model_not_found", 429: "rate_limit_exceeded"}
     kind = kinds.get(status, "server_error" if status >= 500 else "invalid_request_error")

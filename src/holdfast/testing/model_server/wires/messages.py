@@ -1,4 +1,4 @@
-"""Anthropic's Messages."""
+"""Wire protocol of Anthropic's Messages API."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _STOP = {"stop": "end_turn", "length": "max_tokens", "calls": "tool_use", "refus
 
 
 class MessagesWire:
-    """``POST /v1/messages`` with ``stream``."""
+    """Wire format of ``POST /v1/messages`` with a streamed answer."""
 
     def __init__(self, body: dict[str, Any], number: int) -> None:
         self._body = body

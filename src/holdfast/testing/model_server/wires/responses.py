@@ -1,4 +1,4 @@
-"""OpenAI's Responses."""
+"""Wire protocol of OpenAI's Responses API."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _CUT_BY = {"length": "max_output_tokens", "refused": "content_filter"}
 
 
 class ResponsesWire:
-    """``POST /v1/responses`` with ``stream``."""
+    """Wire format of ``POST /v1/responses`` with a streamed answer."""
 
     def __init__(self, body: dict[str, Any], number: int) -> None:
         self._body = body

@@ -1,4 +1,4 @@
-"""Interface of a wire protocol, and the functions that all of them share."""
+"""Interface of a wire protocol, and functions that the wire protocols share."""
 
 from __future__ import annotations
 
@@ -30,38 +30,38 @@ NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
 class WireFormat(Protocol):
-    """One answer in one protocol, made for each request.
+    """Reader of one request in a wire protocol, and writer of the answer.
 
     Parameters:
         body: the request's JSON object.
-        number: makes the ids of this answer unique.
+        number: number of the request, which makes the ids in the answer unique.
     """
 
     def __init__(self, body: dict[str, Any], number: int) -> None: ...
 
     def objection(self) -> str | None:
-        """Return why the provider would refuse the request with status 400, or None."""
+        """Return why the provider would refuse the request with status 400, or None if it would accept the request."""
         ...
 
     def request(self) -> ModelRequest:
-        """Return the request in our own types."""
+        """Return the request as a `ModelRequest`."""
         ...
 
     def start(self) -> bytes:
-        """Return the bytes before the first part."""
+        """Return the bytes to send before the first part."""
         ...
 
     def part(self, part: Part) -> bytes:
-        """Return the bytes of a part; for an `EndPart`, everything that properly ends the answer."""
+        """Return the bytes to send for a part; for an `EndPart`, all bytes that end the answer."""
         ...
 
     def broken(self, message: str) -> bytes:
-        """Return an error in the middle of a stream."""
+        """Return the bytes that report an error in the middle of a stream."""
         ...
 
     @staticmethod
     def key_of(headers: Mapping[str, str]) -> str | None:
-        """Return the key that came with the request."""
+        """Return the API key in the request's headers, or None if it is missing."""
         ...
 
     @staticmethod
@@ -71,7 +71,7 @@ class WireFormat(Protocol):
 
 
 def first_objection(body: dict[str, Any], objections: Callable[[dict[str, Any]], Iterator[str]]) -> str | None:
-    """Return the provider's first objection to a request, or None; an error while reading it counts too."""
+    """Return the first objection to a request, or None; an error while reading the request is an objection, too."""
     if body.get("stream") is not True:
         return "this server answers in streams only: send 'stream': true"
     try:
@@ -107,5 +107,5 @@ def data_line(value: dict[str, Any]) -> bytes:
 
 
 def event_lines(kind: str, value: dict[str, Any]) -> bytes:
-    """Return an SSE frame whose event name is its ``type``."""
+    """Return an SSE frame with ``kind`` as its event name and as the ``type`` of its data."""
     return f"event: {kind}\n".encode() + data_line({"type": kind, **value})
