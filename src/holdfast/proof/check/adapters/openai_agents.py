@@ -12,7 +12,7 @@ __all__ = ["OpenAIAgents"]
 
 
 class OpenAIAgents:
-    """A run reads ``Runner.run_streamed`` to the end; a cancel calls ``result.cancel()`` and waits for the run's end."""
+    """A run reads ``Runner.run_streamed`` to the end; a cancel calls ``result.cancel()`` and waits for that end."""
 
     packages = ("openai-agents", "openai")
 
