@@ -231,7 +231,7 @@ class StopRequested(RecordBase, frozen=True, kw_only=True, tag="stop.requested")
 
 
 class StopAnswered(RecordBase, frozen=True, kw_only=True, tag="stop.answered"):
-    """An interrupt or stop was answered with a receipt. ``withdrawn`` has the ids of the messages that a stop withdrew."""
+    """An interrupt or stop was answered with a receipt. ``withdrawn`` has the ids of the withdrawn messages."""
 
     token: str
     receipt: StopReceipt
@@ -264,7 +264,7 @@ class SettlementRead(RecordBase, frozen=True, kw_only=True, tag="settlement.read
 
 
 class SessionRead(RecordBase, frozen=True, kw_only=True, tag="session.read"):
-    """A session and its runs were read between ``began_at`` and ``at``; if ``final``, after the host became quiescent."""
+    """A session and its runs were read between ``began_at`` and ``at``. If ``final`` is set, the host was quiescent."""
 
     began_at: float
     view: SessionView
