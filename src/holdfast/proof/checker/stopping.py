@@ -33,8 +33,8 @@ def _branches(attempt: Attempt) -> dict[str, list[Stamp]]:
 def broadcast(facts: Facts, ledger: Ledger) -> None:
     """P1: one interrupt reaches every waiter of its scope.
 
-    The rule judges the last attempt of each run that the log shows as ``interrupted``, unless the cause was a crash or a
-    lost lease, or the attempt's host ended before a client knew of the run's end.
+    The rule judges the last attempt of each run that the log shows as ``interrupted``, unless the cause was a crash or
+    a lost lease, or the attempt's host ended before a client knew of the run's end.
 
     *Observations*: each task, thread and child of the attempt that watches its interrupt, and each process if the
     process list was read after the run's end was known.
