@@ -61,7 +61,7 @@ Answer = SendAcknowledged | StopAnswered | WithdrawAnswered | Refused | Lost
 
 
 def root_cause(cause: Cause | None) -> Cause | None:
-    """Follow a cause's chain of parents, and return the first cause; None if `cause` is None."""
+    """Follow a cause's chain of parents, and return the first cause, if any."""
     while cause is not None and cause.parent is not None:
         cause = cause.parent
     return cause

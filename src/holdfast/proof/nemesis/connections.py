@@ -124,7 +124,7 @@ async def _begin(episode: Episode, line: RawConnection, kind: str, key: str) -> 
 
 
 async def _held(episode: Episode, below: dict[str, int] | None = None) -> dict[str, int]:
-    """Return the server's descriptors and memory; if `below` is given, wait until there are about as few descriptors."""
+    """Return the server's descriptors and memory; with `below`, wait until there are about as few descriptors."""
     deadline = system_clock.monotonic() + _GONE_S
     while True:
         try:

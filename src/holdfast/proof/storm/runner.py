@@ -24,7 +24,7 @@ _CRASH_SESSIONS = 8
 
 @contextmanager
 def _a_folder(folder: Path | None) -> Iterator[Path]:
-    """Yield `folder`; if it is None, yield a temporary folder, which is deleted when the storm is over."""
+    """Yield `folder`; None yields a temporary folder, which is deleted when the storm is over."""
     if folder is None:
         with tempfile.TemporaryDirectory(prefix="holdfast-storm-") as name:
             yield Path(name)
