@@ -1,6 +1,6 @@
 """Actions of an administrator on a server: creating and revoking keys, and deleting sessions.
 
-They are outside a storm's history, as a deleted session cannot be read back. `settle` checks that every acknowledged
+A storm's history does not record them, because a deleted session cannot be read back. `settle` checks that every acknowledged
 change was kept.
 """
 

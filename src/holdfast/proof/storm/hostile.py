@@ -210,7 +210,7 @@ class Hostile:
 
     @property
     def broken(self) -> BaseException | None:
-        """The error that broke an action or its load, if any."""
+        """The error with which an action or the hostile load failed, if any."""
         for task in self._tasks:
             if task.done() and not task.cancelled() and task.exception() is not None:
                 return task.exception()
@@ -241,7 +241,10 @@ class Hostile:
     # ── what it holds ────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _line(self, act: str, *, key: str | None = None, small: bool = False, most: int = _HELD) -> RawConnection:
-        """Drop the action's oldest connections until fewer than `most` are open, and open a new connection."""
+        """Drop the action's oldest connections until fewer than `most` are open, and open a new connection.
+
+        Raises `OSError` if the connection cannot be opened.
+        """
         held = self._held.setdefault(act, deque())
         while len(held) >= most:
             held.popleft().drop(reset=True)
@@ -298,7 +301,7 @@ class Hostile:
         self._refused[act] += refused
 
     async def _flood_writes(self) -> None:
-        """Send more writes at once than its rate allows, over some connections."""
+        """Send more writes at once than the principal's rate limit allows, over several connections."""
         act = "flooded writes"
         lines = [await self._line(act) for _ in range(_WRITERS)]
         request = b"".join(lines[0].request("POST", f"/v1/sessions/{self._idle}/interrupt", b'{"reason":"flood"}'))
@@ -414,7 +417,7 @@ class Hostile:
         await self.load.send(self._large, self.load.message(self._large, plan, "interrupt"))
 
     async def _read(self, line: RawConnection, last_at: list[float]) -> None:
-        """Read until the stream ends, with its last chunk or its connection."""
+        """Read until the last chunk or the end of the connection; keep the time of the last read in `last_at`."""
         end = b""
         while not end.endswith(_LAST_CHUNK) and (chunk := await line.take(_CHUNK_BYTES)):
             last_at[0] = system_clock.monotonic()
