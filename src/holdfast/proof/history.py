@@ -3,12 +3,12 @@
 Only `holdfast.proof.checker` judges a history. A history is self-contained, so a saved file can be judged again later.
 Rules for the recorder:
 
-- ``at`` is the machine's monotonic clock in seconds, which all processes of one machine share. An answer is stamped
-  *after* it arrived, a request *before* it was sent: its effect happened between the two stamps.
-- A call has one token and ends in exactly one answer: its own kind of answer, `Refused` or `Lost`. `Lost` means that
-  the outcome is unknown: the call may or may not have had its effect.
-- `LogRead`, and the last `SessionRead`, `TranscriptRead` and `SettlementRead` of a session, are taken once the host is
-  quiescent: anything still open then stays open.
+- ``at`` is a time of the machine's monotonic clock, in seconds, which all processes of the machine share. A request is
+  stamped *before* it is sent and an answer *after* it has arrived, so a call's effect happened between the two stamps.
+- Each call has a token of its own and exactly one answer: the kind of answer that belongs to the request, `Refused` or
+  `Lost`. `Lost` means that the outcome is unknown: the call may or may not have had its effect.
+- `LogRead`, and the last `SessionRead`, `TranscriptRead` and `SettlementRead` of a session, are recorded once the host
+  is quiescent, so anything that is still open then stays open.
 - Message contents and stop reasons are unique within a history, so that each can be identified.
 """
 
@@ -72,31 +72,33 @@ __all__ = [
 ]
 
 Source = Literal["clients", "stamps", "processes", "kills", "drain", "host", "principals", "places"]
-"""Sources that the recorder could observe: its own calls and readers (always), the agents' stamps, the process list,
-its own kills, a drain that it requested, the host's statistics, more than one principal, and run slots that can all be
-in use."""
+"""Sources of observations. ``clients``: the recorder's own calls and readers (always present); ``stamps``: the agents'
+stamps; ``processes``: the process list; ``kills``: kills by the storm; ``drain``: a drain that the storm requested;
+``host``: the host's statistics; ``principals``: more than one principal; ``places``: run slots that can all be in
+use."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """The bounds that hold in the storm, in seconds and counts. They allow for a busy machine.
+    """The bounds that the checker applies to a storm, in seconds and counts. They allow for a busy machine.
 
     Parameters:
-        answer_s: from a request to its answer, for calls that do not wait for work.
-        stop_s: from a stop's request to its receipt: grace, kill time and ``answer_s``.
-        ready_s: from the start of a server to its first answer.
-        death_s: from the kill of a host to the end of its last process.
-        wake_s: from the end of a run until a branch that its receipt names as left over sees the interrupt.
-        drain_slack_s: how long a drain may exceed its deadline.
-        mailbox: maximum number of messages that wait in a session; 0 if unknown.
-        attempts: maximum number of times that a run may be started without a completed call.
-        principal_runs: maximum number of concurrent runs of a principal; 0 for no cap.
-        share_factor: a backlogged consumer gets at least its even share divided by this, and at most its even share
-            times this.
-        thread_slack, descriptor_slack: maximum number of idle threads and descriptors of a quiet host beyond its
-            baseline.
-        revoked_s: maximum time from a key's revocation to the last byte on its streams; one second is promised.
-        kept_memory: maximum growth of the server's memory once a hostile principal has released everything, in bytes.
-        descriptors: maximum number of the server's descriptors while a hostile principal is active.
+        answer_s: maximum time from a request to its answer, for calls that do not wait for work.
+        stop_s: maximum time from the request of a stop to its receipt: grace period, kill time and ``answer_s``.
+        ready_s: maximum time from the start of a server to its first answer.
+        death_s: maximum time from the kill of a host to the end of the host's last process.
+        wake_s: maximum time from the end of a run until a branch that outlives the run sees the interrupt or ends.
+        drain_slack_s: maximum time by which a drain may exceed its deadline.
+        mailbox: maximum number of messages that may wait in a session; 0 if the server's limit is unknown.
+        attempts: maximum number of times that a run may be started without completing a call.
+        principal_runs: maximum number of concurrent runs of a principal; 0 if runs are not capped.
+        share_factor: a backlogged consumer must get at least its even share divided by this factor, and at most its
+            even share times this factor.
+        thread_slack, descriptor_slack: maximum number of threads, and of descriptors, that a quiet host may hold beyond
+            its baseline.
+        revoked_s: maximum time from a key's revocation to the last byte on the key's streams; the promise itself is one
+            second.
+        kept_memory: maximum growth of the server's memory, in bytes, once a hostile principal has released everything.
+        descriptors: maximum number of the server's open descriptors in a storm with a hostile principal.
     """
 
     answer_s: float = 30.0
@@ -117,16 +119,16 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordBase(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="record"):
-    """Base of all records. ``at`` is the monotonic clock in seconds."""
+    """Base of all records. ``at`` is a time of the monotonic clock, in seconds."""
 
     at: float
 
 
 class Opened(RecordBase, frozen=True, kw_only=True, tag="opened"):
-    """The first record: the kind of storm, the sources that it could observe, and its bounds.
+    """The first record: the kind of storm, the sources that the recorder can observe, and the storm's bounds.
 
-    ``failpoints`` are those that must be hit; empty if none is armed. ``hostile`` is the hostile principal; empty
-    without one.
+    ``failpoints`` names the failpoints that must be hit. ``hostile`` names the hostile principal; it is empty if the
+    storm has none.
     """
 
     seed: int
@@ -165,7 +167,7 @@ class HostExited(RecordBase, frozen=True, kw_only=True, tag="host.exited"):
 
 
 class FailpointHit(RecordBase, frozen=True, kw_only=True, tag="failpoint.hit"):
-    """A failpoint was reached in that incarnation."""
+    """An incarnation of the host reached the failpoint ``name``."""
 
     incarnation: int
     name: str
@@ -175,11 +177,11 @@ class SendAttempted(RecordBase, frozen=True, kw_only=True, tag="send.attempted")
     """A message is about to be sent. A re-send is another attempt with the same key and content.
 
     Parameters:
-        token: names this call.
-        idempotency_key: the same for all attempts of one message.
-        content: unique to the message.
-        may_fail: the content asks the agent to raise an error.
-        replayable: the message goes to an agent whose runs are restarted after a crash.
+        token: unique name of this call.
+        idempotency_key: key that all attempts to send the message share.
+        content: content that no other message has.
+        may_fail: whether the message's run may fail, for example because the content requests an error.
+        replayable: whether the message goes to an agent whose runs are restarted after a crash.
     """
 
     token: str
@@ -193,7 +195,7 @@ class SendAttempted(RecordBase, frozen=True, kw_only=True, tag="send.attempted")
 
 
 class SendAcknowledged(RecordBase, frozen=True, kw_only=True, tag="send.acknowledged"):
-    """The receipt of a send. ``cursor`` is the seq of the receipt's cursor."""
+    """A send was answered with a receipt. ``cursor`` is the seq part of the receipt's cursor."""
 
     token: str
     message_id: str
@@ -211,14 +213,14 @@ class Refused(RecordBase, frozen=True, kw_only=True, tag="refused"):
 
 
 class Lost(RecordBase, frozen=True, kw_only=True, tag="lost"):
-    """A call got no answer: the connection or the host broke. Its effect is unknown."""
+    """A call got no answer because the connection or the host failed. The call's effect is unknown."""
 
     token: str
     error: str = ""
 
 
 class StopRequested(RecordBase, frozen=True, kw_only=True, tag="stop.requested"):
-    """An interrupt (``scope`` run) or a stop (``scope`` session) is about to be requested. ``reason`` is unique."""
+    """An interrupt (scope ``run``) or a stop (scope ``session``) is about to be requested. ``reason`` is unique."""
 
     token: str
     principal: str
@@ -229,7 +231,7 @@ class StopRequested(RecordBase, frozen=True, kw_only=True, tag="stop.requested")
 
 
 class StopAnswered(RecordBase, frozen=True, kw_only=True, tag="stop.answered"):
-    """The receipt of an interrupt or stop, and the ids of the messages that a stop withdrew."""
+    """An interrupt or stop was answered with a receipt. ``withdrawn`` has the ids of the withdrawn messages."""
 
     token: str
     receipt: StopReceipt
@@ -262,7 +264,7 @@ class SettlementRead(RecordBase, frozen=True, kw_only=True, tag="settlement.read
 
 
 class SessionRead(RecordBase, frozen=True, kw_only=True, tag="session.read"):
-    """A session and its runs were read, between ``began_at`` and ``at``. ``final``: after the host became quiescent."""
+    """A session and its runs were read between ``began_at`` and ``at``. If ``final`` is set, the host was quiescent."""
 
     began_at: float
     view: SessionView
@@ -289,7 +291,10 @@ class LogRead(RecordBase, frozen=True, kw_only=True, tag="log.read"):
 
 
 class ReaderConnected(RecordBase, frozen=True, kw_only=True, tag="reader.connected"):
-    """A reader (re)connected after the event ``after`` (0: from the beginning). ``connection`` counts up."""
+    """A reader connected or reconnected, to read the events after seq ``after``; 0 means from the beginning.
+
+    ``connection`` numbers the reader's connections. ``follow`` is the id of the followed message, if any.
+    """
 
     reader: str
     connection: int
@@ -300,7 +305,7 @@ class ReaderConnected(RecordBase, frozen=True, kw_only=True, tag="reader.connect
 
 
 class ReaderReceived(RecordBase, frozen=True, kw_only=True, tag="reader.received"):
-    """Events in the order of arrival, each with its seq and `digest`; all of them had arrived by ``at``."""
+    """A reader received events by ``at``. ``frames`` has each event's seq and `digest`, in order of arrival."""
 
     reader: str
     connection: int
@@ -308,7 +313,7 @@ class ReaderReceived(RecordBase, frozen=True, kw_only=True, tag="reader.received
 
 
 class ReaderGap(RecordBase, frozen=True, kw_only=True, tag="reader.gap"):
-    """A gap frame: the reader missed the events after < seq ≤ until."""
+    """A reader received a gap frame for the events with ``after`` < seq ≤ ``until``, which the reader missed."""
 
     reader: str
     connection: int
@@ -320,9 +325,9 @@ class ReaderGap(RecordBase, frozen=True, kw_only=True, tag="reader.gap"):
 class ReaderClosed(RecordBase, frozen=True, kw_only=True, tag="reader.closed"):
     """A connection of a reader ended.
 
-    ``why``: ``left`` (the reader closed it), ``lost`` (it broke), ``ended`` (the host ended it with its final frame),
-    ``followed`` (the followed message was settled), ``caught_up`` (the reader saw the newest event), ``stalled``
-    (events were known to exist, but did not arrive within ``answer_s``).
+    ``why`` is ``left`` (the reader closed the connection), ``lost`` (the connection broke), ``ended`` (the host ended
+    the stream with a final frame), ``followed`` (the followed message was settled), ``caught_up`` (the reader received
+    the newest event), or ``stalled`` (events were known to exist, but did not arrive within ``answer_s``).
     """
 
     reader: str
@@ -331,21 +336,23 @@ class ReaderClosed(RecordBase, frozen=True, kw_only=True, tag="reader.closed"):
 
 
 class Stamp(RecordBase, frozen=True, kw_only=True, tag="stamp"):
-    """An observation by an agent's own code, written by the code itself.
+    """An observation that an agent's own code recorded.
 
     Parameters:
-        what: ``start`` and ``finish`` of the agent function (``finish`` is its very last action); ``branch``: a branch
-            starts; ``tick``: it is alive; ``told``: it saw its interrupt; ``end``: it has ended, for any reason;
-            ``effect``: a call ran.
-        run_id, attempt, principal, session: the run that the code was started for, with its principal and session.
-        branch: the branch's name within the run; ``main`` for the agent function.
+        what: kind of the observation. ``start``: the agent function starts; ``finish``: the very last action of the
+            agent function; ``branch``: a branch starts; ``tick``: the branch is alive; ``told``: the branch saw its
+            interrupt; ``end``: the branch has ended, for any reason; ``effect``: a call was executed.
+        run_id, attempt, principal, session: the run for which the code was started, and the run's attempt, principal
+            and session.
+        branch: name of the branch within the run; ``main`` for the agent function.
         member: kind of the branch.
-        pid: pid of the process that wrote the stamp; `host_pid`: pid of its host.
+        pid: pid of the process that the stamp describes.
+        host_pid: number of the host, which is the host's pid if the host is a separate process.
         cooperative: whether the branch watches its interrupt.
-        cause: for ``told``: the reason given by the root cause, as the branch saw it.
-        seen_session: for ``tick`` and ``told``: the session that the ambient context named, if any.
-        effect: for ``effect``: the call's name, unique within the run.
-        idempotent: for ``effect``: whether the call was declared idempotent.
+        cause: reason of the root cause, as the branch saw it; only for ``told``.
+        seen_session: session that the ambient context named, if any; only for ``tick`` and ``told``.
+        effect: name of the call, unique within the run; only for ``effect``.
+        idempotent: whether the call was declared idempotent; only for ``effect``.
     """
 
     what: Literal["start", "finish", "branch", "tick", "told", "end", "effect"]
@@ -394,8 +401,8 @@ class Drained(RecordBase, frozen=True, kw_only=True, tag="drained"):
     Parameters:
         elapsed_s: duration as reported by the host.
         finished: number of runs that ended by themselves.
-        interrupted, parked: ids of the runs that the drain interrupted, and of those that it suspended.
-        orphans: names of everything left over, with the pids of processes.
+        interrupted, parked: ids of the runs that the drain interrupted, and ids of the runs that it suspended.
+        orphans: names of all work that the drain left running, with the pids of processes.
     """
 
     incarnation: int
@@ -417,14 +424,14 @@ class AccessTried(RecordBase, frozen=True, kw_only=True, tag="access.tried"):
 
 
 class SessionsListed(RecordBase, frozen=True, kw_only=True, tag="sessions.listed"):
-    """A principal listed its sessions and saw these, as (principal, key)."""
+    """A principal listed its sessions. ``seen`` has the (principal, key) pair of each session in the list."""
 
     principal: str
     seen: tuple[tuple[str, str], ...]
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One consumer's share during a count. ``backlogged``: it had demand throughout."""
+    """One consumer's share of a resource. ``backlogged``: whether the consumer had demand throughout the count."""
 
     consumer: str
     got: int
@@ -441,10 +448,10 @@ class SharesCounted(RecordBase, frozen=True, kw_only=True, tag="shares.counted")
 
 
 class StatisticsRead(RecordBase, frozen=True, kw_only=True, tag="statistics.read"):
-    """Figures of a host. ``baseline``: before the load; ``busy``: during it; ``quiet``: after everything was settled.
+    """Figures of a host, read before the load (``baseline``), during it (``busy``) or after it (``quiet``).
 
-    ``tasks``, ``threads``, ``descriptors`` and ``processes`` are those of the host's process; ``in_tree`` is the
-    number of runs, tasks, threads and processes that its task tree shows under sessions.
+    ``tasks``, ``threads``, ``descriptors`` and ``processes`` are those of the host's process. ``in_tree`` is the
+    number of runs, tasks, threads and processes that the host's task tree shows below its sessions.
     """
 
     incarnation: int
@@ -462,9 +469,10 @@ class StatisticsRead(RecordBase, frozen=True, kw_only=True, tag="statistics.read
 
 
 class PeopleSettled(RecordBase, frozen=True, kw_only=True, tag="people.settled"):
-    """The human-in-the-loop sessions, which are outside the rest of the history, became quiescent and were checked.
+    """Everything that the rest of the history does not record was checked at the end of the storm.
 
-    ``checked``: number of checks; ``wrong``: descriptions of the problems found.
+    This covers the human-in-the-loop sessions, the schedules, and the actions of an administrator. ``checked`` is the
+    number of checks, and ``wrong`` describes the problems found.
     """
 
     checked: int
@@ -489,7 +497,8 @@ class HostileActed(RecordBase, frozen=True, kw_only=True, tag="hostile.acted"):
 class StreamRevoked(RecordBase, frozen=True, kw_only=True, tag="stream.revoked"):
     """A stream was open when its key was revoked.
 
-    ``late_s``: seconds from the answer of the revocation to the last byte; ``ended``: the server closed the stream.
+    ``late_s`` is the time in seconds from the answer to the revocation until the stream's last byte. ``ended`` tells
+    whether the server closed the stream.
     """
 
     key_id: str
@@ -500,8 +509,9 @@ class StreamRevoked(RecordBase, frozen=True, kw_only=True, tag="stream.revoked")
 class HoldingRead(RecordBase, frozen=True, kw_only=True, tag="holding.read"):
     """Memory and descriptors of the server's process, including its connections.
 
-    ``moment``: ``before`` the hostile principal started, ``beside`` it, and ``after`` it released everything. Before
-        and after, the reading waits until memory stops growing.
+    ``moment`` is ``before`` (before the hostile principal started), ``beside`` (while the principal was active) or
+    ``after`` (once the principal had released everything). The readings before and after are taken once the server's
+    memory has stopped growing.
     """
 
     incarnation: int
@@ -552,19 +562,19 @@ _decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
 
 
 def digest(event: Event) -> str:
-    """Return sixteen hexadecimal digits that identify an event, including its number."""
+    """Return sixteen hexadecimal digits that identify an event, including its seq."""
     return hashlib.blake2b(_encoder.encode(event), digest_size=8).hexdigest()
 
 
 def write_history(path: Path, records: Iterable[Record]) -> None:
-    """Write records as JSON lines. Raises `OSError`."""
+    """Write records to a file as JSON lines. Raises `OSError` if the file cannot be written."""
     with path.open("wb") as file:
         for record in records:
             file.write(_encoder.encode(record) + b"\n")
 
 
 def read_history(path: Path) -> Iterator[Record]:
-    """Yield the records in a file. Raises `OSError`, and `msgspec.ValidationError` for an invalid line."""
+    """Yield the records of a file. Raises `OSError`, or `msgspec.DecodeError` if a line is invalid."""
     with path.open("rb") as file:
         for line in file:
             yield _decoder.decode(line)

@@ -16,11 +16,11 @@ _RESET = struct.pack("ii", 1, 0)
 
 
 class RawConnection:
-    """A connection to loopback, for use on one loop.
+    """A TCP connection to a server on loopback. Use it on one event loop.
 
     Parameters:
         port: the server's port.
-        key: the API key that its requests carry.
+        key: API key of the requests that `request` builds.
     """
 
     def __init__(self, port: int, key: str) -> None:
@@ -31,14 +31,14 @@ class RawConnection:
         self._socket.setblocking(False)
 
     async def open(self, *, small: bool = False) -> None:
-        """Connect; with `small`, use a small receive buffer. Raises `OSError`."""
+        """Connect to the server; if `small` is set, use a small receive buffer. Raises `OSError` on failure."""
         if small:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SMALL_BYTES)
         async with asyncio.timeout(_CONNECT_S):
             await self._loop.sock_connect(self._socket, ("127.0.0.1", self._port))
 
     def request(self, method: str, path: str, body: bytes = b"") -> tuple[bytes, bytes]:
-        """Return a request's head and body."""
+        """Return the head and the body of an HTTP request, without sending them."""
         head = (
             f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1:{self._port}\r\nauthorization: Bearer {self._key}\r\n"
             f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
@@ -46,7 +46,7 @@ class RawConnection:
         return head.encode(), body
 
     async def say(self, data: bytes) -> bool:
-        """Write data; False when the server has closed the connection."""
+        """Send all of `data`; return False if the server has closed the connection."""
         try:
             await self._loop.sock_sendall(self._socket, data)
         except ConnectionError:
@@ -54,7 +54,7 @@ class RawConnection:
         return True
 
     async def status(self) -> int:
-        """Read only the status of the answer. Raises `ConnectionError` if none comes."""
+        """Read only the response's status code. Raises `ConnectionError` if the connection ends first."""
         line = b""
         while len(line) < _STATUS_BYTES:
             some = await self.take(_STATUS_BYTES - len(line))
@@ -64,19 +64,19 @@ class RawConnection:
         return int(line.split()[1])
 
     async def take(self, size: int) -> bytes:
-        """Read at most `size` bytes; empty when the server has closed the connection."""
+        """Return at most `size` received bytes; empty bytes mean that the server has closed the connection."""
         try:
             return await self._loop.sock_recv(self._socket, size)
         except ConnectionError:
             return b""
 
     def half_close(self) -> None:
-        """Close the sending half."""
+        """Close the sending half of the connection."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
 
     def drop(self, *, reset: bool = False) -> None:
-        """Close the connection, or reset it."""
+        """Close the connection; if `reset` is set, with a TCP reset."""
         if reset:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self._socket.close()

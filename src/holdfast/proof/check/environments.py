@@ -23,12 +23,12 @@ _INSTALL_S = 900.0
 
 
 class Framework(msgspec.Struct, frozen=True, kw_only=True):
-    """A framework with an adapter here.
+    """A framework for which this package has an adapter.
 
     Parameters:
-        title: its name in the docs.
-        adapter: the adapter's file and class.
-        packages: distributions to install, with versions; empty to run in Holdfast's own environment.
+        title: the framework's name in the docs.
+        adapter: the adapter's file and class, as ``file.py:Class``.
+        packages: distributions to install, with versions; if empty, the adapter runs in Holdfast's own environment.
     """
 
     title: str
@@ -74,16 +74,16 @@ def cache_folder() -> Path:
 
 
 def target_of(name: str, *, say: Callable[[str], None]) -> SubjectTarget:
-    """Return the adapter by name: a framework's, or ``module:Class`` or ``file.py:Class`` in this environment.
+    """Return the adapter of a framework, or the adapter class that `name` locates in this environment.
 
-    Blocks for minutes if it has to create an environment.
+    This function blocks for minutes if it has to create the framework's environment.
 
     Parameters:
-        name: the adapter's name.
-        say: callback for messages about slow steps.
+        name: a framework's name in `FRAMEWORKS`, or an adapter class as ``module:Class`` or ``file.py:Class``.
+        say: called with a message before each slow step.
 
     Raises:
-        ConfigurationError: the adapter is unknown, or its environment could not be created.
+        ConfigurationError: if the adapter is unknown, or its environment cannot be created.
     """
     framework = FRAMEWORKS.get(name)
     if framework is None:

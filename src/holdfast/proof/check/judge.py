@@ -1,4 +1,4 @@
-"""Judge an adapter: run every probe in a fresh process, and repeat those that find a promise broken."""
+"""Judge an adapter: run every probe in a fresh process, and repeat each probe that fails or cannot run."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ async def judge(
     times: int = 3,
     progress: Callable[[str], None] = lambda text: None,
 ) -> AdapterVerdict:
-    """Judge an adapter.
+    """Test whether an adapter keeps the promises, and return the verdicts.
 
     Parameters:
-        target: the adapter and its Python.
-        promises: names of the promises to test; all by default.
-        times: maximum number of tries for a probe that finds its promise broken or cannot run. One break suffices.
-        progress: callback for each verdict.
+        target: the adapter and its Python interpreter.
+        promises: short names of the promises to test; all promises by default.
+        times: maximum number of tries for a probe that finds its promise broken or cannot run. A promise counts as
+            broken if any try finds it broken.
+        progress: called with a one-line message for each verdict.
     """
     versions: tuple[str, ...] = ()
     findings: list[Finding] = []
@@ -60,7 +61,7 @@ async def judge(
 
 
 async def _try(target: SubjectTarget, promise: str) -> tuple[Verdict, str, tuple[str, ...], bool]:
-    """Return one try's verdict, its evidence, the versions found, and whether a plain question was answered."""
+    """Run one probe; return its verdict, its evidence, the versions, and whether a plain question was answered."""
     versions: tuple[str, ...] = ()
     answered = False
     with tempfile.TemporaryDirectory(prefix="holdfast-check-") as name:

@@ -1,13 +1,14 @@
-"""The adapter's side of ``holdfast check``: the adapter interface, the tools of its agent, and the pipe to the judge.
+"""The adapter's side of ``holdfast check``: the adapter interface, the agent's tools, and the pipe to the judge.
 
 An adapter is a class with the methods of `Adapter`, in a file that imports its framework and nothing from Holdfast.
-This file runs it in a separate process, in the framework's environment, and needs only the standard library:
+This file runs the adapter in a separate process, with the Python of the framework's environment. It needs only the
+standard library:
 
     python kit.py my_adapter.py:MyAdapter
 
-The pipe carries one JSON object per line. In: ``{"id": 1, "op": "submit", "args": ["s1", "reply hello"]}``. Out:
-``{"id": 1, "value": "run-1"}``, or ``{"id": 1, "error": "…"}``, or ``{"id": 1, "not_offered": "why"}``. Calls run
-concurrently.
+The pipe carries one JSON object per line. A request is ``{"id": 1, "op": "submit", "args": ["s1", "reply hello"]}``.
+The answer is ``{"id": 1, "value": "run-1"}``, ``{"id": 1, "error": "…"}`` or ``{"id": 1, "not_offered": "why"}``. Calls
+run concurrently.
 """
 
 from __future__ import annotations
@@ -33,24 +34,24 @@ _LIMIT_BYTES = 1 << 24
 
 
 class NotOffered(Exception):
-    """The framework lacks this feature. The text names what it has instead."""
+    """The framework lacks this feature. The message gives the reason."""
 
 
 class Setting:
     """The environment of an adapter: model, folder and tools.
 
     Parameters:
-        model_url: URL of an OpenAI Chat Completions server, with ``/v1``; any key and any model name will do. It only
-            streams its answers.
-        folder: a folder that outlives the process, for the framework's stored data.
-        tools: plain functions, some async and some not. The agent gets all of them unchanged, in the framework's own
-            way.
-        forced_tool: one more function, which is sync. If the framework has a way to end such a tool by force, give it
+        model_url: base URL of an OpenAI Chat Completions server, including ``/v1``. The server accepts any API key and
+            any model name, and supports only streamed responses.
+        folder: folder for the framework's stored data, which is kept when the process is restarted.
+        tools: plain functions, some async and some sync. Pass all of them to the agent unchanged, in the framework's
+            usual way.
+        forced_tool: one more sync function. If the framework has a way to end a sync tool by force, pass this function
             to the agent in that way.
     """
 
     not_offered = NotOffered
-    """Error to raise for a feature that the framework lacks."""
+    """Exception class to raise for a feature that the framework lacks."""
 
     def __init__(
         self, *, model_url: str, folder: str, tools: Sequence[Callable[..., Any]], forced_tool: Callable[..., Any]
@@ -61,49 +62,53 @@ class Setting:
         self.forced_tool = forced_tool
 
     def tasks(self) -> Tasks:
-        """Return `Tasks`, for a framework without a submit function of its own."""
+        """Return a new `Tasks`, for a framework without a submit function of its own."""
         return Tasks()
 
 
 class Adapter(Protocol):
-    """A framework, in the form that the judge needs. All methods run on one event loop; several may run at the same
-    time.
+    """The interface through which the judge uses a framework.
 
-    A method raises `NotOffered` (``setting.not_offered``) for a feature that the framework lacks; that does not count
-    as a broken promise. Do not add in the adapter what the framework leaves to its users: the table would credit the
-    framework with it.
+    All methods run on one event loop, and several calls may run concurrently. If the framework lacks a feature, the
+    method raises `NotOffered` (``setting.not_offered``), which does not count as a broken promise. Do not implement in
+    the adapter what the framework leaves to its users, because the table would credit the framework with it.
     """
 
     packages: Sequence[str]
-    """The distributions whose versions the table shows, the framework first."""
+    """Names of the distributions whose versions the report shows, with the framework first."""
 
     async def start(self, setting: Setting) -> None:
-        """Create the agent: its model is at ``setting.model_url``, its tools are ``setting.tools``."""
+        """Create the agent with the model at ``setting.model_url`` and the tools ``setting.tools``."""
         ...
 
     async def open(self, session: str, user: str) -> None:
-        """Make sure that a session exists. Called again after a restart."""
+        """Create the user's session unless it exists. The judge calls this method again after a restart."""
         ...
 
     async def submit(self, session: str, text: str) -> str:
-        """Send a message; return the id of the work as soon as the message is accepted. Raises the framework's own
-        error if it refuses the message."""
+        """Send a message to the session, and return the id of the work as soon as the framework accepts the message.
+
+        Raises the framework's own error if the framework refuses the message.
+        """
         ...
 
     async def result(self, work: str) -> str:
-        """Wait for the work's end and return the answer's text. Raises if it failed, was refused or was cancelled."""
+        """Wait for the work to end, and return the answer. Raises if the work failed, was refused or was cancelled."""
         ...
 
     async def cancel(self, session: str) -> None:
-        """Cancel the session's work in the way that the framework documents; return when that call has returned."""
+        """Cancel the session's work as the framework documents; return once the framework's call has returned."""
         ...
 
     async def transcript(self, session: str) -> list[list[str]]:
-        """Return the stored session as pairs of role (``user``, ``assistant``, ``tool``) and text."""
+        """Return the session's stored messages as pairs of role (``user``, ``assistant``, ``tool``) and text."""
         ...
 
     async def force(self) -> str:
-        """Return how the agent gets ``setting.forced_tool``; raise `NotOffered` if the framework has no way."""
+        """Return a short description of the way in which the agent gets ``setting.forced_tool``.
+
+        Raises `NotOffered` if the framework cannot end a sync tool by force.
+        """
         ...
 
     async def live(self) -> list[str]:
@@ -111,16 +116,19 @@ class Adapter(Protocol):
         ...
 
     async def inbox(self) -> str:
-        """Return how an accepted message survives the process; raise `NotOffered` if it does not."""
+        """Return a short description of how an accepted message survives the end of the process.
+
+        Raises `NotOffered` if an accepted message does not survive it.
+        """
         ...
 
     async def close(self) -> None:
-        """Shut down cleanly."""
+        """Shut the framework down cleanly."""
         ...
 
 
 class Tasks:
-    """Runs as asyncio tasks, as users write them if the framework itself has no submit and no cancel."""
+    """Runs in asyncio tasks: the code that users write for a framework that has neither submit nor cancel."""
 
     def __init__(self) -> None:
         self._of: dict[str, asyncio.Task[str]] = {}
@@ -128,7 +136,7 @@ class Tasks:
         self._number = 0
 
     def start(self, session: str, work: Any) -> str:
-        """Start a coroutine that returns the answer; return its id."""
+        """Start `work`, a coroutine that returns the answer, in the session; return the id of the work."""
         self._number += 1
         task = asyncio.get_running_loop().create_task(work)
         running = self._sessions.setdefault(session, set())
@@ -138,7 +146,7 @@ class Tasks:
         return f"work-{self._number}"
 
     async def result(self, work: str) -> str:
-        """Return its answer or raise its error. Call it once."""
+        """Wait for the work to end, and return its answer or raise its error. Call this once for each id."""
         try:
             return await asyncio.shield(self._of[work])
         except asyncio.CancelledError:
@@ -215,7 +223,7 @@ async def program(file: str, seconds: float) -> str:
 
 
 TOOLS: tuple[Callable[..., Any], ...] = (beat, block, nap, idle, program)
-"""The tools that an agent gets unchanged."""
+"""The tools that every agent gets unchanged."""
 
 
 # ── the pipe ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -268,7 +276,7 @@ async def _answer(adapter: Adapter, op: str, args: list[Any]) -> Any:
 
 
 def _checked(op: str, value: Any) -> Any:
-    """Return the answer of an adapter's method, if it is of the right type."""
+    """Return the value of an adapter's method. Raises `TypeError` if the value is of the wrong type."""
     try:
         json.dumps(value)
     except (TypeError, ValueError):
@@ -318,7 +326,7 @@ async def _serve(target: str, incoming: Any, outgoing: Any) -> None:
 
 
 def main(target: str) -> None:
-    """Serve the adapter at ``file.py:Class`` or ``module:Class`` on stdin and stdout until it is closed."""
+    """Serve the adapter at ``file.py:Class`` or ``module:Class`` on stdin and stdout until the judge closes it."""
     # Keep the output of the framework and of agents out of the pipe.
     outgoing = os.fdopen(os.dup(1), "wb", buffering=0)
     incoming = os.fdopen(os.dup(0), "rb", buffering=0)

@@ -1,8 +1,8 @@
-"""One probe for each promise: it acts on the adapter, observes from outside, and reports what it saw.
+"""One probe for each promise. A probe acts on the adapter, observes the effects from outside, and reports them.
 
-The fake model is in the judge's process and speaks real HTTP, so it sees each request open and close. Files, processes
-and times are seen from outside, too. A probe raises `Inconclusive` if it could not reach the point it tests; that does
-not count against the framework.
+The fake model runs in the judge's process behind a real HTTP server, so it observes when each request opens and closes.
+Probes observe files, processes and durations from outside, too. A probe raises `Inconclusive` if it could not reach the
+point that it tests; this does not count against the framework.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ _STUCK_S = 8.0
 
 
 class Inconclusive(Exception):
-    """The probe could not reach the point it tests. The text gives the reason."""
+    """The probe could not reach the point that it tests. The message gives the reason."""
 
 
 class ProbeBench:
     """The tools of a probe: a started adapter, the fake model, and a folder.
 
     Parameters:
-        subject: the adapter.
-        server: the fake model.
-        folder: for the files that tools write while they run.
+        subject: the started adapter.
+        server: the fake model server.
+        folder: folder for the files that tools write while they run.
     """
 
     def __init__(self, subject: Subject, server: ModelServer, folder: Path) -> None:
@@ -61,16 +61,16 @@ class ProbeBench:
         self._files = 0
 
     def file(self) -> Path:
-        """Return a name for a new file."""
+        """Return an unused path for a file that a tool writes."""
         self._files += 1
         return self.folder / f"seen-{self._files}"
 
     async def submit(self, session: str, text: str) -> str:
-        """Send a message to a session and return its work's id."""
+        """Send a message to a session, and return the id of the resulting work."""
         return str(await self.subject.ask("submit", session, text))
 
     async def call(self, session: str, tool: str, **arguments: Any) -> tuple[str, Path]:
-        """Make the model call a tool that writes a file, and wait for the file."""
+        """Make the model call a tool that writes a file; return the work's id and the path once the file exists."""
         file = self.file()
         work = await self.submit(session, f"call {tool} {json.dumps({'file': str(file), **arguments})}")
         if not await until(file.exists, _STARTED_S):
@@ -78,7 +78,7 @@ class ProbeBench:
         return work, file
 
     async def why(self, work: str) -> str:
-        """Describe how the run ended, if it has."""
+        """Return a description of how the work ended; empty if it has not ended."""
         try:
             return f"; the run answered {await self.subject.ask('result', work, limit_s=0.5)!r}"
         except AdapterFailed as error:
@@ -87,7 +87,7 @@ class ProbeBench:
             return ""
 
     async def streaming(self, session: str, pieces: int, pace_ms: int) -> tuple[str, Exchange]:
-        """Make the model stream, and wait for its third chunk."""
+        """Make the model stream; return the work's id and the model request once three chunks have been sent."""
         before = len(self.server.exchanges)
         work = await self.submit(session, f"stream {pieces} {pace_ms}")
         try:
@@ -98,7 +98,7 @@ class ProbeBench:
         return work, exchange
 
     async def cancel(self, session: str) -> float:
-        """Cancel, and return how long that took, in seconds."""
+        """Cancel the session's work, and return how long the adapter's call took, in seconds."""
         self.subject.look()
         began = time.monotonic()
         await self.subject.ask("cancel", session, limit_s=_CANCEL_S)
@@ -109,7 +109,10 @@ Probe = Callable[[ProbeBench], Awaitable[tuple[Verdict, str]]]
 
 
 def answer(request: ModelRequest) -> Reply:
-    """Answer as the fake model, by the newest message: ``reply …``, ``stream pieces pace_ms`` or ``call tool {…}``."""
+    """Return the fake model's reply to the newest message.
+
+    The message is ``reply …``, ``stream pieces pace_ms``, ``call tool {…}``, or a tool's result.
+    """
     newest = next(
         (one for one in reversed(request.messages) if isinstance(one, UserMessage | ToolMessage)), request.messages[-1]
     )
@@ -124,7 +127,7 @@ def answer(request: ModelRequest) -> Reply:
 
 
 async def until(seen: Callable[[], bool], limit_s: float) -> bool:
-    """Wait until `seen()` is true; return False on a timeout."""
+    """Wait until `seen()` returns true; return False if `limit_s` seconds pass first."""
     end = time.monotonic() + limit_s
     while not seen():
         if time.monotonic() > end:
@@ -134,7 +137,7 @@ async def until(seen: Callable[[], bool], limit_s: float) -> bool:
 
 
 def short(text: str) -> str:
-    """Return the beginning of a text on one line."""
+    """Return a text on one line, truncated to at most 160 characters."""
     line = " ".join(text.split())
     return line if len(line) <= 160 else f"{line[:157]}…"
 
@@ -144,7 +147,7 @@ def _ms(seconds: float) -> str:
 
 
 async def _together(*work: Coroutine[Any, Any, Any]) -> list[Any]:
-    """Start all at once and return their results or errors."""
+    """Run all coroutines concurrently, and return their results or errors."""
     return await asyncio.gather(*work, return_exceptions=True)
 
 
@@ -482,4 +485,4 @@ PROBES: dict[str, Probe] = {
     "answers survive kill -9": kept_answers,
     "messages survive kill -9": kept_messages,
 }
-"""All probes by the promise that each tests; a probe's docstring is the promise in words."""
+"""All probes, by the short name of the promise that each tests. A probe's docstring is the full text of its promise."""

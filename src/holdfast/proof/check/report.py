@@ -15,10 +15,10 @@ __all__ = ["page"]
 
 
 def page(judgements: Sequence[AdapterVerdict]) -> str:
-    """Return the verdicts side by side, then the evidence for each.
+    """Return a Markdown page: a table of all verdicts side by side, then the evidence for each adapter.
 
     Parameters:
-        judgements: the results of one run, each with the same promises.
+        judgements: the adapters' verdicts of one run, all on the same promises.
     """
     return "\n".join(_lines(judgements)) + "\n"
 

@@ -28,16 +28,16 @@ LIMIT_S = 30.0
 
 
 class AdapterFailed(Exception):
-    """The adapter raised, or its process ended."""
+    """The adapter raised an error, or its process ended."""
 
 
 class SubjectTarget(msgspec.Struct, frozen=True, kw_only=True):
-    """An adapter, and the Python that runs it.
+    """An adapter, and the Python interpreter that runs it.
 
     Parameters:
-        name: its name in the table.
-        adapter: ``file.py:Class`` or ``module:Class``.
-        python: the interpreter of the framework's environment.
+        name: the adapter's name in the table.
+        adapter: location of the adapter class, as ``file.py:Class`` or ``module:Class``.
+        python: path of the interpreter in the framework's environment.
     """
 
     name: str
@@ -46,12 +46,12 @@ class SubjectTarget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Subject:
-    """One adapter in a separate process. Use it in ``async with``; at the end the process and its tree are killed.
+    """One adapter in a separate process. Use it as an async context manager, which kills the process tree on exit.
 
     Parameters:
-        target: the adapter.
-        model_url: URL of the fake model.
-        folder: folder for data that outlives a restart.
+        target: the adapter and its interpreter.
+        model_url: base URL of the fake model server.
+        folder: folder for data that is kept when the process is restarted.
     """
 
     def __init__(self, target: SubjectTarget, *, model_url: str, folder: Path) -> None:
@@ -75,7 +75,7 @@ class Subject:
         await self.kill()
 
     async def start(self) -> None:
-        """Start the process and its adapter. Raises `AdapterFailed` with its last line on stderr."""
+        """Start the process and the adapter in it. Raises the same errors as `ask`; the process is then killed."""
         with (self._folder / "stderr.txt").open("ab") as errors:
             self._process = await asyncio.create_subprocess_exec(
                 self._target.python,
@@ -98,7 +98,7 @@ class Subject:
             raise
 
     async def kill(self) -> None:
-        """Send SIGKILL to the process and to everything it has started. It can be restarted afterwards."""
+        """Send SIGKILL to the process and its known descendants. `start` may be called again afterwards."""
         process = self._process
         if process is None:
             return
@@ -115,19 +115,19 @@ class Subject:
             await asyncio.wait({self._reading})
 
     def look(self) -> None:
-        """Record the process's children, so that they end with it."""
+        """Record the process's current descendants, so that `kill` ends them, too."""
         if self._process is not None:
             with suppress(psutil.NoSuchProcess):
                 for child in psutil.Process(self._process.pid).children(recursive=True):
                     self._known[child.pid] = child
 
     async def ask(self, op: str, *args: Any, limit_s: float | None = None) -> Any:
-        """Call a method of the adapter, and wait for at most `limit_s` (default: `LIMIT_S`).
+        """Call the adapter's method `op`, and wait at most `limit_s` seconds for the result; None means `LIMIT_S`.
 
         Raises:
-            AdapterFailed: it raised, or the process ended.
-            NotOffered: the framework lacks the feature.
-            TimeoutError: no answer came in that time.
+            AdapterFailed: if the method raises an error, or the process ends.
+            NotOffered: if the framework lacks the feature.
+            TimeoutError: if the method does not return in time.
         """
         limit_s = LIMIT_S if limit_s is None else limit_s
         process = self._process

@@ -13,14 +13,14 @@ Verdict = Literal["kept", "broken", "not offered", "could not run"]
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """The finding on one promise.
+    """The judge's finding about one promise.
 
     Parameters:
-        promise: its short name.
-        text: the promise in words.
-        verdict: ``not offered`` if the framework lacks the feature; ``could not run`` if the probe could not reach the
-            point it tests.
-        evidence: what each try observed, with numbers.
+        promise: short name of the promise.
+        text: full text of the promise.
+        verdict: the verdict; ``not offered`` if the framework lacks the feature, and ``could not run`` if the probe
+            could not reach the point that it tests.
+        evidence: observations of each try, with numbers.
     """
 
     promise: str
@@ -33,9 +33,9 @@ class AdapterVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """All findings about one adapter.
 
     Parameters:
-        name: its name in the table.
-        versions: versions of its packages, the framework first.
-        findings: one for each promise.
+        name: the adapter's name in the table.
+        versions: versions of the adapter's packages, with the framework first.
+        findings: one finding for each tested promise.
     """
 
     name: str
@@ -58,5 +58,5 @@ def broken(evidence: str) -> tuple[Verdict, str]:
 
 
 def worst(tries: Sequence[tuple[Verdict, str]]) -> Verdict:
-    """Return the verdict of several tries: a promise that was broken in any of them counts as broken."""
+    """Return ``broken`` if any try found the promise broken, else the verdict of the last try."""
     return next((verdict for verdict, _ in tries if verdict == "broken"), tries[-1][0])

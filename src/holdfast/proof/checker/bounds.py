@@ -20,18 +20,19 @@ def bounded(facts: Facts, ledger: Ledger) -> None:
 
     *Violations*:
 
-    - a call that was never answered, or was answered after its bound (``answer_s``, for stops ``stop_s``) while no host
-      was killed;
-    - a stop's receipt that reports a longer time than its bound;
-    - more messages waiting than the mailbox may hold;
-    - a message refused as ``mailbox_full`` in a session whose mailbox was never full;
-    - more restarts of a run than allowed, without a completed call between them;
-    - a call that got no answer although its host was ready before it and survived it.
+    - a call was never answered, or was answered after its bound (``stop_s`` for stops, ``answer_s`` for other calls),
+      although no host was killed or exited meanwhile;
+    - a stop's receipt reports a longer time than the bound for stops;
+    - more messages wait than the mailbox may hold;
+    - a message is refused as ``mailbox_full`` although the session's mailbox was never full;
+    - a run is restarted more often than allowed without completing a call in between;
+    - a call got no answer although the host was ready before the call and survived the call.
 
-    Calls of a hostile principal need not be answered in time. With one, each reading of the server's resources is an
-    observation. It is a violation if the server has more than ``descriptors``, or if its memory has grown by more than
-    ``kept_memory`` bytes once that principal has released everything. Memory in use before that does not count: on a
-    busy machine any load peaks for a moment. It is also a violation if memory was not read at the end.
+    Calls of a hostile principal need not be answered in time. In a storm with a hostile principal, each reading of the
+    server's resources is an observation, too. It is a violation if the server has more than ``descriptors`` open
+    descriptors, or if its memory has grown by more than ``kept_memory`` bytes once the hostile principal has released
+    everything. Memory use before that does not count, because on a busy machine any load causes short peaks. It is also
+    a violation if the memory was not read after the release.
     """
     limits = facts.limits
     highest: dict[tuple[str, str], int] = {}
@@ -154,8 +155,8 @@ def fair(facts: Facts, ledger: Ledger) -> None:
 def private(facts: Facts, ledger: Ledger) -> None:
     """P14: a principal sees and stops only its own sessions, and slows others only within its caps.
 
-    *Observations*: each attempt on another principal's session, each list of sessions, each reading of a capped
-    principal's runs.
+    *Observations*: each attempt to access another principal's session, each list of sessions, and each reading of a
+    principal's number of runs if runs are capped.
 
     *Violations*:
 
@@ -166,8 +167,9 @@ def private(facts: Facts, ledger: Ledger) -> None:
     - a session's run is stopped for a reason that another principal gave;
     - a principal has more runs than its cap.
 
-    With a hostile principal, also: another principal's send or stop is refused because the host or the caller is at a
-    limit; a stream gets a byte later than ``revoked_s`` after its key was revoked, or is not closed.
+    In a storm with a hostile principal, it is also a violation if another principal's send or stop is refused because
+    the host or that principal is at a limit, or if a stream receives a byte more than ``revoked_s`` after its key was
+    revoked, or is not closed.
     """
     senders: dict[str, set[str]] = {}
     for attempt, _ in facts.sends():

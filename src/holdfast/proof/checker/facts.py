@@ -61,14 +61,14 @@ Answer = SendAcknowledged | StopAnswered | WithdrawAnswered | Refused | Lost
 
 
 def root_cause(cause: Cause | None) -> Cause | None:
-    """Return the first cause of a chain of parents."""
+    """Follow a cause's chain of parents, and return the first cause, if any."""
     while cause is not None and cause.parent is not None:
         cause = cause.parent
     return cause
 
 
 def run_of(event: Event) -> str | None:
-    """Return the run of an event; for an event of a child, the root run. Settlements belong to no run."""
+    """Return the id of the root run to which an event belongs; None if it belongs to none, such as a settlement."""
     if isinstance(event, MessageSettled):
         return None
     run_id: str | None = getattr(event, "run_id", None)
@@ -84,13 +84,13 @@ class CallFacts:
 
     @property
     def where(self) -> Where:
-        """The session that was called."""
+        """The session that the request addressed."""
         return self.request.principal, self.request.session
 
 
 @dataclass(slots=True)
 class LogRun:
-    """A run as recorded in the log: its events in order, and the ones that matter most."""
+    """A run as recorded in the log: all its events in order, and its start, stop and end events separately."""
 
     run_id: str
     where: Where
@@ -101,12 +101,12 @@ class LogRun:
 
     @property
     def receipt(self) -> StopReceipt | None:
-        """The receipt that the terminal event carries."""
+        """The receipt in the run's terminal event, if any."""
         return self.finished[0].receipt if self.finished else None
 
 
 class SessionLog:
-    """The log of a session, indexed."""
+    """An index of a session's log."""
 
     def __init__(self, read: LogRead) -> None:
         self.where: Where = (read.principal, read.session)
@@ -142,7 +142,7 @@ class SessionLog:
                 run.finished.append(event)
 
     def digest_of(self, seq: int) -> str | None:
-        """Return the digest of the event with that seq; None if the log lacks it."""
+        """Return the digest of the event with this seq; None if the log lacks the event."""
         event = self.by_seq.get(seq)
         return None if event is None else digest(event)
 
@@ -177,7 +177,7 @@ class Attempt:
 
 
 class Facts:
-    """Everything that the rules use. Raises `ValueError` for a history that does not begin with `Opened`."""
+    """An index of all records, for use by the rules. Raises `ValueError` if the history has no `Opened` record."""
 
     def __init__(self, records: Iterable[Record]) -> None:
         self.records = sorted(records, key=lambda record: record.at)
@@ -309,7 +309,7 @@ class Facts:
         return by_run
 
     def _known_ends(self) -> dict[str, float]:
-        """Map each ended run to the earliest time at which an outsider knew of its end."""
+        """Return, for each ended run, the earliest time at which a client knew of the run's end."""
         known: dict[str, float] = {}
 
         def learn(run_id: str | None, at: float) -> None:
@@ -334,7 +334,7 @@ class Facts:
         return known
 
     def _stop_reasons(self) -> dict[str, list[str]]:
-        """Map each reason of a stop in the logs to the runs that it stopped."""
+        """Return, for each reason of a stop in the logs, the runs that were stopped for that reason."""
         runs: dict[str, list[str]] = {}
         for run in self.run_logs.values():
             for event in run.stopping:
@@ -344,7 +344,7 @@ class Facts:
         return runs
 
     def _all_receipts(self) -> dict[str, list[StopReceipt]]:
-        """Map each run to the receipts that cover it: its own, and those of the stops that ended it."""
+        """Return, for each run, the run's own receipt and the receipts of the stops that ended the run."""
         receipts: dict[str, list[StopReceipt]] = {}
         for run in self.run_logs.values():
             if run.receipt is not None:
@@ -357,13 +357,13 @@ class Facts:
         return receipts
 
     def sends(self) -> Iterable[tuple[SendAttempted, Answer | None]]:
-        """Return all attempts to send with their answers, in chronological order."""
+        """Yield all attempts to send with their answers, in chronological order."""
         for call in self.calls.values():
             if isinstance(call.request, SendAttempted):
                 yield call.request, call.answer
 
     def stops(self) -> Iterable[tuple[StopRequested, Answer | None]]:
-        """Return all interrupts and stops with their answers, in chronological order."""
+        """Yield all interrupts and stops with their answers, in chronological order."""
         for call in self.calls.values():
             if isinstance(call.request, StopRequested):
                 yield call.request, call.answer
@@ -379,28 +379,28 @@ class Facts:
         ]
 
     def broke_between(self, begin: float, end: float) -> bool:
-        """Whether a host was killed or exited between the two times."""
+        """Whether a host was killed or exited after `begin` and not later than `end`."""
         index = bisect_right(self._breaks, begin)
         return index < len(self._breaks) and self._breaks[index] <= end
 
     def lived_through(self, begin: float, end: float) -> bool:
-        """Whether a host was ready at `begin`, and none was killed, exited or was drained before `end`."""
+        """Whether a host was ready at `begin`, and was not killed or drained and did not exit until after `end`."""
         index = bisect_right(self._lifecycle, begin, key=lambda record: record.at)
         ready = index > 0 and isinstance(self._lifecycle[index - 1], HostReady)
         return ready and (index == len(self._lifecycle) or self._lifecycle[index].at > end)
 
     def alive_after(self, run_id: str, at: float) -> Iterator[tuple[ProcessesListed, ProcessSeen]]:
-        """Yield the processes of a run from lists started after `at`, each with its list."""
+        """Yield the run's processes in all process lists begun after `at`, each process with its list."""
         for listing, seen in self._alive.get(run_id, ()):
             if listing.began_at > at:
                 yield listing, seen
 
     def listed_after(self, at: float) -> bool:
-        """Whether the process list was read after `at`."""
+        """Whether any process list was begun after `at`."""
         return self._listed_at > at
 
     def named_survivors(self, run_id: str) -> tuple[int, frozenset[int]]:
-        """Return how many tasks and threads, and which pids, the run's receipts name as left over."""
+        """Return the number of abandoned tasks and threads, and the surviving pids, in the run's receipts."""
         receipts = self._receipts.get(run_id, [])
         abandoned = max((len(receipt.abandoned) for receipt in receipts), default=0)
         return abandoned, frozenset(pid for receipt in receipts for pid in receipt.survivors)

@@ -58,11 +58,12 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome for one promise.
 
     Parameters:
-        promise, name: its number and name.
-        verdict: see the module.
+        promise, name: number and name of the promise.
+        verdict: ``kept``, ``broken`` or ``not observed``, as defined in the module docstring.
         observations: number of observations.
-        broken: number of violations; `violations` holds the first ones.
-        demanded: whether the recorder could observe it, so that ``not observed`` is a failure, too.
+        broken: number of violations.
+        violations: the first violations, with evidence.
+        demanded: whether the recorder could observe the promise; if so, ``not observed`` is a failure.
     """
 
     promise: str
@@ -83,10 +84,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The verdict on a history.
 
     Parameters:
-        judgements: one for each promise, in order.
+        judgements: one judgement for each promise, in order of their numbers.
         records: number of judged records.
-        failpoints: the required failpoints, and whether each was hit.
-        hostile: actions of the hostile principal, if there was one.
+        failpoints: whether each required failpoint was hit, by name.
+        hostile: actions of the hostile principal; empty if the storm had none.
     """
 
     judgements: tuple[Judgement, ...]
@@ -105,7 +106,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def of(self, promise: str) -> Judgement:
-        """Return the judgement of the promise with that number, such as ``P5``. Raises `KeyError`."""
+        """Return the judgement of a promise by number, such as ``P5``. Raises `KeyError` if the number is unknown."""
         for judgement in self.judgements:
             if judgement.promise == promise:
                 return judgement

@@ -17,7 +17,7 @@ class Violation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ledger:
-    """Collects the findings for one promise. Keeps the first `keep` violations and counts them all."""
+    """Collects the findings about one promise. Stores the first `keep` violations, and counts all of them."""
 
     __slots__ = ("_keep", "broken_count", "observations", "violations")
 
@@ -32,7 +32,7 @@ class Ledger:
         self.observations += times
 
     def broken(self, what: str, *evidence: object) -> None:
-        """Count a violation. `evidence`: records, events or other values that encode to JSON."""
+        """Count a violation; the evidence is any number of records, events or other values that encode to JSON."""
         self.broken_count += 1
         if len(self.violations) < self._keep:
             shown = tuple(msgspec.json.encode(item).decode()[:_EVIDENCE_CHARS] for item in evidence)

@@ -18,10 +18,10 @@ def crash_safe(facts: Facts, ledger: Ledger) -> None:
 
     *Violations*:
 
-    - no host became ready after the kill, or not within ``ready_s``;
-    - a message that was acknowledged before the kill, or an event that a reader saw before it, is not in the log;
-    - a session or run is not quiescent in its last reading;
-    - a run that a kill cut short completed without a restart, or never ended;
+    - after a kill, no host became ready, or the next host took longer than ``ready_s`` to become ready;
+    - a message that was acknowledged, or an event that a reader received, before the last kill is not in the log;
+    - a session is not quiescent, or a run has not ended, in the last reading;
+    - a run that a kill cut short never ended, or completed or failed without a restart;
     - a run was restarted although its stop was recorded, although its messages went to an agent that cannot be
       replayed, or although a call that is not idempotent had no result;
     - a call whose result was in the log ran again;
@@ -124,17 +124,17 @@ def _judge_cut_run(facts: Facts, ledger: Ledger, run: LogRun, replayable: dict[t
 def clean_shutdown(facts: Facts, ledger: Ledger) -> None:
     """P12: a drain finishes or suspends work by its deadline, notifies readers, and names every orphan.
 
-    *Observations*: each requested drain whose host was not killed during it.
+    *Observations*: each requested drain, unless the host was killed before the drain was answered.
 
     *Violations*:
 
     - the drain was not answered;
-    - it took longer than its deadline plus the slack;
-    - the host's exit code is not 0 (1 with orphans);
-    - a message was accepted after the report;
+    - the drain took longer than its deadline plus ``drain_slack_s``;
+    - the host's exit code is not 0 (or 1 if the report names orphans);
+    - a message was accepted after the report and before the next start;
     - the log contradicts the report about an interrupted or suspended run;
-    - code of a run keeps running after the report, or a list taken after it has a process of the host, and the orphans
-      do not name it;
+    - after the report, code of a run still works or a process of the host is in the process list, and the report does
+      not name it as an orphan;
     - a reader that was connected when the drain began lost its connection without a final frame.
     """
     for request in facts.drain_requests:

@@ -52,14 +52,14 @@ def one_run(facts: Facts, ledger: Ledger) -> None:
 
     *Violations*:
 
-    - a run starts, or writes, while another one of its session holds the slot (from ``run.started`` to
+    - a run starts or writes to the log while another run of its session holds the slot (from ``run.started`` to
       ``run.finished``);
     - a run starts twice without a restart;
-    - by the agents' own stamps, an agent function starts before its predecessor has ended, or the predecessor shows a
-      sign of life after its end (its last action, the kill of its host, or a receipt that names it as abandoned);
-    - one attempt runs twice or in two hosts;
-    - a run is attempted again although its host was not killed;
-    - an agent ran without a claim in the log;
+    - according to the agents' own stamps, an agent function starts before the previous run of its session has ended, or
+      the previous run still works after that, except for work that a receipt names as abandoned or surviving;
+    - one attempt of a run is executed twice, or by two hosts;
+    - a run is attempted again before the host of the previous attempt was killed or had exited;
+    - an agent ran, but the log does not have its run;
     - the transcript mixes the entries of two runs.
     """
     for log in facts.logs.values():
@@ -147,21 +147,22 @@ def _judge_stamped_runs(facts: Facts, ledger: Ledger) -> None:
 def no_message_lost(facts: Facts, ledger: Ledger) -> None:
     """P5: each accepted message is settled exactly once, with the run that took it, in order; the same key runs once.
 
-    *Observations*: each acknowledged or refused attempt to send, each reading of a settlement, and each check of the
-    human-in-the-loop sessions.
+    *Observations*: each acknowledged or refused attempt to send, each answered withdrawal, each reading of a
+    settlement, and each check that `PeopleSettled` reports.
 
     *Violations*:
 
-    - any problem that those checks found;
-    - an acknowledged message is not in the log, or not at its seq;
-    - a message in the log is not settled, settled twice, taken twice, settled by a run that did not take it, settled
-      with another outcome than its run's, or not withdrawn although no run took it;
+    - any problem that `PeopleSettled` reports;
+    - an acknowledged message is not in the log, or has another seq, content or policy there;
+    - a message in the log is never settled, is settled twice or is taken twice;
+    - a message is settled with a run that did not take it, with an outcome other than its run's, or, if no run took it,
+      with an outcome other than ``withdrawn``;
     - runs take messages out of order;
-    - a message has a higher seq than one that was sent after it was acknowledged;
-    - two attempts with one key got two messages, or one content is in the log twice;
-    - a first attempt is reported as a duplicate;
-    - a message is in the log although each attempt was refused, or none was made;
-    - a withdrawal or a reading of a settlement contradicts the log.
+    - a message has a higher seq than a message that was sent after the first one had been acknowledged;
+    - two attempts with one idempotency key created two messages, or one content is in the log twice;
+    - the first attempt with an idempotency key is reported as a duplicate;
+    - a message is in the log although every attempt to send it was refused, or although it was never sent;
+    - an answered withdrawal, or a settlement that was read, contradicts the log.
     """
     for look in facts.people:
         ledger.saw(look.checked)
@@ -323,14 +324,14 @@ def valid_transcript(facts: Facts, ledger: Ledger) -> None:
 
     *Violations*:
 
-    - numbers are missing or out of order;
+    - the numbers of a transcript's entries are not consecutive;
     - a tool call has no result, two results, or a result before the call, even in a run that was interrupted or
       crashed;
-    - two calls share an id;
-    - a later reading changes or loses an entry of an earlier one;
-    - only some of a run's entries were visible;
-    - a run completed with an answer, and the last reading lacks the answer;
-    - a message of a completed run is not in the last reading exactly once;
+    - two tool calls of a run share an id;
+    - a later reading of a transcript lacks or changes an entry that an earlier reading had;
+    - a reading has only some of a run's entries;
+    - a run completed with an answer that the last reading lacks;
+    - the last reading does not have a message of a completed run exactly once;
     - a run failed although none of its messages asked for an error.
     """
     latest: dict[Where, TranscriptRead] = {}
@@ -429,12 +430,13 @@ def atomic_state(facts: Facts, ledger: Ledger) -> None:
 
     *Violations*:
 
-    - the events of a run or a message are not a path of the table (a run begins with ``run.started``, is interrupted by
-      a request only after ``run.stopping``, ends in one terminal state and stays there);
-    - a call or child finishes without having started, or twice;
-    - a later reading shows an earlier state, or a different terminal state;
-    - a session that is read as idle names a run, or an active one does not;
-    - a client gets an internal error: an illegal state transition, a stale lease, or one without a code of its own.
+    - the events of a run or a message are not a path through the table (a run begins with ``run.started``, is
+      interrupted by a request only after ``run.stopping``, ends in one terminal state and stays in that state);
+    - a tool call or a child run finishes twice, or without having started;
+    - a later reading of a message shows an earlier state, or a different terminal state;
+    - a session is read as idle although it names a run, or as active although it names none;
+    - a run is read as ended without an end time, or as active with one;
+    - a client gets an internal error: an illegal state transition, a stale lease, or an error without a specific code.
     """
     for log in facts.logs.values():
         for run in log.runs.values():

@@ -33,17 +33,20 @@ def _branches(attempt: Attempt) -> dict[str, list[Stamp]]:
 def broadcast(facts: Facts, ledger: Ledger) -> None:
     """P1: one interrupt reaches every waiter of its scope.
 
-    This judges runs that the log shows ``interrupted`` by anything but a crash, in their last attempt, if its host
-    survived until the end was known. *Observation*: a branch (task, thread or child that watches its interrupt;
-    process, when the process list was read after the end) that had begun.
+    The rule judges the last attempt of each run that the log shows as ``interrupted``, unless the cause was a crash or
+    a lost lease, or the attempt's host ended before a client knew of the run's end.
+
+    *Observations*: each task, thread and child of the attempt that watches its interrupt, and each process if the
+    process list was read after the run's end was known.
 
     *Violations*:
 
     - when the run's end was known, more such tasks, threads and children than the receipts name had neither seen the
       interrupt nor ended;
-    - one of them saw it, or ended, more than ``wake_s`` after that, named or not;
-    - branches saw different first causes, or one that the log does not have (unless the agent failed meanwhile);
-    - a process outlived the run, and no receipt names it.
+    - a task, thread or child saw the interrupt, or ended, more than ``wake_s`` after that, even if a receipt names it;
+    - branches of the run saw different first causes;
+    - a branch saw a first cause that the log does not have, and the run did not end with an error;
+    - a process outlived the run, and no receipt names the process.
     """
     for run in facts.run_logs.values():
         attempts = facts.attempts.get(run.run_id)
@@ -107,11 +110,11 @@ def isolation(facts: Facts, ledger: Ledger) -> None:
 
     *Violations*:
 
-    - a run was stopped, or a branch saw an interrupt, without a request in that session (and no host was drained or
-      killed, and its agent did not fail);
-    - the cause names a request or a message of another session;
-    - a withdrawal took a message of another session;
-    - the ambient context named a session other than the one that the code was started for.
+    - a run was stopped, or a branch saw an interrupt, although no stop was requested in the run's session, its host was
+      not drained or killed, and its agent did not fail;
+    - the cause of a stop is a request or a message of another session;
+    - a stop withdrew a message of another session, or a withdrawal was answered for one;
+    - the ambient context named a session other than the one for which the code was started.
     """
     asked: dict[Where, float] = {}
     reasons: dict[str, StopRequested] = {}
@@ -216,10 +219,12 @@ def stopped_means_stopped(facts: Facts, ledger: Ledger) -> None:
 
     *Violations*:
 
-    - a task, thread or child of a run that had begun before the request shows a sign of life after the receipt, and the
-      receipt does not name as many as left over;
-    - a process of the run does so, or is in the process list, and the receipt does not name its pid;
-    - a receipt contradicts itself (``gone`` with something left, ``quarantined`` with nothing left);
+    - of a run that had begun before the request, more tasks, threads and children work after the receipt than the
+      receipts name as abandoned;
+    - a process of such a run writes a stamp after the receipt, or is in a later process list, and no receipt names the
+      process's pid;
+    - a receipt contradicts itself (``gone`` with abandoned work or survivors, ``quarantined`` with survivors or without
+      abandoned work);
     - a run whose stop was answered has no terminal event in the log;
     - an ended run still writes to the log.
     """
@@ -286,17 +291,17 @@ def _judge_rest(facts: Facts, ledger: Ledger, attempt: Attempt, request: StopReq
 def no_leaks(facts: Facts, ledger: Ledger) -> None:
     """P8: after a run ends, nothing of it remains except what its receipt names.
 
-    *Observations*: each ended run that has stamps (later ones would show that its code still runs), or after which the
-    process list was read; each killed or ended host after which the list was read; each quiet reading of a host's
-    statistics (compared with the last baseline before it).
+    *Observations*: each ended run that has stamps, or after which the process list was read; each killed or exited host
+    after which the process list was read; and each quiet reading of a host's statistics, which is compared with the
+    last baseline.
 
     *Violations*:
 
-    - code of a run shows a sign of life after the run's end was known, beyond the number that its receipt names;
-    - a process of the run is in the list, or writes a stamp, and is not named;
-    - a process outlives its host by more than ``death_s``;
-    - a quiet host counts a run, something in its task tree, a process, or more tasks, threads or descriptors than at
-      its baseline (plus the declared slack).
+    - after a run's end was known, more of its branches work than its receipts name as abandoned;
+    - after that, a process of the run writes a stamp or is in the process list, and no receipt names the process;
+    - a process or other code outlives its host by more than ``death_s``;
+    - a quiet host reports an active run or a non-empty task tree, or more processes, tasks, threads or descriptors than
+      at its baseline (plus the declared slack for threads and descriptors).
     """
     for run in facts.run_logs.values():
         known_end = facts.known_end.get(run.run_id)

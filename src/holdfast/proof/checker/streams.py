@@ -17,15 +17,17 @@ def honest_streams(facts: Facts, ledger: Ledger) -> None:
 
     *Violations*:
 
-    - a log's numbers have a gap or a repeat, or are out of order;
+    - a log's seqs have a gap or a repeat, or are out of order;
     - a run in the log has no terminal event;
-    - a connection's events are not consecutive from where it started, apart from what a gap frame covers (a resumed
-      reader that misses or repeats events is one case);
-    - a gap overlaps what was seen before, or is called ``pruned`` although the log has its events;
-    - an event is not in the log, or differs from it;
-    - a receipt's cursor is not just before its message;
-    - a reader stalled, was called caught up before the newest event, or followed a message that was not settled where
-      the stream ended.
+    - a connection's events are not consecutive from the connection's starting position, except where a gap frame covers
+      the missing events (a resumed reader that misses or repeats events is one case);
+    - a gap overlaps events that the reader had already received, or its reason is ``pruned`` although the log has its
+      events;
+    - a received event is not in the log, or differs from the event in the log;
+    - a receipt's cursor is not before the receipt's message;
+    - the end of a connection was not recorded;
+    - a reader stalled, or was reported as caught up before the newest event;
+    - the stream of a reader that followed a message ended, but not with the settlement of that message.
     """
     for log in facts.logs.values():
         ledger.saw()

@@ -1,6 +1,7 @@
 """A nemesis: faults injected into a real server under load, and the findings.
 
-``holdfast storm --nemesis all`` runs it. From code, use `run_faults` for several by name, or `run_against` for one.
+The command ``holdfast storm --nemesis all`` injects all faults. In code, `run_faults` injects several faults by name,
+and `run_against` injects one fault.
 """
 
 from holdfast.proof.nemesis.episode import EpisodePlan

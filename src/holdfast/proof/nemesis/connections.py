@@ -47,7 +47,7 @@ class _Bystander:
             await self._session.wait(receipt.message_id, timeout_s=_GONE_S)
 
     async def look(self) -> None:
-        """Check that each of its runs has completed."""
+        """Check that all runs of the bystander have completed."""
         for message_id in self._receipts:
             state = (await self._session.wait(message_id, timeout_s=_GONE_S)).state
             self._episode.tally.check(state == "completed", f"a run beside the connections is {state}")
@@ -107,7 +107,7 @@ async def _opened_and_dropped(episode: Episode, senders: list[str], count: int) 
 
 
 async def _begin(episode: Episode, line: RawConnection, kind: str, key: str) -> bool:
-    """Send the data of a connection of this kind; False if the server has already closed it."""
+    """Send the data of a connection of this kind; return False if the server has already closed the connection."""
     message = {"content": episode.content("emit", span_s=0.0), "idempotency_key": ids.message_id(), "policy": "reject"}
     head, body = line.request("POST", f"/v1/sessions/{key}/messages", msgspec.json.encode(message))
     match kind:
@@ -124,7 +124,7 @@ async def _begin(episode: Episode, line: RawConnection, kind: str, key: str) -> 
 
 
 async def _held(episode: Episode, below: dict[str, int] | None = None) -> dict[str, int]:
-    """Return the server's descriptors and memory; with `below`, wait a while until it has about as few descriptors."""
+    """Return the server's descriptors and memory; with `below`, wait until there are about as few descriptors."""
     deadline = system_clock.monotonic() + _GONE_S
     while True:
         try:

@@ -70,22 +70,22 @@ class Disk(Protocol):
     """The disk that holds the store of a server under test. One server uses it at a time."""
 
     how: str
-    """Short description of how it becomes full and read-only."""
+    """Short description of how the disk becomes full and read-only."""
     path: Path
     """Path of the database, as the server sees it."""
     keeper: int | None
-    """The process whose mounts the server must see."""
+    """Pid of the process whose mounts the server must see, or None if the server needs no special mounts."""
 
     async def fill(self, pid: int) -> None:
         """Fill the disk for the server with that process id, to the last byte."""
         ...
 
     async def free(self, pid: int | None) -> None:
-        """Make room again. The server may have ended."""
+        """Make room again for the server with that process id; None means that the server has ended."""
         ...
 
     async def set_read_only(self, read_only: bool) -> None:
-        """Make everything read-only, or writable again; no server may have it open."""
+        """Make the disk read-only, or writable again. No server may have the database open."""
         ...
 
     async def close(self) -> None:
@@ -94,7 +94,7 @@ class Disk(Protocol):
 
 
 class SmallDisk:
-    """An in-memory disk; see the module. Use it on one loop."""
+    """An in-memory disk, as described in the module docstring. Use it on one event loop."""
 
     def __init__(self, path: Path, keeper: Process) -> None:
         self.how = "a small tmpfs in a user namespace: the kernel's ENOSPC and EROFS"
@@ -104,10 +104,10 @@ class SmallDisk:
 
     @classmethod
     async def open(cls, folder: Path, seed: Path) -> SmallDisk:
-        """Mount it at `folder` and copy the database `seed` to it.
+        """Mount a small disk at `folder`, and copy the database `seed` to the disk.
 
         Raises:
-            NotSupported: this machine does not allow it.
+            NotSupported: if this machine does not allow the mount.
         """
         keeper = await asyncio.create_subprocess_exec(
             *(sys.executable, "-I", "-S", "-c", _KEEPER, str(folder), str(_SIZE_BYTES), str(seed)),
@@ -151,7 +151,13 @@ class SmallDisk:
 
 
 class LimitedDisk:
-    """An ordinary folder with limits; see the module. Use it on one loop. ``because``: why not a `SmallDisk`."""
+    """An ordinary folder with limits, as described in the module docstring. Use it on one event loop.
+
+    Parameters:
+        folder: the folder.
+        seed: database that is copied to the folder.
+        because: reason why a `SmallDisk` is not used, for the description; may be empty.
+    """
 
     def __init__(self, folder: Path, seed: Path, *, because: str = "") -> None:
         how = "a limit on the size of files (EFBIG), and files without the right to write"
@@ -174,7 +180,7 @@ class LimitedDisk:
         self._limit = None
 
     async def set_read_only(self, read_only: bool) -> None:
-        """See `Disk`. Root can write to it regardless."""
+        """See `Disk`. The root user can write to the folder regardless."""
         folder = self.path.parent
         for file in folder.iterdir():
             file.chmod(0o400 if read_only else 0o600)
@@ -186,8 +192,10 @@ class LimitedDisk:
 
 
 async def open_disk(folder: Path, seed: Path, *, small: bool) -> Disk:
-    """Create a disk at the empty `folder`, with a copy of the database `seed`; a `SmallDisk` if `small` is set and the
-    machine allows it."""
+    """Create a disk at the empty `folder`, with a copy of the database `seed`.
+
+    The disk is a `SmallDisk` if `small` is set and the machine allows it, else a `LimitedDisk`.
+    """
     if small and sys.platform == "linux":
         try:
             return await SmallDisk.open(folder, seed)

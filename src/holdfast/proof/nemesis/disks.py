@@ -32,7 +32,7 @@ class _Refusals:
         self._refused: list[tuple[str, str]] = []
 
     async def meet(self) -> None:
-        """Send until refused, and check the error that the client gets."""
+        """Send messages until one is refused, and check the error that the client receives."""
         tally = self._episode.tally
         end = system_clock.monotonic() + _REFUSED_WITHIN_S
         while system_clock.monotonic() < end:
@@ -52,7 +52,7 @@ class _Refusals:
         tally.check(False, f"no send was refused within {_REFUSED_WITHIN_S:g} s")
 
     async def repeat(self) -> None:
-        """Send the refused messages again: none may be known, and each must be accepted now."""
+        """Send the refused messages again, and check that the server accepts each as a new message."""
         tally = self._episode.tally
         for key, content in self._refused:
             session = self._episode.admin.session(f"refused-{key}")

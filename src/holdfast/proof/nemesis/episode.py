@@ -65,8 +65,8 @@ class EpisodePlan(msgspec.Struct, frozen=True, kw_only=True):
         span_s: duration of each injection of a fault.
         connections: number of connections to open and drop.
         seed: random seed.
-        agents: the user's own agents as ``module:name``; empty for the storm's.
-        say: prefix of each message to those agents.
+        agents: the user's own agents, as ``module:name``; if empty, the storm's agents are used.
+        say: prefix of each message to the user's own agents.
     """
 
     sessions: int = 12
@@ -111,7 +111,7 @@ class Tally:
 
 
 class Episode:
-    """See the module. Created by `open_episode`; use it on one loop."""
+    """An episode, as described in the module docstring. Create it with `open_episode`; use it on one event loop."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class Episode:
     # ── the server ───────────────────────────────────────────────────────────────────────────────────────────────
 
     async def start(self) -> bool:
-        """Start the next server with its clock lever set; False if it exited before it answered."""
+        """Start the next server with its clock lever set; return False if it exited before it became ready."""
         environment = {CLOCK_VARIABLE: str(self.levers.clock_s)}
         if self.disk.keeper is not None:
             environment[DISK_VARIABLE] = str(self.disk.keeper)
@@ -206,7 +206,7 @@ class Episode:
     # ── the load ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def watch(self, seconds: float) -> None:
-        """Run the load for `seconds`. Raises the error that broke it."""
+        """Let the load run for `seconds`. Raises the error with which the load failed, if any."""
         end = system_clock.monotonic() + seconds
         while (left := end - system_clock.monotonic()) > 0:
             await asyncio.sleep(min(0.25, left))
@@ -236,7 +236,7 @@ class Episode:
                     continue
 
     async def nobody_is_left(self, after: str) -> None:
-        """Check that each of those messages is settled."""
+        """Check that each message that `send_alone` has sent since the last check is settled."""
         deadline = system_clock.monotonic() + _GOES_ON_S
         alone, self._alone = self._alone, []
         for key in alone:
@@ -328,7 +328,7 @@ class Episode:
             await asyncio.sleep(0.1)
 
     async def _nobody_reads(self) -> None:
-        """Check that the server holds no readers after all have gone."""
+        """Check that the server holds no readers after all readers have disconnected."""
         deadline = system_clock.monotonic() + LIMITS.death_s
         while True:
             readers = (await self.admin.read("/v1/server", _Server)).statistics.event_subscribers
@@ -349,12 +349,12 @@ async def open_episode(
     small: bool,
     progress: Progress,
 ) -> AsyncIterator[Episode]:
-    """Open an episode whose server has not started yet; remove everything at the end.
+    """Yield an episode whose server has not started yet, and clean up at the end.
 
     Parameters:
-        recorder: receives the history.
-        folder: an empty folder for all its files.
-        changes: settings that differ from the storm's.
+        recorder: recorder of the history.
+        folder: empty folder for all files of the episode.
+        changes: server settings that differ from the storm's.
         kills: whether the fault kills the server.
         small: whether the server gets a separate small disk.
     """

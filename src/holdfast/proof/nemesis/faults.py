@@ -18,19 +18,19 @@ from holdfast.proof.nemesis.signals import signals
 __all__ = ["FAULTS", "KILLS", "Fault", "chosen"]
 
 KILLS = "kill"
-"""The fault that is a separate storm: SIGKILL at every failpoint."""
+"""Name of the fault that runs as a separate storm, with SIGKILL at every failpoint."""
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """A fault.
+    """A fault that a nemesis can inject.
 
     Parameters:
-        name: name on the command line.
-        title: description in one sentence.
-        kinds: kinds of injections, each of which must be done at least once.
-        inject: injects the fault, under load.
-        settings: the server's settings that differ from the storm's.
-        kills: whether it kills the server, too.
+        name: name of the fault on the command line.
+        title: description of the fault in one sentence.
+        kinds: kinds of injections, each of which must happen at least once.
+        inject: async callback that injects the fault into an episode, under load.
+        settings: server settings that differ from the storm's.
+        kills: whether the fault also kills the server.
         disk: whether the server's store is on a separate small disk.
     """
 
@@ -101,8 +101,10 @@ FAULTS: Mapping[str, Fault] = {
 
 
 def chosen(names: str) -> tuple[str, ...]:
-    """Return the faults that ``all`` or a comma-separated list names, in order, without duplicates. Raises
-    `ConfigurationError`."""
+    """Return the names in a comma-separated list of faults, without duplicates; ``all`` means all faults.
+
+    Raises `ConfigurationError` if a name is unknown.
+    """
     known = (KILLS, *FAULTS)
     asked = list(known) if names == "all" else [name.strip() for name in names.split(",")]
     for name in asked:

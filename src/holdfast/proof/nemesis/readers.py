@@ -15,7 +15,7 @@ from holdfast.protocol.events import Gap
 __all__ = ["STALL_S", "hostile_readers"]
 
 STALL_S = 1.0
-"""In this episode, a reader that reads nothing is dropped after this time."""
+"""Time in seconds after which the server in this episode drops a reader that reads nothing."""
 
 _OF_EACH_KIND = 6
 _POURS = 3
@@ -97,7 +97,7 @@ async def hostile_readers(episode: Episode) -> None:
 
 
 async def _connected(episode: Episode, key: str, kind: str) -> RawConnection:
-    """Return a connection whose event stream has started."""
+    """Open an event stream of the session, and return the connection once the stream has started."""
     line = RawConnection(episode.settings.port, episode.admin_key)
     try:
         await line.open(small=True)

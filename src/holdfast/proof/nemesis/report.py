@@ -1,4 +1,4 @@
-"""Write the findings of a nemesis as a page of the docs."""
+"""Markdown page of the findings of a nemesis, for the docs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _FOUND = 10
 
 
 def page(outcomes: Sequence[FaultOutcome], command: str) -> str:
-    """Return a table of the faults and the findings.
+    """Return a Markdown page with a table of the faults, followed by the findings.
 
     Parameters:
-        outcomes: the outcomes of one run.
+        outcomes: the outcomes of all faults of one run.
         command: the command that repeats the run.
     """
     return "\n".join(_lines(outcomes, command)) + "\n"

@@ -32,13 +32,13 @@ class FaultOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
     Parameters:
         fault, title: name and title of the fault.
-        how: how it was injected, if there is more than one way.
+        how: how the fault was injected, if there is more than one way; else empty.
         injected: number of injections, by kind.
         observations: number of observations of promises.
         checked: number of further checks.
-        broken: number of violations of promises and of other findings.
-        found: descriptions of the first ones, each with its promise.
-        seconds: duration.
+        broken: number of violations of promises, plus the number of other findings.
+        found: descriptions of the other findings and of the first violations of each promise.
+        seconds: duration of the episode, in seconds.
     """
 
     fault: str
@@ -58,7 +58,7 @@ class FaultOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def passed(self) -> bool:
-        """Whether it was injected and nothing was broken."""
+        """Whether every kind of injection happened, promises were observed, and none was broken."""
         return not self.broken and not self.never and self.observations > 0
 
 
@@ -88,7 +88,10 @@ def _outcome(fault: Fault, how: str, tally: Tally, report: Report, seconds: floa
 
 
 async def run_against(fault: Fault, ask: EpisodePlan, progress: Progress) -> tuple[FaultOutcome, StormRecorder]:
-    """Run one episode; return its outcome and history. Raises `HoldfastError` if the server cannot be started."""
+    """Run one episode with a fault, and return the outcome and the recorder of the history.
+
+    Raises `HoldfastError` if the server cannot be started.
+    """
     began = system_clock.monotonic()
     recorder = StormRecorder()
     how = ""
@@ -156,7 +159,10 @@ async def _nothing(episode: object) -> None:
 async def run_faults(
     names: Sequence[str], ask: EpisodePlan, progress: Progress
 ) -> list[tuple[FaultOutcome, StormRecorder]]:
-    """Run an episode for each of these faults in turn. Raises `HoldfastError` if a server does not start."""
+    """Run an episode for each named fault in turn, and return the outcomes with the recorders of the histories.
+
+    Raises `HoldfastError` if a server cannot be started.
+    """
     done = []
     for name in names:
         one = await run_kills(ask, progress) if name == KILLS else await run_against(FAULTS[name], ask, progress)

@@ -1,11 +1,12 @@
 """Faults that can only be injected from inside the server.
 
 `expose` is called before the server's own `main`. It moves the server to the nemesis's disk, replaces the wall clock,
-attaches to all failpoints, and listens on a socket beside the store. Each received line is a `Levers` value, the new
-position of all levers. The answer is how often each lever has had an effect so far.
+attaches to all failpoints, and listens on a Unix socket. Each line that it receives is a `Levers` value with the new
+positions of all levers. Each answer is a `ServerCounts` value, which counts the effects of each lever so far.
 
 Invariants
-- This module makes no decisions for the product: it waits, raises errors of the store, or repeats a hint.
+- This module makes no decisions for the server: it shifts the clock, waits, raises errors of the store, or repeats
+  hints.
 - With all levers at zero, a server behaves as it would without this module.
 """
 
@@ -32,20 +33,20 @@ from holdfast.host import Host
 __all__ = ["CLOCK_VARIABLE", "DISK_VARIABLE", "LEVERS_VARIABLE", "Levers", "ServerCounts", "expose"]
 
 LEVERS_VARIABLE = "HOLDFAST_NEMESIS_LEVERS"
-"""The path of the socket to listen on."""
+"""Environment variable with the path of the socket on which the server listens for levers."""
 CLOCK_VARIABLE = "HOLDFAST_NEMESIS_CLOCK"
-"""Offset of the wall clock at the start, in seconds."""
+"""Environment variable with the offset of the wall clock at the start, in seconds."""
 DISK_VARIABLE = "HOLDFAST_NEMESIS_DISK"
-"""The process whose mounts the server sees."""
+"""Environment variable with the pid of the process whose mounts the server must see."""
 
 _CLONE_NEWUSER = 0x10000000
 _CLONE_NEWNS = 0x00020000
 _SAME_COMMIT_S = 0.0005
-"""The verbs of one commit pass a point within this time."""
+"""Time within which all verbs of one commit pass the same failpoint."""
 _PR_SET_PDEATHSIG = 1
 _SIGKILL = 9
 _SPARED = frozenset(("open", "add_key", "revoke_key"))
-"""Verbs that belong to no session: a failed start is another fault."""
+"""Verbs that the levers do not affect, because they belong to no session; a failed start is a separate fault."""
 
 
 class Levers(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,10 +56,10 @@ class Levers(msgspec.Struct, frozen=True, kw_only=True):
         clock_s: offset of the wall clock, in seconds.
         slow_s: extra time of each commit, in seconds.
         late_s: delay of each answer of the store after it is durable, in seconds.
-        lose_every: lose one in this many answers of the store; 0 for none.
-        read_only: refuse every write as SQLite does once a file is read-only.
-        hints: how often to repeat two hints to the host now: that every session in memory is ready, and its newest
-            stored events.
+        lose_every: one in this number of the store's answers is lost; 0 means that none is lost.
+        read_only: whether every write is refused as SQLite refuses writes to a read-only file.
+        hints: number of times to repeat two hints to the host now: that every session in memory is ready, and the
+            newest stored events of each session.
     """
 
     clock_s: float = 0.0
@@ -121,7 +122,7 @@ class _Victim:
                 raise StorageError("the store's answer was lost", hint="send again with the same idempotency key")
 
     def listen(self, listener: socket.socket) -> None:
-        """Serve one connection after another, forever."""
+        """Accept and serve one connection after another, forever."""
         while True:
             connection, _ = listener.accept()
             with connection, connection.makefile("rwb", buffering=0) as lines:
@@ -139,7 +140,7 @@ class _Victim:
             done.wait(10.0)
 
     def _hint(self, host: Host, times: int, done: threading.Event) -> None:
-        """Repeat the hints, on the host's loop."""
+        """Repeat the hints `times` times. This must be called on the host's event loop."""
         for _ in range(times):
             for actor in list(host.actors.values()):
                 host.queue.enqueue_when_due(actor.session, actor.principal, 0.0)
@@ -178,7 +179,12 @@ def _join_disk(pid: int) -> None:
 
 
 def expose() -> None:
-    """Expose the levers of this process to the nemesis. Raises `KeyError` outside one, and `OSError`."""
+    """Expose the levers of this process to the nemesis.
+
+    Raises:
+        KeyError: if the process was not started by a nemesis.
+        OSError: if the disk or the socket cannot be used.
+    """
     if disk := os.environ.pop(DISK_VARIABLE, ""):
         _join_disk(int(disk))
     if sys.platform == "linux":

@@ -21,7 +21,7 @@ _ALONE = 3
 
 
 async def signals(episode: Episode) -> None:
-    """Delay answers, lose answers, repeat all hints, and pause the process."""
+    """Delay the store's answers, lose some of them, repeat hints to the host, and pause the server's process."""
     span_s = episode.ask.span_s
     episode.progress("the store's answers come late")
     await episode.pull(late_s=_LATE_S)

@@ -13,9 +13,9 @@ class StartupFailure(NamedTuple):
     """A failed start.
 
     Parameters:
-        exited: the exit code.
-        code, message, hint: the error that the server reported; if it reported none, ``code`` is empty and ``message``
-            is its output.
+        exited: exit code of the server.
+        code, message, hint: the error that the server reported; if the server reported none, ``code`` is empty and
+            ``message`` is the server's output.
     """
 
     exited: int
@@ -31,13 +31,13 @@ class _Error(msgspec.Struct):
 
 
 class _Told(msgspec.Struct):
-    """The line of ``holdfast serve --json`` with the reason why it does not start."""
+    """The line of ``holdfast serve --json`` that gives the reason for a failed start."""
 
     error: _Error
 
 
 def read_startup_failure(exited: int, said: str) -> StartupFailure:
-    """Return a failed start from the exit code and the server's stderr; the last error there is the reason."""
+    """Describe a failed start by its exit code and the last error that the server wrote to stderr."""
     for line in reversed(said.splitlines()):
         try:
             error = msgspec.json.decode(line, type=_Told).error

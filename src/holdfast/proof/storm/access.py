@@ -26,11 +26,11 @@ class Access(Protocol):
     principals: tuple[str, ...]
 
     def session(self, principal: str, key: str) -> SessionAPI:
-        """Return a session, as that principal sees it."""
+        """Return the session with this key, as `principal` sees it."""
         ...
 
     def watching(self, principal: str, key: str, *, patient: bool) -> SessionAPI:
-        """Return a session for a reader; a patient one reconnects by itself after a lost connection."""
+        """Return a session for a reader; if `patient` is set, a lost connection is restored automatically."""
         ...
 
     async def sessions(self, principal: str) -> list[SessionView]:
@@ -39,7 +39,7 @@ class Access(Protocol):
 
 
 class EmbeddedAccess:
-    """A host in this process; `host` is replaced on a restart."""
+    """Access to a host in this process. A restart of the host replaces ``host``."""
 
     def __init__(self, principals: tuple[str, ...]) -> None:
         self.up = asyncio.Event()
@@ -51,7 +51,7 @@ class EmbeddedAccess:
         return self.host.session(key, principal=principal)
 
     def watching(self, principal: str, key: str, *, patient: bool) -> SessionAPI:
-        """Access without connections; see `Access`."""
+        """See `Access`. A reader of an embedded host has no connection to lose."""
         return self.session(principal, key)
 
     async def sessions(self, principal: str) -> list[SessionView]:
@@ -60,13 +60,13 @@ class EmbeddedAccess:
 
 
 class RemoteAccess:
-    """A server. Requests are not repeated by the client: a lost answer is part of the history.
+    """Access to a server. The clients do not retry requests, because a lost answer is part of the history.
 
     Parameters:
-        url: its address.
-        keys: the API key of each principal; None for a server without keys.
-        acting: whether each key acts for its principal, which need not be the key's own.
-        up: event shared with another access to the same server; by default a new one.
+        url: base URL of the server.
+        keys: API key of each principal; None as the key means that the server has no keys.
+        acting: whether each client acts for its principal by name, so that the key may belong to another user.
+        up: event to share with another access to the same server; None creates a new event.
     """
 
     def __init__(

@@ -17,10 +17,10 @@ __all__ = ["pry"]
 
 
 async def pry(access: Access, recorder: StormRecorder, session: StormSession, principal: str) -> None:
-    """Try something random on the session as `principal`, list its own sessions, and note the answers.
+    """Try a random operation on the session as `principal`, and record the answer and sometimes a list of sessions.
 
     Raises:
-        ServerUnreachable, StorageError: no host answered.
+        ServerUnreachable, StorageError: if no host answered.
     """
     handle = access.session(principal, session.key)
     # Without a cursor, a stranger would wait for a session of its own.

@@ -15,7 +15,7 @@ GONE = "gone"
 
 
 class AckAudit:
-    """Possible states of items: the last acknowledged one, and all that were requested since.
+    """Possible states of each item: the last acknowledged state, and all states that were requested since then.
 
     Parameters:
         what: kind of the items, such as ``key``.
@@ -26,7 +26,7 @@ class AckAudit:
         self._may_be: dict[str, frozenset[str]] = {}
 
     def ask(self, name: str, state: str) -> None:
-        """Record that a state was requested, before the answer."""
+        """Record that a state is requested for an item. Call this before the request is answered."""
         self._may_be[name] = self._may_be.get(name, frozenset((GONE,))) | {state}
 
     def answer(self, name: str, state: str) -> None:
@@ -39,7 +39,7 @@ class AckAudit:
         return tuple(self._may_be)
 
     def wrong(self, now: Mapping[str, str]) -> list[str]:
-        """Return the items whose state contradicts an acknowledgement.
+        """Return a description of each item whose state contradicts an acknowledgement.
 
         Parameters:
             now: the actual state of each existing item.

@@ -1,7 +1,7 @@
 """Actions of an administrator on a server: creating and revoking keys, and deleting sessions.
 
-They are outside a storm's history, as a deleted session cannot be read back. `settle` checks that every acknowledged
-change was kept.
+A storm's history does not record these actions, because a deleted session cannot be read back. `settle` checks that
+every acknowledged change was kept.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The agents of a storm: they follow a plan of mixed work and write stamps of what they observe.
 
-``storm`` is replayable: its effects are calls. ``storm-plain`` is not. ``agents()`` returns both for a side file; a
-storm's own server serves the module's `agents_of_environment`.
+The agent ``storm`` is replayable, because its effects are calls; the agent ``storm-plain`` is not. `agents` returns
+both for a side file of stamps. A storm's own server gets its agents from `agents_of_environment`.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class _Teller:
         self.stamp("tick", branch, member, seen_session=_home.get(), **fields)
 
     def in_shell(self, branch: str) -> str:
-        """Return a line of shell that stamps ``tick`` for a process of a branch."""
+        """Return a shell command that writes a ``tick`` stamp for a process of the branch."""
         run = self._run
         words = (run.root_id, str(run.attempt), branch, str(self._host), run.principal, run.session_key)
         return shell_stamp(words, self._stamps.path)
@@ -221,7 +221,7 @@ class _Work:
             self._teller.ended(name, "thread", interrupt)
 
     def _stuck(self, name: str) -> None:
-        """Block a thread for a while; its run continues without it only if it is interrupted."""
+        """Block a thread for a while. The run waits for the thread, unless the run is interrupted."""
         self._teller.stamp("branch", name, "thread", cooperative=False)
         time.sleep(_STUCK_S)
         self._teller.stamp("end", name, "thread", cooperative=False)
@@ -247,7 +247,7 @@ class _Work:
         await process.wait()
 
     async def _foreign(self, name: str) -> None:
-        """Start a program from foreign code."""
+        """Start a program with asyncio instead of the runtime, as third-party code would, and wait for it."""
         program = await asyncio.create_subprocess_exec(
             "/bin/sh",
             "-c",
@@ -261,12 +261,12 @@ class _Work:
 
 
 def agents(stamps: Stamps, storm: str, *, host: int) -> tuple[Agent, Agent]:
-    """Return the replayable agent and the plain one.
+    """Return the replayable agent and the plain agent.
 
     Parameters:
-        stamps: the side file that they write to.
-        storm: the storm's name, part of the marker of all its processes.
-        host: the number of this host in the history: its pid, if it is a separate process.
+        stamps: the side file to which the agents write stamps.
+        storm: name of the storm, which is part of the marker of all the storm's processes.
+        host: number of the host in the history, which is the host's pid if the host is a separate process.
     """
 
     async def work(run: Run) -> None:

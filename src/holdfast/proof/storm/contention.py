@@ -17,17 +17,17 @@ _TRIES = 4
 
 
 async def contend(load: Load, *, places: int, greedy: int, polite: int, span_s: float) -> None:
-    """Count each principal's turns while all of them have waiting sessions.
+    """Count the runs that each principal gets while all principals have waiting sessions.
 
     The count begins when all principals' messages are accepted, and ends when one principal has no waiting session
-    left. If a principal's turns are over before the count begins (on a busy machine), all of this is repeated with the
-    slots in use for twice as long.
+    left. If all runs of a principal have started before the count begins, as can happen on a busy machine, the
+    contention is repeated with the slots occupied for twice as long.
 
     Parameters:
         load: the load that the contending sessions are added to.
         places: maximum number of concurrent runs of the host.
-        greedy, polite: number of runs that the first principal requests, and that each of the others requests.
-        span_s: how long the slots are in use before the contention, in seconds.
+        greedy, polite: number of runs that the first principal requests, and number that each other principal requests.
+        span_s: time for which the slots are occupied before the contention, in seconds.
     """
     for number in range(_TRIES):
         starts, accepted_at = await _starts(load, f"{number}", places, greedy, polite, span_s * 2**number)

@@ -1,4 +1,4 @@
-"""The storm over an embedded host: load, a drain in the middle of it, and a second host on the same store."""
+"""A storm over an embedded host: load, a drain during the load, and a second host on the same store."""
 
 from __future__ import annotations
 
@@ -87,16 +87,16 @@ async def embedded_storm(
     progress: Progress,
     rate: float | None = None,
 ) -> None:
-    """Run a storm in this process.
+    """Run a storm over a host in this process.
 
     Parameters:
-        recorder: receives the history; it already has the opening record.
-        folder: an existing empty folder for the store and the stamps.
-        sessions: number of driven sessions.
-        seconds: time until the drain, in seconds.
+        recorder: recorder of the history, which already has the opening record.
+        folder: existing empty folder for the store and the stamps.
+        sessions: number of sessions that the load drives.
+        seconds: duration of the load before the drain, in seconds.
         seed: random seed.
-        progress: callback for progress messages.
-        rate: actions per second over all sessions; the default suits a small machine.
+        progress: called with progress messages.
+        rate: actions per second over all sessions; None selects a rate that suits a small machine.
     """
     storm = ids.node_id()
     access = EmbeddedAccess(PRINCIPALS)

@@ -8,8 +8,8 @@ they had an effect.
 
 Invariants
 
-- It uses one principal's keys only, and connects to the storm's own server on loopback.
-- Its resources are bounded: at most `_HELD` connections of each kind, and a fixed number of uploaded bytes.
+- The hostile principal uses only its own keys, and connects only to the storm's own server on loopback.
+- Its resources are bounded: a maximum number of connections for each kind of action, and of uploaded bytes.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ ACTS = (
     "idle interrupts",
     "revoked streams",
 )
-"""Its actions; the storm fails if one of them was never done or had no effect."""
+"""Actions of the hostile principal. The storm fails if an action was never done or never had an effect."""
 
 _HELD = 24
 _POURS = 4
@@ -91,14 +91,14 @@ class Hostile:
     """The actions of one hostile principal. Use it on one loop.
 
     Parameters:
-        recorder: receives the record of its actions.
+        recorder: recorder of the history.
         server: the storm's own server.
-        access: the hostile principal's clients.
-        admin: client that creates and revokes its additional keys.
-        key: its first API key.
+        access: access to the server as the hostile principal.
+        admin: administrator's client, which creates and revokes additional keys of the hostile principal.
+        key: first API key of the hostile principal.
         port: the server's port.
-        streams: maximum number of open event streams of a principal.
-        load: its own sessions, which are in the history.
+        streams: the server's limit on open event streams of a principal.
+        load: load on the hostile principal's own sessions, which are part of the history.
         seed: random seed.
     """
 
@@ -159,7 +159,7 @@ class Hostile:
         self._tasks = [asyncio.create_task(self._repeat(act), name=f"hostile {name}") for name, act in acts.items()]
 
     async def prepare(self) -> None:
-        """Start its own load, and create the sessions that it abuses: a large one and an idle one.
+        """Start the hostile load, and create the two sessions that the actions abuse, a large one and an idle one.
 
         The server must be up.
         """
@@ -172,8 +172,10 @@ class Hostile:
         )
 
     async def end(self) -> None:
-        """Release everything, and record what was done. The server must be up. Raises the error that broke an
-        action."""
+        """Release everything, and record how often each action was done. The server must be up.
+
+        Raises the error with which an action failed, if any.
+        """
         await self.let_go()
         for schedule_id in self._schedules:
             with suppress(HoldfastError):
@@ -208,7 +210,7 @@ class Hostile:
 
     @property
     def broken(self) -> BaseException | None:
-        """The error that broke an action or its load, if any."""
+        """The error with which an action or the hostile load failed, if any."""
         for task in self._tasks:
             if task.done() and not task.cancelled() and task.exception() is not None:
                 return task.exception()
@@ -239,7 +241,10 @@ class Hostile:
     # ── what it holds ────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _line(self, act: str, *, key: str | None = None, small: bool = False, most: int = _HELD) -> RawConnection:
-        """Open a connection, held until there are too many of its kind. Raises `OSError`."""
+        """Drop the action's oldest connections until fewer than `most` are open, and open a new connection.
+
+        Raises `OSError` if the connection cannot be opened.
+        """
         held = self._held.setdefault(act, deque())
         while len(held) >= most:
             held.popleft().drop(reset=True)
@@ -296,7 +301,7 @@ class Hostile:
         self._refused[act] += refused
 
     async def _flood_writes(self) -> None:
-        """Send more writes at once than its rate allows, over some connections."""
+        """Send more writes at once than the principal's rate limit allows, over several connections."""
         act = "flooded writes"
         lines = [await self._line(act) for _ in range(_WRITERS)]
         request = b"".join(lines[0].request("POST", f"/v1/sessions/{self._idle}/interrupt", b'{"reason":"flood"}'))
@@ -412,7 +417,7 @@ class Hostile:
         await self.load.send(self._large, self.load.message(self._large, plan, "interrupt"))
 
     async def _read(self, line: RawConnection, last_at: list[float]) -> None:
-        """Read until the stream ends, with its last chunk or its connection."""
+        """Read until the last chunk or the end of the connection; keep the time of the last read in `last_at`."""
         end = b""
         while not end.endswith(_LAST_CHUNK) and (chunk := await line.take(_CHUNK_BYTES)):
             last_at[0] = system_clock.monotonic()

@@ -1,7 +1,7 @@
 """Simulated people: they steer, answer questions, attach files, and edit histories.
 
-These sessions are outside a storm's history: an edit changes what was read before. They are checked here instead:
-`settle` waits until they are quiescent, and returns the problems.
+A storm's history does not record these sessions, because an edit changes entries that were read before. `settle` checks
+them instead: it waits until the sessions are quiescent, and returns the problems.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The storm over a dedicated server, which it kills: once at every failpoint, then at random moments."""
+"""A storm over a dedicated server, which is killed once at every failpoint, then at random moments."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class _KillStorm:
         await self.kill()
 
     async def besiege(self, hostile: Hostile, progress: Progress) -> None:
-        """Let a hostile principal act beside the load until all its actions had an effect; it stays for the kills."""
+        """Let a hostile principal act until all its actions have had an effect, and then again during the kills."""
         progress("a hostile principal beside the others")
         await self.settle_memory()
         hostile.read_holdings("before")
@@ -125,7 +125,7 @@ class _KillStorm:
             most = max(most, memory)
 
     async def kill_at_failpoints(self, names: Sequence[str], progress: Progress) -> None:
-        """Kill once at each; try those that were not reached once more."""
+        """Kill the server once at each failpoint, and retry once each failpoint that was not reached."""
         missed = []
         for number, name in enumerate(names, 1):
             progress(f"killing at failpoint {number} of {len(names)}: {name}")
@@ -137,7 +137,7 @@ class _KillStorm:
             await self.hit(name)
 
     async def kill_at_random(self, seconds: float, every_s: float, progress: Progress) -> None:
-        """Kill at random moments until the time is over; a server is up afterwards."""
+        """Kill the server at random moments for `seconds`, and leave a server running afterwards."""
         await self.start()
         end = system_clock.monotonic() + seconds
         while (left := end - system_clock.monotonic()) > 0:
@@ -183,7 +183,10 @@ class _KillStorm:
         await until_gone(self.recorder, self.storm, LIMITS.death_s)
 
     async def hit(self, name: str) -> bool:
-        """Let the next incarnation kill itself at a failpoint, under load. The previous one must be dead."""
+        """Let the next incarnation kill itself at a failpoint under load, and return whether it did.
+
+        The previous incarnation must be dead.
+        """
         if name.split(".")[1] in _AT_START:
             await self.start()
             await self.load.linger(8, 5.0)
@@ -205,7 +208,7 @@ class _KillStorm:
         return died
 
     async def _provoke(self, verb: str) -> None:
-        """Repeatedly do what makes the host call a verb of the store."""
+        """Repeat the action that makes the host call a verb of the store, until cancelled."""
         acts: dict[str, Callable[[], Awaitable[None]]] = {
             "add_key": self.upkeep.make_a_key,
             "revoke_key": self.upkeep.make_a_key,
@@ -230,7 +233,7 @@ class _KillStorm:
             await asyncio.sleep(0.05)
 
     async def watch(self, seconds: float) -> None:
-        """Watch the processes for `seconds`. Raises the error that broke the load."""
+        """Record the storm's processes for `seconds`. Raises the error with which the load failed, if any."""
         end = system_clock.monotonic() + seconds
         while (left := end - system_clock.monotonic()) > 0:
             await asyncio.sleep(min(0.5, left))
@@ -240,7 +243,7 @@ class _KillStorm:
             self.raise_broken()
 
     def raise_broken(self) -> None:
-        """Raise the error that broke the load, if any: the storm itself is then at fault."""
+        """Raise the error with which the load failed, if any. Such an error is a fault of the storm itself."""
         broken = self.load.broken or (None if self.hostile is None else self.hostile.broken)
         if broken is not None:
             raise broken
@@ -258,7 +261,7 @@ class _KillStorm:
 
 
 def registered_failpoints() -> tuple[str, ...]:
-    """Return the failpoints of all modules of a server, except those of moving a store, which is a command."""
+    """Return the failpoints of all server modules, except those for moving a store, which only a command does."""
     import holdfast.server
     import holdfast.storage.sqlite  # noqa: F401
 
@@ -284,22 +287,22 @@ async def kill_storm(
     """Run a storm over a dedicated server.
 
     Parameters:
-        recorder: receives the history; it already has the opening record.
-        folder: an existing empty folder for the store, the stamps and the server's stderr.
-        sessions: number of driven sessions.
-        seconds: duration of the random kills, which follow the failpoints.
-        kill_every_s: mean time between two kills.
+        recorder: recorder of the history, which already has the opening record.
+        folder: existing empty folder for the store, the stamps and the server's stderr.
+        sessions: number of sessions that the load drives.
+        seconds: duration of the random kills, which follow the kills at failpoints, in seconds.
+        kill_every_s: mean time between two random kills, in seconds.
         seed: random seed.
-        points: the failpoints to kill at.
-        progress: callback for progress messages.
-        rate: actions per second over all sessions.
-        prefix: prefix of all names, for a history with another part.
-        first: the number of the first incarnation.
+        points: names of the failpoints at which the server is killed.
+        progress: called with progress messages.
+        rate: actions per second over all sessions; None selects a rate by the number of sessions.
+        prefix: prefix of all names, which must differ from that of any other storm in the same history.
+        first: number of the first incarnation.
         contention: whether to also count turns while all run slots are in use.
         hostile: whether to add a hostile principal, from the start of the load to the last kill.
 
     Raises:
-        ServerUnreachable: the server cannot be started.
+        ServerUnreachable: if the server cannot be started.
     """
     async with AsyncExitStack() as stack:
         settings = msgspec.structs.replace(

@@ -42,17 +42,17 @@ _COMPLETED = 8
 
 
 class Load:
-    """Drivers and readers over many sessions of several principals. ``others`` are sessions without a driver.
+    """Drivers and readers for many sessions of several principals. ``others`` lists sessions without a driver.
 
-    While ``calm`` is set, no driver starts an interrupt or stop.
+    While ``calm`` is set, drivers only send new messages.
 
     Parameters:
         rate: actions per second, over all sessions.
         span_s: duration of each piece of an agent's work.
         prefix: prefix of session keys and message names.
-        agents: the sessions' agents, in turn; None for the host's default, which is unknown.
-        content: turns a plan into the content of a message.
-        limited: whether a limit may refuse its principals, even when they read.
+        agents: names of the agents, assigned to the sessions in turn; None means the host's default agent.
+        content: called with a plan; returns the content of a message.
+        limited: whether the host may refuse even reads of the load's principals because of a limit.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Load:
                 raise result
 
     async def complete(self) -> None:
-        """Do once what a short load leaves to chance, concurrently in several sessions. Call it after `stop`."""
+        """Do once the actions that a short load may have missed, in several sessions. Call this after `stop`."""
         await asyncio.gather(*(self._complete(session) for session in self.sessions[:_COMPLETED]))
 
     async def _complete(self, session: StormSession) -> None:
@@ -144,11 +144,11 @@ class Load:
         await self.reading.rest([*self.sessions, *self.others])
 
     async def read_back(self) -> None:
-        """Read everything for the last time."""
+        """Read all sessions for the last time; see `SnapshotReader.read_back`."""
         await self.reading.read_back([*self.sessions, *self.others])
 
     async def abandon(self) -> None:
-        """Stop everything at once, without errors or further records."""
+        """Cancel all drivers and readers at once, and ignore their errors."""
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
@@ -167,7 +167,7 @@ class Load:
 
     @property
     def broken(self) -> BaseException | None:
-        """The error that broke a driver or reader, if any."""
+        """The error with which a driver or reader failed, if any."""
         for task in self._tasks:
             if task.done() and not task.cancelled() and task.exception() is not None:
                 return task.exception()
@@ -182,7 +182,7 @@ class Load:
             await self._pause(chance.expovariate(1 / self._pause_s))
 
     async def act(self, session: StormSession | None = None) -> None:
-        """Do one random action, on that session or on any."""
+        """Do one random action in `session`; None means a random session."""
         session = session or self.chance.choice(self.sessions)
         actions: list[tuple[Callable[[StormSession], Awaitable[None]], int]] = [
             (self._double_text, 44),
@@ -203,7 +203,7 @@ class Load:
             await session.chance.choices(what, weights)[0](session)
 
     async def _pause(self, seconds: float) -> None:
-        """Wait, but not longer than until the load stops."""
+        """Wait for `seconds`, or until the load stops if that is earlier."""
         try:
             async with asyncio.timeout(seconds):
                 await self._stopping.wait()
@@ -222,7 +222,7 @@ class Load:
         await asyncio.gather(*(self.send(session, self.message(session)) for _ in range(count)))
 
     def message(self, session: StormSession, plan: Plan | None = None, policy: Policy | None = None) -> StormMessage:
-        """Return a new message; omitted parts are random."""
+        """Return a new message; an omitted plan or policy is chosen at random."""
         chance = session.chance
         plan = plan or make_plan(self._name(), chance, span_s=self._span_s)
         policies: tuple[Policy, ...] = ("queue", "collect", "interrupt", "reject")
@@ -235,7 +235,7 @@ class Load:
         )
 
     async def send(self, session: StormSession, message: StormMessage) -> bool:
-        """Send until it is acknowledged or refused; True when it was acknowledged."""
+        """Send a message until it is acknowledged or refused; return whether it was acknowledged."""
         for _ in range(_RESENDS):
             token = self.recorder.token()
             handle = self.access.session(session.principal, session.key)
@@ -301,7 +301,7 @@ class Load:
             await self.send(session, session.chance.choice(session.sent))
 
     async def _call(self, token: str, call: Awaitable[Any]) -> Any:
-        """Return the answer, or None after noting why it is missing."""
+        """Await a call and return its answer; if the call fails, record the failure and return None."""
         try:
             return await call
         except ServerUnreachable as error:
@@ -347,7 +347,7 @@ class Load:
             await self._interrupt(session)
 
     async def flood(self) -> None:
-        """Send more to one session than its mailbox holds, then stop it."""
+        """Send more messages to a random session than its mailbox holds, then stop the session."""
         await self._flood(self.chance.choice(self.sessions))
 
     async def _flood(self, session: StormSession) -> None:
@@ -373,7 +373,10 @@ class Load:
         )
 
     async def cut(self, *, stop: bool, after_s: float = 0.6) -> None:
-        """Interrupt or stop a run of a new session; by default after its call has returned, while it ends slowly."""
+        """Start a run in a new session, and interrupt the run or stop the session after `after_s` seconds.
+
+        By default, the run's call has returned by then, and a task with slow cleanup is active.
+        """
         self._cuts += 1
         principal = self.chance.choice(self.access.principals)
         session = StormSession(principal, f"{self.prefix}-cut-{self._cuts}", self.sessions[0].agent, self.chance)
@@ -440,7 +443,7 @@ class Load:
             await self._outage()
 
     async def _pry(self, session: StormSession) -> None:
-        """Try to reach the session as another principal, and as its owner."""
+        """Try to reach the session as a random principal, which may be the session's owner."""
         principal = session.chance.choice(self.access.principals)
         try:
             await pry(self.access, self.recorder, session, principal)

@@ -28,19 +28,20 @@ Piece = Literal[
     "listen",
     "pour",
 ]
-"""``emit``: emit text; ``call``: an idempotent call; ``once``: one that is not; ``task``, ``thread``, ``child``: start
-one; ``process``: a tree that ignores SIGTERM; ``parallel``: several of these; ``tidy``: a task with slow cleanup;
-``stuck``: a thread that blocks; ``nap``: sleep; ``fail``: raise; ``raw``: a program that foreign code starts;
-``wait``: a task, a thread and a process tree that wait for the interrupt; ``ask``: ask a person; ``listen``: take
-steering messages; ``pour``: emit more than a socket holds."""
+"""``emit``: emit text; ``call``: make an idempotent call; ``once``: make a call that is not idempotent; ``task``,
+``thread``, ``child``: start a task, a thread or a child run; ``process``: run a process tree that ignores SIGTERM;
+``parallel``: run tasks and a thread in parallel; ``tidy``: run a task with slow cleanup; ``stuck``: block a thread;
+``nap``: sleep; ``fail``: raise an error; ``raw``: start a program without the runtime; ``wait``: run a task, a thread
+and a process tree that wait for the interrupt; ``ask``: ask a person a question; ``listen``: take steering messages;
+``pour``: emit more than a socket holds."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of a message.
+    """Work for an agent, as the content of a message.
 
     Parameters:
-        name: unique within the storm.
-        pieces: steps to do, one after another.
+        name: name of the plan, unique within the storm.
+        pieces: pieces of work, which are done one after another.
         span_s: duration of each piece that takes time, in seconds.
     """
 
@@ -66,7 +67,7 @@ def encode_plan(plan: Plan) -> str:
 
 
 def decode_plan(content: str) -> Plan:
-    """Return the plan of a message. Raises `msgspec.DecodeError` for one that no storm sent."""
+    """Return the plan in a message's content. Raises `msgspec.DecodeError` if the content is not a plan."""
     return _decoder.decode(content)
 
 

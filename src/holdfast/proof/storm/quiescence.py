@@ -18,19 +18,19 @@ from holdfast.protocol.messages import SessionView
 __all__ = ["STANDSTILL_S", "quiescent"]
 
 STANDSTILL_S = 20.0
-"""Far longer than one run of a storm takes, even on a busy machine."""
+"""Time without progress after which a session is stuck; one run of a storm takes far less, even on a busy machine."""
 _POLL_S = 0.05
 
 
 async def quiescent(key: str, look: Callable[[], Awaitable[SessionView]]) -> str | None:
-    """Watch a session until it is quiescent, and return None; or until it is stuck, and return a description.
+    """Wait until a session is quiescent, and return None; if the session gets stuck, return a description.
 
     Parameters:
         key: the session's key.
-        look: reads the session; called again while the server is unreachable.
+        look: called repeatedly to read the session, also while the server is unreachable.
 
     Raises:
-        HoldfastError: any other error of `look`, such as `NotFound`.
+        HoldfastError: if `look` raises any other error, such as `NotFound`.
     """
     view: SessionView | None = None
     deadline = system_clock.monotonic() + STANDSTILL_S

@@ -27,9 +27,12 @@ _FRAMES = 64
 class StormReader:
     """One reader of one session, over many connections.
 
+    The attribute ``number`` is the session's public number, or 0 while the number is unknown.
+
     Parameters:
-        number: returns the session's public number, 0 while it is unknown.
-        patient: leave reconnecting to the client.
+        name: name of the reader in the history.
+        where: principal and key of the session.
+        chance: source of all random choices.
     """
 
     def __init__(
@@ -56,7 +59,7 @@ class StormReader:
             await asyncio.sleep(self._chance.uniform(0.01, 0.3))
 
     async def catch_up(self, newest: int, limits: Limits) -> None:
-        """Read up to `newest`, and record whether that was in time."""
+        """Read up to the event with seq `newest`, and record whether it arrived within ``answer_s``."""
         if self.number and self.position < newest:
             await self._visit(limits.answer_s, until=newest)
 

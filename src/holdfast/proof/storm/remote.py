@@ -1,4 +1,4 @@
-"""Storm over an existing server: uses only what clients and readers can see, and leaves nothing behind."""
+"""A storm over an existing server: it uses only clients and readers, and deletes its sessions at the end."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ async def remote_storm(
     progress: Progress,
     rate: float | None = None,
 ) -> None:
-    """Run a storm over the server at `url`, as four principals if the key may act for others, else as one.
+    """Run a storm over the server at `url`, with four principals if the key may act for other users, else with one.
 
     Parameters:
-        recorder: receives the history, including its opening record.
-        say: prefix of each message; the server's agent should do work that lasts a moment.
-        sessions, seconds, seed, rate: number of sessions, duration, random seed, and actions per second over all
-            sessions.
-        progress: callback for progress messages.
+        recorder: recorder of the history, to which the storm adds the opening record.
+        say: prefix of each message, to which the server's agent should respond with work that lasts a moment.
+        sessions, seconds, seed, rate: number of sessions, duration in seconds, random seed, and actions per second over
+            all sessions.
+        progress: called with progress messages.
 
     Raises:
-        HoldfastError: the server does not answer, or refuses the key.
+        HoldfastError: if the server does not answer, or refuses the key.
     """
     name = ids.node_id()[-8:]
     async with AsyncExitStack() as stack:

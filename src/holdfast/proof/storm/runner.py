@@ -24,7 +24,7 @@ _CRASH_SESSIONS = 8
 
 @contextmanager
 def _a_folder(folder: Path | None) -> Iterator[Path]:
-    """Yield `folder`, or else a temporary one, which is deleted when the storm is over."""
+    """Yield `folder`; None yields a temporary folder, which is deleted when the storm is over."""
     if folder is None:
         with tempfile.TemporaryDirectory(prefix="holdfast-storm-") as name:
             yield Path(name)
@@ -44,15 +44,17 @@ async def conduct_embedded(
     folder: Path | None = None,
     hostile: bool = False,
 ) -> None:
-    """Storm a host in this process. It cannot be killed, so a small dedicated server is killed a few times afterwards.
+    """Run a storm over a host in this process, then one over a small dedicated server, which is killed a few times.
+
+    The host in this process cannot be killed.
 
     Parameters:
-        recorder: receives the history.
-        sessions, seconds, seed, rate: number of sessions, duration, random seed, and actions per second over all
-            sessions.
-        progress: callback for progress messages.
-        folder: folder to keep the stores and related files in; by default they are deleted at the end.
-        hostile: whether to add a hostile principal to the small server.
+        recorder: recorder of the history.
+        sessions, seconds, seed, rate: number of sessions, duration in seconds, random seed, and actions per second over
+            all sessions.
+        progress: called with progress messages.
+        folder: folder in which the stores and related files are kept; if None, they are deleted at the end.
+        hostile: whether to add a hostile principal to the storm over the small server.
     """
     limits = LIMITS_WITH_HOSTILE if hostile else LIMITS
     recorder.note(
@@ -93,14 +95,15 @@ async def conduct_kills(
     folder: Path | None = None,
     hostile: bool = False,
 ) -> None:
-    """Storm a dedicated server, killed once at every failpoint (or at `points`), then at random for `seconds`.
+    """Run a storm over a dedicated server that is killed once at each failpoint, then at random for `seconds`.
 
     Parameters:
-        folder: folder to keep the store and related files in; by default they are deleted at the end.
+        points: names of the failpoints; None means all registered failpoints.
+        folder: folder in which the store and related files are kept; if None, they are deleted at the end.
         hostile: whether to add a hostile principal.
 
     Raises:
-        ServerUnreachable: the server cannot be started.
+        ServerUnreachable: if the server cannot be started.
     """
     names = registered_failpoints() if points is None else points
     recorder.note(
@@ -139,7 +142,7 @@ async def conduct_remote(
     progress: Progress,
     rate: float | None = None,
 ) -> None:
-    """Storm an existing server. Raises `HoldfastError` if the server does not answer or refuses the key."""
+    """Run a storm over an existing server. Raises `HoldfastError` if the server does not answer or refuses the key."""
     await remote_storm(
         recorder,
         url=url,

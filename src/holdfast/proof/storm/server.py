@@ -65,8 +65,8 @@ _numbers = itertools.count(os.getpid() * 61)
 def free_port() -> int:
     """Return a free TCP port of loopback.
 
-    It is outside the range that Linux assigns to outgoing connections, so none of them can take it before the server
-    does, or during a restart. Each process starts its search at a different port.
+    The port is outside the range that Linux assigns to outgoing connections, so no such connection can take the port
+    before the server binds it, or during a restart. Each process starts its search at a different port.
     """
     while True:
         port = _FIRST_PORT + next(_numbers) % _PORTS
@@ -76,15 +76,16 @@ def free_port() -> int:
 
 
 class OwnServer:
-    """The incarnations of one server. One is alive at a time; use it on one loop.
+    """The incarnations of one server, of which at most one is alive. Use it on one event loop.
 
     Parameters:
-        folder: folder for its store, the side file of stamps and its stderr.
-        settings: settings that differ from the defaults, passed in its environment.
-        first: the number of the first incarnation.
-        agents: the agents to serve, as ``module:name``; those of the storm by default. Other agents are imported from
-            the folder in which the storm was started.
-        program: Python source to execute; by default ``holdfast``, which exits with the storm.
+        folder: folder for the server's store, the side file of stamps and the server's stderr.
+        settings: the server's settings; those that differ from the defaults are passed in the environment.
+        first: number of the first incarnation.
+        agents: agents to serve, as ``module:name``, which are imported from the folder in which the storm was started;
+            if empty, the storm's own agents are served.
+        program: Python source that the server's process executes; if empty, ``holdfast``, which is killed when the
+            storm's process ends.
     """
 
     def __init__(
@@ -129,32 +130,32 @@ class OwnServer:
         self._listener: asyncio.Task[None] | None = None
 
     def export(self, name: str, value: str) -> None:
-        """Set a variable for all later incarnations."""
+        """Set an environment variable for all later incarnations."""
         self._environment[name] = value
 
     @property
     def pid(self) -> int:
-        """The process that is alive now. Raises `ServerUnreachable` if none runs."""
+        """Pid of the newest incarnation. Raises `ServerUnreachable` if none was started."""
         if self._process is None:
             raise ServerUnreachable("the storm's server is not started")
         return self._process.pid
 
     @property
     def memory(self) -> int:
-        """Resident memory of the process, in bytes; 0 if it is gone."""
+        """Resident memory of the newest incarnation, in bytes; 0 if its process is gone."""
         with suppress(psutil.Error, ServerUnreachable):
             return int(psutil.Process(self.pid).memory_info().rss)
         return 0
 
     async def start(self, failpoint: str | None = None, *, environment: Mapping[str, str] | None = None) -> bool:
-        """Start the next incarnation; False if it exited before it answered.
+        """Start the next incarnation; return whether it became ready, or False if it exited first.
 
         Parameters:
-            failpoint: the failpoint at which it kills itself.
-            environment: further variables.
+            failpoint: name of the failpoint at which the incarnation kills itself, if any.
+            environment: additional environment variables for this incarnation.
 
         Raises:
-            ServerUnreachable: it neither answered nor exited within ``ready_s``.
+            ServerUnreachable: if the incarnation neither became ready nor exited within ``ready_s``.
         """
         self.incarnation += 1
         environment = {**self._environment, **(environment or {})}
@@ -202,7 +203,7 @@ class OwnServer:
             ready.set_result(False)
 
     async def kill(self) -> None:
-        """Kill it with SIGKILL at once."""
+        """Kill the server with SIGKILL, and wait until its process has ended."""
         assert self._process is not None
         with suppress(ProcessLookupError):
             self._process.kill()
@@ -210,7 +211,10 @@ class OwnServer:
         self._recorder.note(HostKilled, incarnation=self.incarnation)
 
     async def died_at(self, failpoint: str, seconds: float) -> bool:
-        """Return whether it kills itself at the failpoint within that time."""
+        """Wait up to `seconds`, and return whether the server killed itself at the failpoint.
+
+        Raises `ServerUnreachable` if the server ended in another way.
+        """
         assert self._process is not None
         try:
             async with asyncio.timeout(seconds):
@@ -236,7 +240,7 @@ class OwnServer:
         return self._process is not None and self._process.returncode is None
 
     async def end(self) -> None:
-        """Send SIGTERM so that it drains and exits, and record its report."""
+        """Send SIGTERM, so that the server drains and exits, and record the report of the drain."""
         assert self._process is not None
         self._recorder.note(DrainRequested, incarnation=self.incarnation, deadline_s=self.drain_timeout_s)
         self._process.terminate()

@@ -30,8 +30,10 @@ class SnapshotReader:
         self._limits = limits
 
     async def read(self, session: StormSession, *, final: bool = False) -> int:
-        """Read the session, its runs and its transcript; returns the seq of its newest event. Raises
-        `HoldfastError`."""
+        """Read a session, its transcript and, if `final` is set, its runs; return the seq of the newest event.
+
+        Raises `HoldfastError` if a read fails.
+        """
         handle = self._access.session(session.principal, session.key)
         began_at = system_clock.monotonic()
         view = await handle.info()
@@ -76,7 +78,7 @@ class SnapshotReader:
                 await asyncio.sleep(_POLL_S)
 
     async def read_back(self, sessions: Sequence[StormSession]) -> None:
-        """Read everything for the last time, after `rest`."""
+        """Read all sessions and their logs for the last time. Call this after `rest`."""
         for begin in range(0, len(sessions), _AT_ONCE):
             await asyncio.gather(*(self._read_back(session) for session in sessions[begin : begin + _AT_ONCE]))
 

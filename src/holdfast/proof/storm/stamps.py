@@ -1,8 +1,8 @@
 """The side file to which agents write stamps of what they observe, and its reader.
 
 Each line is one `os.write` to a file opened for appending, so lines of several processes do not mix, and a killed
-process's lines are kept. Programs without Python write a shorter line: ``U``, the machine's uptime (in step with the
-monotonic clock), and the words of the stamp.
+process's lines are kept. Shell programs write a shorter line: ``U``, the machine's uptime (which is in step with the
+monotonic clock), the pid, and the words of the stamp.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Stamps:
 
 
 def shell_stamp(words: tuple[str, str, str, str, str, str], path: Path) -> str:
-    """Return a line of shell that stamps ``tick`` for the process that executes it.
+    """Return a shell command that writes a ``tick`` stamp for the process that executes the command.
 
     Parameters:
         words: run, attempt, branch, host, principal and session, without blanks.

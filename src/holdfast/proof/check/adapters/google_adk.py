@@ -1,4 +1,4 @@
-"""Google ADK: an LLM agent with its LiteLLM model, its runner, and its database session service on SQLite."""
+"""Google ADK: an LLM agent with ADK's LiteLLM model, runner, and database session service on SQLite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LangGraph: its prebuilt tool-calling agent, LangChain's OpenAI model, and its SQLite checkpointer, as a library."""
+"""LangGraph as a library: the prebuilt tool-calling agent, LangChain's OpenAI model, and the SQLite checkpointer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class LangGraph:
         return {"configurable": {"thread_id": session}}
 
     async def open(self, session: str, user: str) -> None:
-        """See `Adapter.open`. A thread is created by its first run."""
+        """See `Adapter.open`. The session's first run creates its LangGraph thread."""
 
     async def submit(self, session: str, text: str) -> str:
         """See `Adapter.submit`."""

@@ -1,4 +1,4 @@
-"""OpenAI Agents: a streamed run with its Chat Completions model, and its SQLite session."""
+"""OpenAI Agents: streamed runs with the SDK's Chat Completions model and SQLite session."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["OpenAIAgents"]
 
 
 class OpenAIAgents:
-    """A run is ``Runner.run_streamed``, read to its end; a cancel calls ``result.cancel()`` and waits for that end."""
+    """A run reads ``Runner.run_streamed`` to the end; a cancel calls ``result.cancel()`` and waits for that end."""
 
     packages = ("openai-agents", "openai")
 
