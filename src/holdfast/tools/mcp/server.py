@@ -72,8 +72,8 @@ class McpServer(Toolset):
             least recently used idle program is stopped.
 
     Raises:
-        ConfigurationError: if `command` and `url` are both given or both missing, if `name` is invalid as a prefix of
-            tool names, if a header is invalid, or if `per_principal` is used with `url`.
+        ConfigurationError: if `command` and `url` are both given or both missing, if the prefix, the URL or a header
+            is invalid, or if `per_principal` is used with `url`.
     """
 
     def __init__(
