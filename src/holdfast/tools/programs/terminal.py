@@ -1,4 +1,4 @@
-"""The tool that runs a command to completion in a workspace: bounded output, exit status reported, no process left."""
+"""The tool that runs a command to completion in a workspace and returns its exit status and bounded output."""
 
 from __future__ import annotations
 
