@@ -134,7 +134,7 @@ def _judge_mode(argument: int) -> list[_Step]:
 
 
 def _load_argument(index: int) -> _Step:
-    """Load the lower half of a 64-bit argument, which holds all modes and flags (all supported machines are LE)."""
+    """Load the lower half of a 64-bit argument, which holds all modes and flags on little-endian processors."""
     return (_LOAD, 0, 0, _ARGUMENTS + 8 * index)
 
 
