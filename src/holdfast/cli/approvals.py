@@ -90,7 +90,7 @@ async def approve_as_person(client: Client, remote: RemoteSession, question: Que
     """Approve the call that was shown; prompt for an approval key at the terminal if the server requires a key.
 
     Raises:
-        ApprovalKeyRequired: if a key is required, and the terminal is missing or the key is wrong.
+        ApprovalKeyRequired: if a key is required, and stdin is not a terminal or the typed key is wrong.
     """
     try:
         return await remote.approve(question, note=note)

@@ -76,7 +76,7 @@ def nemesis(
 
 
 def _made(folder: Path) -> Path:
-    """Return a writable folder, created and checked before a run that takes minutes. Raises `ConfigurationError`."""
+    """Create a folder before a long run and return it. Raises `ConfigurationError` if the folder is not writable."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

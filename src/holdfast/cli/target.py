@@ -29,7 +29,7 @@ class Target:
     Parameters:
         url: URL of the server; None means the host and port of the settings.
         key: API key; None means the local token of the settings' store.
-        user: principal that the command acts for; None means the principal of the key.
+        user: principal that the command acts for; None names no principal.
         as_json: whether to print JSON.
     """
 
