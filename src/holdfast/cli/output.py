@@ -63,7 +63,7 @@ def say_json(value: Any) -> None:
 
 
 def note(text: str) -> None:
-    """Print a line on stderr, which human readers see but programs that read stdout do not."""
+    """Print a line on stderr."""
     print(fit(text, sys.stderr), file=sys.stderr, flush=True)
 
 
@@ -126,7 +126,7 @@ def say_receipt(receipt: StopReceipt) -> None:
 
 
 def ended(receipt: StopReceipt) -> str:
-    """Return a text with the numbers of runs, tasks, threads and processes that a stop ended."""
+    """Return a text with the numbers of tasks, threads and processes that a stop ended."""
     stopped = receipt.stopped
     counts = ((stopped.tasks, "task"), (stopped.threads, "thread"), (stopped.processes, "process"))
     return ", ".join(counted(count, name) for count, name in counts if count) or "nothing was running"

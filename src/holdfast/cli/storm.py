@@ -39,9 +39,9 @@ class Storm(msgspec.Struct, frozen=True, kw_only=True):
         sessions: number of sessions.
         seconds: duration of the storm, in seconds.
         kill_every_s: interval in seconds at which to kill a server process that the storm starts; None kills none.
-        url: URL of an existing server to test.
+        url: URL of an existing server to test; None means that the storm runs its own host.
         key: API key for the server at `url`.
-        say: start of each message to the server at `url`.
+        say: start of each message to the agent, with `url` or `agents`.
         seed: random seed; None chooses a new seed.
         rate: actions per second; None means a rate that suits a small machine.
         history: path of the file to write the history to.
@@ -169,7 +169,9 @@ def run_storm(asked: Storm) -> Exit:
 
 
 def _stormed(asked: Storm, seed: int) -> Report:
-    """Run the storm and return the report; if it fails, keep the stores and the history in a folder and print its path.
+    """Run the storm and return the report.
+
+    If the storm does not pass, its stores and history are kept in a folder, and the folder's path is printed.
     """
     from holdfast.proof.history import write_history
     from holdfast.proof.storm.recorder import StormRecorder
