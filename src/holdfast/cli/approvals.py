@@ -162,11 +162,11 @@ def answer(
 async def _the(remote: RemoteSession, question_id: str | None, kind: str) -> Question | str:
     """Return the open question with the id `question_id`, or `question_id` itself if that question is not open.
 
-    If `question_id` is None, return the only open question of the kind `kind`.
+    Without a `question_id`, return the only open question of the kind `kind`.
 
     Raises:
-        UnknownQuestion: if `question_id` is None and no question of that kind is open.
-        ConfigurationError: if `question_id` is None and several such questions are open, which the message lists.
+        UnknownQuestion: if no `question_id` is given and no question of that kind is open.
+        ConfigurationError: if no `question_id` is given and several such questions are open, which the message lists.
     """
     found = await remote.questions()
     if question_id is not None:

@@ -229,7 +229,7 @@ class _Conversation:
             self.screen.leave(busy=self._run_id is not None)
 
     def leave(self, to: str | None) -> None:
-        """End this conversation, and then switch to the session `to`, or exit if `to` is None."""
+        """End this conversation and switch to the session `to`; None ends the chat."""
         self.goes_to = to
         self._leaving = True
 

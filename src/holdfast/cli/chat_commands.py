@@ -55,7 +55,7 @@ class Talk(Protocol):
         ...
 
     def leave(self, to: str | None) -> None:
-        """Switch to the session `to`, or end the chat if `to` is None."""
+        """Switch to the session `to`; None ends the chat."""
         ...
 
     async def go_to(self, key: str) -> None:

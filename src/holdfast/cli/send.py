@@ -27,7 +27,7 @@ _PROGRESS_AFTER_S = 2.0
 
 
 def content_of(text: str | None) -> str:
-    """Return `text`, or the content of stdin if `text` is ``-`` or None; on a terminal, explain how to end the input."""
+    """Return `text`, or read stdin if `text` is ``-`` or None; on a terminal, explain how to end the input."""
     if text is not None and text != "-":
         return text
     if sys.stdin.isatty():
@@ -90,7 +90,7 @@ def read(file: str) -> bytes:
 
 
 async def finish(remote: RemoteSession, receipt: Receipt, wait_s: float | None, *, as_json: bool) -> Exit:
-    """Print the receipt if `wait_s` is None; otherwise wait for the answer and print it.
+    """Wait for the answer and print it; without `wait_s`, print the receipt and do not wait.
 
     Raises:
         WaitExpired: if the message is not settled within `wait_s` seconds; the receipt is printed first.

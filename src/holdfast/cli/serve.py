@@ -154,8 +154,8 @@ def run_server(
     """Run a server until a signal ends it.
 
     Parameters:
-        specs: agents to serve, each as ``module:name``; if empty and `chosen` is None, the agent of the settings is
-            served.
+        specs: agents to serve, each as ``module:name``; empty means only the assistant, or the agent of the settings
+            if no assistant is chosen.
         flags: settings from the command line by name; the value None means that the option was not given.
         as_json: whether to print status changes as JSON lines.
         chosen: options of an assistant to serve as the default agent; None serves no assistant.

@@ -30,7 +30,7 @@ class Word:
     Parameters:
         text: value of the word after quote removal; None if the value is known only at run time.
         has_glob: whether the word contains unquoted wildcards or braces, and may therefore expand to several words.
-        known: if `text` is None, the known parts of the word, with ``?`` for each unknown part.
+        known: known parts of a word without `text`, with ``?`` for each unknown part.
     """
 
     text: str | None

@@ -45,7 +45,7 @@ class _Bounded(httpx2.AsyncByteStream):
 
 
 class _Contained(httpx2.AsyncBaseTransport):
-    """A transport that returns an error response for a failed request, so that only the request's caller is affected."""
+    """A transport that returns an error response for a failed request, so that only its caller is affected."""
 
     def __init__(self) -> None:
         self._inner = httpx2.AsyncHTTPTransport(limits=httpx2.Limits(max_connections=None))
