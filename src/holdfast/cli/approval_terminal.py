@@ -1,7 +1,8 @@
 """Approvals at the terminal of ``holdfast serve``: show pending calls and read the typed answers.
 
-An answer names a call by its short hash, so that it applies to the call that was read. No credential is involved: an
-agent's program can reach the terminal only in the ways that `docs/explanation/limits.md` names.
+An answer identifies a call by the short hash that was shown with the call, so that the answer applies to the call that
+the person has read. No credential is required, because an agent's program can reach the terminal only in the ways that
+`docs/explanation/limits.md` describes.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _SHORT = 8
 
 
 def has_terminal() -> bool:
-    """Whether a person can use this process's terminal: it reads and writes a terminal, and is in the foreground."""
+    """Return whether this process runs in the foreground and reads from and writes to a terminal."""
     return sys.stdin.isatty() and sys.stdout.isatty() and _in_foreground()
 
 
@@ -41,11 +42,13 @@ def _in_foreground() -> bool:
 
 
 class ApprovalTerminal:
-    """Show calls that wait for approval, and take ``approve HASH`` and ``deny HASH REASON``. Use it on the host's loop.
+    """Terminal that shows calls waiting for approval and reads ``approve HASH`` and ``deny HASH REASON``.
+
+    Use the object only on the host's loop.
 
     Parameters:
-        host: the started host.
-        say: writes a line to the terminal.
+        host: host whose calls are shown; must be started.
+        say: called with each line to write to the terminal.
     """
 
     def __init__(self, host: Host, say: Callable[[str], None]) -> None:
@@ -79,7 +82,7 @@ class ApprovalTerminal:
             self._host.start_task(self._look(), "approvals at the terminal")
 
     async def _look(self) -> None:
-        """Show new calls, and forget those that are no longer open."""
+        """Show new calls, and forget calls that no longer wait for approval."""
         try:
             waiting: dict[tuple[str, ...], DueQuestion] = {}
             for asked in await self._host.open_questions():
@@ -120,7 +123,7 @@ class ApprovalTerminal:
             self.take(line.decode("utf-8", "replace").strip())
 
     def take(self, line: str) -> None:
-        """Act on a typed line."""
+        """Process a line that was typed at the terminal."""
         word, _, rest = line.partition(" ")
         short, _, reason = rest.strip().partition(" ")
         if not line:

@@ -87,10 +87,10 @@ def approve(
 
 
 async def approve_as_person(client: Client, remote: RemoteSession, question: Question, *, note: str) -> Answer:
-    """Approve the call that was shown; ask the person at the terminal for an approval key if one is required.
+    """Approve the call that was shown; prompt for an approval key at the terminal if the server requires a key.
 
     Raises:
-        ApprovalKeyRequired: a key is required, and there is no terminal or the key is wrong.
+        ApprovalKeyRequired: if a key is required, and stdin is not a terminal or the typed key is wrong.
     """
     try:
         return await remote.approve(question, note=note)
@@ -107,7 +107,7 @@ async def approve_as_person(client: Client, remote: RemoteSession, question: Que
 
 
 def _agreed(question: Question) -> bool:
-    """Show the full call and ask the person at the terminal. Raises `ConfigurationError` without a terminal."""
+    """Show the full call and ask for confirmation. Raises `ConfigurationError` if stdin is not a terminal."""
     if not sys.stdin.isatty():
         raise ConfigurationError(
             f"to approve {question.question_id!r}, name the call",
@@ -160,11 +160,13 @@ def answer(
 
 
 async def _the(remote: RemoteSession, question_id: str | None, kind: str) -> Question | str:
-    """Return the open question with this id, or the only one of its kind; the id itself if it is not open.
+    """Return the open question with the id `question_id`, or `question_id` itself if that question is not open.
+
+    Without a `question_id`, return the only open question of the kind `kind`.
 
     Raises:
-        UnknownQuestion: no question of that kind is open.
-        ConfigurationError: several are open; the message lists them.
+        UnknownQuestion: if no `question_id` is given and no question of that kind is open.
+        ConfigurationError: if no `question_id` is given and several such questions are open, which the message lists.
     """
     found = await remote.questions()
     if question_id is not None:
@@ -189,7 +191,7 @@ def whole(question: Question) -> str:
 
 
 def asked(question: Question) -> str:
-    """Return a question as one line for a list, never for an approval. Omitted characters are counted."""
+    """Return a question as one line for a list, with the number of omitted characters; not for approving a call."""
     text = whole(question)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}… ({len(text) - _SHOWN:,} more characters)"
 

@@ -57,7 +57,7 @@ _LOOK_BACK = 200
 _PATIENCE_S = 120.0
 _LAST_LINE_S = 2.0
 _LOOK_S = 1.0
-"""Time after one call replaces another in which a typed y approves nothing: it was meant for the earlier call."""
+"""Time after one call replaces another during which a typed y is ignored, since it was meant for the earlier call."""
 _WAITS = {
     "queued": "waiting for its turn",
     "steering": "the agent sees it before its next step",
@@ -105,7 +105,7 @@ class _Lines:
         self._reading = False
 
     def begin(self) -> None:
-        """Start to read."""
+        """Start the reading thread, unless it has been started already."""
         if not self._reading:
             self._reading = True
             threading.Thread(target=self._read, name="stdin", daemon=True).start()
@@ -163,7 +163,7 @@ class _Lines:
 
 
 class _Conversation:
-    """State of a conversation: the active run, our open messages, and earlier uses of Ctrl-C."""
+    """A conversation with its state: the active run, our unsettled messages, and earlier uses of Ctrl-C."""
 
     def __init__(
         self, client: Client, session: RemoteSession, agent: str | None, screen: ChatView, lines: _Lines
@@ -229,12 +229,12 @@ class _Conversation:
             self.screen.leave(busy=self._run_id is not None)
 
     def leave(self, to: str | None) -> None:
-        """End this conversation, or switch to the session `to`."""
+        """End this conversation and switch to the session `to`; None ends the chat."""
         self.goes_to = to
         self._leaving = True
 
     async def go_to(self, key: str) -> None:
-        """Switch to another session, new or existing. Raises `InvalidKey`."""
+        """Switch to another session, new or existing. Raises `InvalidKey` if `key` is not a valid session key."""
         with suppress(UnknownSession):
             await self._client.session(key).info()
         self.leave(key)
@@ -277,7 +277,7 @@ class _Conversation:
             self._prompt()
 
     async def _answer(self, question: Question, line: str) -> None:
-        """Answer with the typed line; for an approval: yes, no, or no and a reason."""
+        """Answer a question with the typed line; an approval takes yes, no, or no and a reason."""
         word, _, rest = line.partition(" ")
         self._own.add(question.question_id)
         try:
@@ -296,7 +296,7 @@ class _Conversation:
         self.answered(question.question_id)
 
     async def approve(self, question: Question, note: str = "") -> None:
-        """Approve the call that was shown; ask the person for the approval key if one is required."""
+        """Approve the call that was shown; prompt for the approval key if the server requires a key."""
         if question is self._shown and self._loop.time() < self._taken_from:
             raise InvalidRequest("a different call has just replaced the one shown before", hint="read it, then answer")
         try:
@@ -313,7 +313,7 @@ class _Conversation:
                 raise
 
     def shown(self, kind: str) -> Question:
-        """Return the question shown last. Raises `UnknownQuestion` if it is not of that kind."""
+        """Return the question shown last. Raises `UnknownQuestion` if the question is not of the kind `kind`."""
         if self._shown is None or self._shown.kind != kind:
             raise UnknownQuestion(f"no open {'question' if kind == 'question' else 'approval'}")
         self._own.add(self._shown.question_id)
@@ -332,7 +332,7 @@ class _Conversation:
             self._shown = None
 
     def _prompt(self) -> None:
-        """Prompt for the next input, which then belongs to the question shown here."""
+        """Prompt for the next input, which is then taken as the answer to the question on the screen, if any."""
         if self._questions:
             self._shown = next(iter(self._questions.values()))
             self._taken_from = self._loop.time() + _LOOK_S if self._taken_away else 0.0
@@ -343,7 +343,7 @@ class _Conversation:
             self.screen.prompt()
 
     async def say(self, text: str, policy: Policy = "queue") -> None:
-        """Send a message with the pending attachments. If it is refused, show the error and keep the attachments."""
+        """Send a message with the pending attachments; if the server refuses it, show the error and keep them."""
         self._sending += 1
         try:
             receipt = await self.session.send(text, agent=self._agent, policy=policy, attachments=tuple(self.attached))
@@ -371,7 +371,7 @@ class _Conversation:
             self._begun.set_result(receipt.cursor)
 
     async def _until_idle(self) -> None:
-        """Wait until our messages are settled, or a run waits for an answer, which can no longer be typed."""
+        """Wait after the end of the input until our messages are settled or a run waits for an answer."""
         while self._open:
             if self._questions:
                 self.left_open = True
@@ -399,7 +399,7 @@ class _Conversation:
         self.screen.line("the session is gone; press Ctrl-D to exit")
 
     def _ask(self, event: RunSuspended | RunResumed) -> None:
-        """Show the oldest open question after one was asked or answered."""
+        """Show the oldest open question after a question was asked or answered."""
         if isinstance(event, RunSuspended):
             self._questions[event.question.question_id] = event.question
             self._wake()
@@ -457,7 +457,7 @@ class _Conversation:
         task.add_done_callback(self._actions.discard)
 
     async def interrupt(self, reason: str, run_id: str | None = None) -> None:
-        """Interrupt the active run, and show the receipt."""
+        """Interrupt the active run and show the receipt of the interrupt."""
         try:
             receipt = await self.session.interrupt(reason, run_id=run_id)
         except HoldfastError as error:

@@ -43,7 +43,7 @@ class Talk(Protocol):
         ...
 
     def shown(self, kind: str) -> Question:
-        """Return the question shown last. Raises `UnknownQuestion` if it is not of that kind."""
+        """Return the question shown last. Raises `UnknownQuestion` if the question is not of the kind `kind`."""
         ...
 
     async def approve(self, question: Question, note: str = "") -> None:
@@ -55,17 +55,17 @@ class Talk(Protocol):
         ...
 
     def leave(self, to: str | None) -> None:
-        """End the chat, or switch to the session `to`."""
+        """Switch to the session `to`; None ends the chat."""
         ...
 
     async def go_to(self, key: str) -> None:
-        """Switch to another session, new or existing. Raises `InvalidKey`."""
+        """Switch to another session, new or existing. Raises `InvalidKey` if `key` is not a valid session key."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ChatCommand:
-    """A command: its usage, its description, and its function."""
+    """A slash command with its usage, description and function."""
 
     usage: str
     doc: str
@@ -164,7 +164,7 @@ async def _fork(talk: Talk, text: str) -> None:
 
 
 def _number(text: str, name: str) -> int:
-    """Parse the number given to a command. Raises `InvalidRequest`."""
+    """Parse the number given to a command. Raises `InvalidRequest` if `text` is not a number."""
     if not (text.isascii() and text.isdigit() and len(text) < 10):
         raise InvalidRequest(f"{text[:40]!r} is not a number", hint=f"use {COMMANDS[name].usage}")
     return int(text)
@@ -213,10 +213,10 @@ _NEED_TEXT = frozenset(("queue", "steer", "rollback", "answer", "fork", "attach"
 
 
 def command_of(line: str) -> tuple[ChatCommand, str] | None:
-    """Return the command of a line and its text; None for a line that is a message.
+    """Return the slash command in a line and the text after it, or None if the line is a message.
 
     Raises:
-        InvalidRequest: the command is unknown or lacks its text.
+        InvalidRequest: if the command is unknown or lacks its text.
     """
     if not line.startswith("/") or line.startswith("//"):
         return None

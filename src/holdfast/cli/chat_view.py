@@ -46,7 +46,7 @@ _OUTPUT_CHARS = 4000
 
 
 class ChatView:
-    """The terminal. Text from agents and people is printed, but cannot control it."""
+    """The chat's display on a terminal; printed text from agents and users cannot control the terminal."""
 
     def __init__(self) -> None:
         self._column = 0
@@ -175,7 +175,7 @@ class ChatView:
                     self.line(told)
 
     def _show_output(self, event: ToolOutput) -> None:
-        """Show the output of a call, dimmed; of a long one only the beginning."""
+        """Show the output of a call in dim text; if the output is long, show only its beginning."""
         before = self._shown.get(event.call_id, 0)
         self._shown[event.call_id] = before + len(event.text)
         if before > _OUTPUT_CHARS:
@@ -212,7 +212,7 @@ class ChatView:
 
 
 def _is_child(run_id: str) -> bool:
-    """Whether a run is a child: its id is a path below that of its parent."""
+    """Return whether a run is a child run, whose id is a path below its parent's id."""
     return "." in run_id
 
 
@@ -248,7 +248,7 @@ def _told(event: Event | Gap) -> str | None:
 
 
 def _arguments(arguments: Any) -> str:
-    """Return the arguments of a call in short form, enough to recognize it."""
+    """Return a call's arguments in a short form from which a reader can recognize the call."""
     if not arguments:
         return ""
     if not isinstance(arguments, dict):
@@ -284,7 +284,7 @@ def _why(kind: str, reason: str) -> str:
 
 
 class JsonChatView(ChatView):
-    """Output for programs: each event as a line of JSON; notes go to stderr."""
+    """Display for programs: prints each event as a line of JSON on stdout, and notes on stderr."""
 
     def line(self, text: str) -> None:
         """Print the line on stderr."""
@@ -294,13 +294,13 @@ class JsonChatView(ChatView):
         """Do nothing: programs need no prompt."""
 
     def entry(self, role: str, content: str, *, partial: bool) -> None:
-        """Do nothing: `holdfast export` has the earlier entries."""
+        """Do nothing: programs get the earlier entries from `holdfast export`."""
 
     def leave(self, *, busy: bool) -> None:
         """Do nothing."""
 
     def question(self, question: Question) -> None:
-        """Do nothing: the event has the question."""
+        """Do nothing: the printed event contains the question."""
 
     def show(self, event: Event | Gap, *, ours: bool, idle: bool) -> None:
         """Print the event as one line."""

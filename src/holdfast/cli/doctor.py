@@ -354,7 +354,7 @@ async def _server(target: Target) -> list[Check]:
 
 
 def _budget(name: str, usage: Mapping[str, Any]) -> Check:
-    """Return the check of a budget, with its heaviest users."""
+    """Return the result of checking a budget, including the budget's heaviest users."""
     share = usage["share"]
     most = [
         f"{visible(principal) or 'without a key'} {_figure(amount)}"

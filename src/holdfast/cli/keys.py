@@ -90,7 +90,7 @@ def create(
 
 
 def _create_approval_key(target: Target, store: str | None, *, principal: str, label: str) -> Exit:
-    """Create an approval key, and show it on the terminal only: an agent may read redirected output."""
+    """Create an approval key and show it only on the terminal, because an agent may read redirected output."""
 
     async def in_store(ring: KeyRing) -> dict[str, Any]:
         record, secret = await ring.create(principal=principal, role="approver", label=label)
@@ -179,7 +179,7 @@ async def _either(
     in_store: Callable[[KeyRing], Awaitable[dict[str, Any]]],
     on_server: Callable[[Client], Awaitable[dict[str, Any]]],
 ) -> dict[str, Any]:
-    """Work in the store if it is not in use and no server was named; otherwise through the server that has it open."""
+    """Call `in_store` if no server is named and the store is not in use; otherwise, call `on_server`."""
     from holdfast.settings import load_settings
 
     locked: StoreLocked | None = None
@@ -189,7 +189,7 @@ async def _either(
             async with _ring(chosen) as ring:
                 return await in_store(ring)
         except StoreLocked as error:
-            locked = error  # a server has it open: ask that server
+            locked = error  # a server has the store open, so send the request to that server
     async with target.client() as client:
         if locked is not None:
             await _check_store(client, target, chosen, locked)
@@ -197,7 +197,7 @@ async def _either(
 
 
 async def _check_store(client: Client, target: Target, url: str, locked: StoreLocked) -> None:
-    """Raise `StoreLocked` if the server reports a store other than that of `url`."""
+    """Raise `StoreLocked` if the server reports a store that is not the store at `url`."""
     told = _decoded((await client.request("GET", "/v1/server", repeatable=True)).content)["store"]
     # Only admins see the path; other callers will be refused.
     if told not in ("sqlite", f"sqlite {_real_path(url)}"):
@@ -238,7 +238,7 @@ def _decoded(content: bytes) -> dict[str, Any]:
 
 
 def _say_work(found: dict[str, Any], key_id: str) -> None:
-    """Print what was stopped with a key, and which work of its principal continues."""
+    """Print the work that was stopped when a key was revoked, and the principal's work that continues."""
     note("its streams and requests were ended")
     for name, text in (("stopped", "stopped sessions"), ("paused", "paused schedules")):
         if found[name]:

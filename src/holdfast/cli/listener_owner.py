@@ -26,7 +26,7 @@ def refuse_foreign_listener(host: str, port: int) -> None:
     """Refuse to connect to `host` if a socket of another user would accept the connection.
 
     Raises:
-        ConfigurationError: such a socket exists; the message has the other user's id.
+        ConfigurationError: if such a socket exists; the message contains the other user's id.
     """
     trusted = {0, os.geteuid()}
     for address in _addresses(host):
@@ -40,7 +40,10 @@ def refuse_foreign_listener(host: str, port: int) -> None:
 
 
 def owners_of_listener(address: Address, port: int) -> set[int]:
-    """Return the users whose sockets accept a connection to `address`: bound to it, or else to every address."""
+    """Return the ids of the users whose sockets accept connections to `address`.
+
+    Sockets bound to `address` take precedence over sockets bound to all addresses.
+    """
     exact: set[int] = set()
     everywhere: set[int] = set()
     for bound, uid in _listeners(port):
@@ -52,7 +55,7 @@ def owners_of_listener(address: Address, port: int) -> set[int]:
 
 
 def _listeners(port: int) -> Iterator[tuple[Address, int]]:
-    """Yield each socket that listens on `port`: its address and its owner."""
+    """Yield the address and the owner's user id of each socket that listens on `port`."""
     for table in _TABLES:
         try:
             lines = table.read_text("ascii").splitlines()[1:]
@@ -66,13 +69,13 @@ def _listeners(port: int) -> Iterator[tuple[Address, int]]:
 
 
 def _read_address(text: str) -> Address:
-    """Parse an address as the kernel writes it: words of four bytes in the machine's byte order."""
+    """Parse an address from ``/proc/net``: four-byte words in the machine's byte order, in hexadecimal."""
     words = (int(text[start : start + 8], 16) for start in range(0, len(text), 8))
     return ipaddress.ip_address(b"".join(word.to_bytes(4, sys.byteorder) for word in words))
 
 
 def _addresses(host: str) -> list[Address]:
-    """Return the addresses that a client would connect to."""
+    """Return the addresses that `host` resolves to; empty if it is unknown."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:

@@ -33,14 +33,17 @@ def nemesis(
     history: str | None,
     progress: Callable[[str], None],
 ) -> Exit:
-    """Inject these faults and report the findings.
+    """Inject faults, report the findings, and return the exit code.
 
-    Exit 1 if a promise was broken, another problem was found, or a fault was never injected.
+    The exit code is 1 if a promise was broken, another problem was found, or a fault was never injected.
 
     Parameters:
         names: ``all``, or names of faults separated by commas.
-        write: also write the docs page; run it in the source tree.
-        history: keep the history of each fault in this folder.
+        ask: plan of the episode in which each fault is injected.
+        as_json: whether to print the findings as JSON.
+        progress: called with each line of progress.
+        write: whether to write the docs page as well, which works only in the source tree.
+        history: folder to keep the history of each fault in; None keeps no history.
     """
     from holdfast.proof.history import write_history
     from holdfast.proof.nemesis import chosen, run_faults
@@ -76,7 +79,7 @@ def nemesis(
 
 
 def _made(folder: Path) -> Path:
-    """Return a writable folder, created and checked before a run that takes minutes. Raises `ConfigurationError`."""
+    """Create a folder before a long run and return it. Raises `ConfigurationError` if the folder is not writable."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

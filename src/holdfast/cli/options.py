@@ -11,7 +11,7 @@ __all__ = ["Grace", "Json", "Key", "Reason", "Session", "Store", "Url", "User", 
 
 
 def seconds(text: str | float) -> float:
-    """Parse a number of seconds. Raises `typer.BadParameter` for an invalid one, such as -1 or nan."""
+    """Parse a number of seconds. Raises `typer.BadParameter` if the number is invalid, such as -1 or nan."""
     try:
         value = float(text)
     except ValueError:

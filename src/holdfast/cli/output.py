@@ -48,7 +48,7 @@ def visible(text: str) -> str:
 
 
 def fit(text: str, stream: TextIO) -> str:
-    """Return text fit for `stream`: `printable` on a terminal, unchanged elsewhere."""
+    """Return `text` in printable form if `stream` is a terminal, otherwise unchanged."""
     return printable(text) if stream.isatty() else text
 
 
@@ -63,12 +63,12 @@ def say_json(value: Any) -> None:
 
 
 def note(text: str) -> None:
-    """Print a line for people on stderr."""
+    """Print a line on stderr."""
     print(fit(text, sys.stderr), file=sys.stderr, flush=True)
 
 
 def say_error(error: HoldfastError, *, as_json: bool) -> None:
-    """Print an error on stderr: what is wrong, and what to do."""
+    """Print an error and its hint on stderr."""
     if as_json:
         body = {"code": error.code, "message": error.message, "hint": error.hint}
         note(msgspec.json.encode({"error": body}).decode())
@@ -79,7 +79,7 @@ def say_error(error: HoldfastError, *, as_json: bool) -> None:
 
 
 def say_table(titles: Sequence[str], rows: Table) -> None:
-    """Print a table with columns as wide as needed."""
+    """Print a table whose columns are as wide as their longest cell."""
     shown = [[_clean(cell) for cell in row] for row in rows]
     widths = [max(len(title), *(len(row[n]) for row in shown)) for n, title in enumerate(titles)] if shown else []
     if not shown:
@@ -126,7 +126,7 @@ def say_receipt(receipt: StopReceipt) -> None:
 
 
 def ended(receipt: StopReceipt) -> str:
-    """Return the counts of what a stop ended, in words."""
+    """Return a text with the numbers of tasks, threads and processes that a stop ended."""
     stopped = receipt.stopped
     counts = ((stopped.tasks, "task"), (stopped.threads, "thread"), (stopped.processes, "process"))
     return ", ".join(counted(count, name) for count, name in counts if count) or "nothing was running"
@@ -138,7 +138,7 @@ def counted(count: int, name: str) -> str:
 
 
 def age(at: float) -> str:
-    """Return how long ago a time was, in short form."""
+    """Return in short form how long ago the time `at` was."""
     seconds = max(0.0, system_clock.now() - at)
     for size, unit in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):
         if seconds >= size:
@@ -152,5 +152,5 @@ def clock_time(at: float) -> str:
 
 
 def _clean(text: str) -> str:
-    """Replace control characters: text of agents and users must not control the terminal."""
+    """Replace control characters, so that text from agents and users cannot control the terminal."""
     return "".join(character if character.isprintable() else "·" for character in text)

@@ -1,4 +1,4 @@
-"""The group of commands, which refuses old names of commands and flags and names the new ones."""
+"""The command group, which rejects old names of commands and flags and states the new names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class RefusingGroup(TyperGroup):
     """The commands of ``holdfast``."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the command that the arguments name, as `TyperGroup` does. Old names are a usage error."""
+        """Return the command that the arguments name; an old name is a usage error that states the new name."""
         name = args[0]
         if name in COMMANDS and self.get_command(ctx, name) is None:
             ctx.fail(f"the command {name!r} was renamed; use {COMMANDS[name]!r}")

@@ -213,7 +213,7 @@ def _when(view: ScheduleView) -> str:
 
 
 def _next(view: ScheduleView) -> str:
-    """Return when it fires next: in the schedule's time zone, or else in UTC; never in this machine's zone."""
+    """Return the next time at which the schedule fires, in the schedule's time zone if known, or else in UTC."""
     if view.next_at is None:
         return "-"
     try:

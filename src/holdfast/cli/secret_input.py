@@ -14,7 +14,7 @@ __all__ = ["exclusive_terminal", "hidden_typing", "read_secret", "show_on_termin
 
 @contextmanager
 def exclusive_terminal(descriptor: int) -> Iterator[None]:
-    """Keep other programs of this user from opening the terminal; those that have it open already keep it."""
+    """Prevent other programs of this user from opening the terminal; programs that have it open are not affected."""
     with suppress(OSError):
         fcntl.ioctl(descriptor, termios.TIOCEXCL)
     try:
@@ -26,7 +26,7 @@ def exclusive_terminal(descriptor: int) -> Iterator[None]:
 
 @contextmanager
 def hidden_typing(descriptor: int) -> Iterator[None]:
-    """Turn off the terminal's echo, and keep other programs of this user from opening it."""
+    """Turn off the terminal's echo, and prevent other programs of this user from opening the terminal."""
     before = termios.tcgetattr(descriptor)
     hidden = [*before]
     hidden[3] &= ~termios.ECHO
@@ -45,7 +45,7 @@ def read_secret(prompt: str) -> str:
 
 
 def show_on_terminal(text: str) -> bool:
-    """Write a line to this process's controlling terminal only. Return False if it has none."""
+    """Write a line to this process's controlling terminal; return False if the process has no such terminal."""
     try:
         descriptor = os.open("/dev/tty", os.O_WRONLY | os.O_NOCTTY)
     except OSError:

@@ -27,7 +27,7 @@ _PROGRESS_AFTER_S = 2.0
 
 
 def content_of(text: str | None) -> str:
-    """Return the message text, or the content of stdin for - or None. At a terminal, tell the person how to end it."""
+    """Return `text`, or read stdin if `text` is ``-`` or None; on a terminal, explain how to end the input."""
     if text is not None and text != "-":
         return text
     if sys.stdin.isatty():
@@ -76,13 +76,13 @@ def send(
 
 
 async def attach(remote: RemoteSession, file: str) -> Attachment:
-    """Upload a file; its name determines its type. Raises `ConfigurationError` if it is not readable."""
+    """Upload a file with the media type that its name implies. Raises `ConfigurationError` if it is not readable."""
     media_type = mimetypes.guess_type(file)[0] or "application/octet-stream"
     return await remote.attach(read(file), media_type=media_type, name=os.path.basename(file))
 
 
 def read(file: str) -> bytes:
-    """Return the content of a file. Raises `ConfigurationError`."""
+    """Return the content of a file. Raises `ConfigurationError` if the file is not readable."""
     try:
         return Path(file).read_bytes()
     except OSError as error:
@@ -90,7 +90,11 @@ def read(file: str) -> bytes:
 
 
 async def finish(remote: RemoteSession, receipt: Receipt, wait_s: float | None, *, as_json: bool) -> Exit:
-    """Print the receipt, or the answer if `wait_s` is given. Raises `WaitExpired`."""
+    """Wait for the answer and print it; without `wait_s`, print the receipt and do not wait.
+
+    Raises:
+        WaitExpired: if the message is not settled within `wait_s` seconds; the receipt is printed first.
+    """
     if wait_s is None:
         _say_receipt(receipt, as_json=as_json)
         return Exit.OK
@@ -103,7 +107,7 @@ async def finish(remote: RemoteSession, receipt: Receipt, wait_s: float | None, 
 
 
 async def _settled(remote: RemoteSession, receipt: Receipt, wait_s: float) -> Settlement:
-    """Wait for the settlement, and show the elapsed time on a terminal."""
+    """Wait until the message is settled; show the elapsed time if stderr is a terminal."""
     if not sys.stderr.isatty():
         return await remote.wait(receipt.message_id, timeout_s=wait_s)
     loop = asyncio.get_running_loop()

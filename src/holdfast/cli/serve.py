@@ -44,19 +44,19 @@ __all__ = ["AssistantFlags", "load_agent", "run_server", "serve"]
 _log = logging.getLogger("holdfast.cli")
 
 EXIT_S = 5.0
-"""Time for exit handlers of libraries after the host has ended, in seconds."""
+"""Time in seconds that exit handlers of libraries may take after the host has ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssistantFlags:
-    """Options of the assistant to serve, from the command line.
+    """Command-line options of the assistant to serve.
 
     Parameters:
         model: name of the model, as for `find_model`.
-        workspace: its working folder; None: one per session.
-        approve: ``all``, ``dangerous`` or ``none``.
+        workspace: folder that the assistant works in; None gives each session its own folder.
+        approve: calls that need approval: ``all``, ``dangerous`` or ``none``.
         mcp: MCP servers, each as ``name=command`` or ``name=https://…``.
-        browser: whether it has a browser.
+        browser: whether the assistant has a browser.
     """
 
     model: str
@@ -66,7 +66,7 @@ class AssistantFlags:
     browser: bool
 
     def agent(self) -> Agent:
-        """Return the assistant. Raises `ConfigurationError`."""
+        """Create the assistant. Raises `ConfigurationError` if an option is invalid."""
         from holdfast.tools.assistant import assistant
 
         return assistant(
@@ -154,10 +154,11 @@ def run_server(
     """Run a server until a signal ends it.
 
     Parameters:
-        specs: agents as ``module:name``; empty: the assistant, or else the agent of the settings.
-        flags: settings from the command line; None: not given.
-        as_json: print status changes as JSON lines.
-        chosen: the assistant, which becomes the default agent; None: no assistant.
+        specs: agents to serve, each as ``module:name``; empty means only the assistant, or the agent of the settings
+            if no assistant is chosen.
+        flags: settings from the command line by name; the value None means that the option was not given.
+        as_json: whether to print status changes as JSON lines.
+        chosen: options of an assistant to serve as the default agent; None serves no assistant.
     """
     from holdfast.host import Host
     from holdfast.server import bind, raise_descriptor_limit
@@ -194,7 +195,7 @@ def run_server(
 
 
 def _bound_the_exit(code: Exit) -> None:
-    """Limit the time of libraries' exit handlers, which may block forever, as a pool with killed processes does."""
+    """Limit the time for exit handlers of libraries, which may block forever, such as a pool with killed processes."""
 
     def end() -> None:
         Interrupt(name="exit").wait_blocking(EXIT_S)
@@ -205,10 +206,10 @@ def _bound_the_exit(code: Exit) -> None:
 
 
 def load_agent(spec: str) -> Agent:
-    """Return the agent that ``module:name`` names; the current folder is searched, too.
+    """Import and return the agent that ``module:name`` names; the current folder is searched as well.
 
     Raises:
-        ConfigurationError: the module or name does not exist, its import fails, or it is not an agent.
+        ConfigurationError: if the module or the name does not exist, the import fails, or the object is not an agent.
     """
     from holdfast.agents import as_agent
 
@@ -241,7 +242,7 @@ def load_agent(spec: str) -> Agent:
 
 
 def _where(error: BaseException) -> str:
-    """Return file and line of an import error: the newest frame outside Python's own import system."""
+    """Return the file and line where an import failed, preferably in the user's own code."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{_nearest(Path(error.filename))}, line {error.lineno}: "
     frames = [
@@ -254,7 +255,7 @@ def _where(error: BaseException) -> str:
 
 
 def _is_installed(file: str) -> bool:
-    """Whether a file belongs to Python or an installed package; the user's own line is shown instead."""
+    """Return whether a file belongs to Python or to an installed package rather than to the user's code."""
     return any(Path(file).is_relative_to(folder) for folder in {*sysconfig.get_paths().values()})
 
 
@@ -368,14 +369,14 @@ def _nearest(path: Path) -> str:
 
 
 def _command() -> str:
-    """Return how to type this command here: its name if the shell finds it, or else its path."""
+    """Return the text to type to run this command: its name if the name is in PATH, or else its path."""
     here = os.path.abspath(sys.argv[0])
     found = shutil.which("holdfast")
     return "holdfast" if found is not None and os.path.samefile(found, here) else _nearest(Path(here))
 
 
 def _recovered(recovery: Recovery) -> list[str]:
-    """Return what recovery found after a crash, as lines."""
+    """Return lines that describe the result of the recovery after a crash."""
     lines = []
     if recovery.restarted:
         names = ", ".join(recovery.restarted[:5])

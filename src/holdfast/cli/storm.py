@@ -36,19 +36,22 @@ class Storm(msgspec.Struct, frozen=True, kw_only=True):
     """Options of a storm.
 
     Parameters:
-        sessions, seconds: number of sessions, and duration in seconds.
-        kill_every_s: start a server process and kill it this often; None: never.
-        url, key, say: an existing server, and the start of each message to it.
-        seed: random seed; None: a new one.
-        rate: actions per second; None: a rate that suits a small machine.
-        history: file for the history.
-        hostile: add a hostile principal; requires a server that the storm starts.
-        check: judge this saved history and do nothing else.
-        nemesis: inject these faults into servers that the storm starts; None: no faults.
-        agents: with `nemesis`, agents that those servers serve, as ``module:name``; empty: the storm's agent.
-        connections: with `nemesis`, number of connections to open and drop.
-        write_docs: with `nemesis`, write the docs page.
-        as_json: print the figures as one JSON value.
+        sessions: number of sessions.
+        seconds: duration of the storm, in seconds.
+        kill_every_s: interval in seconds at which to kill a server process that the storm starts; None kills none.
+        url: URL of an existing server to test; None means that the storm runs its own host.
+        key: API key for the server at `url`.
+        say: start of each message to the agent, with `url` or `agents`.
+        seed: random seed; None chooses a new seed.
+        rate: actions per second; None means a rate that suits a small machine.
+        history: path of the file to write the history to.
+        hostile: whether to add a hostile principal, which requires a server that the storm starts.
+        check: path of a saved history to judge; if given, no storm is run.
+        nemesis: faults to inject into servers that the storm starts; None injects no faults.
+        agents: agents that servers serve with `nemesis`, each as ``module:name``; empty means the storm's agent.
+        connections: number of connections to open and drop with `nemesis`.
+        write_docs: whether to write the docs page with `nemesis`.
+        as_json: whether to print the figures as one JSON value.
     """
 
     sessions: int = 200
@@ -141,7 +144,10 @@ def storm(
 
 
 def run_storm(asked: Storm) -> Exit:
-    """Run a storm, or judge a saved one. Exit 1 if a promise was broken or not observed, or a failpoint was not hit."""
+    """Run a storm or judge a saved history, print the report, and return the exit code.
+
+    The exit code is 1 if a promise was broken or not observed, or if a failpoint was not hit.
+    """
     began = system_clock.monotonic()
     seed = int(ids.node_id()[-7:], 16) if asked.seed is None else asked.seed
     try:
@@ -163,7 +169,10 @@ def run_storm(asked: Storm) -> Exit:
 
 
 def _stormed(asked: Storm, seed: int) -> Report:
-    """Run the storm and judge it. Unless it passes, keep its stores and history in a folder, and print the path."""
+    """Run the storm and return the report.
+
+    If the storm does not pass, its stores and history are kept in a folder, and the folder's path is printed.
+    """
     from holdfast.proof.history import write_history
     from holdfast.proof.storm.recorder import StormRecorder
 
@@ -195,7 +204,7 @@ def _stormed(asked: Storm, seed: int) -> Report:
 
 
 def _touch(path: Path) -> None:
-    """Check that a file is writable, before a run that takes minutes. Raises `ConfigurationError`."""
+    """Check before a long run that a file is writable. Raises `ConfigurationError` if it is not."""
     try:
         path.touch()
         with path.open("r+b"):
@@ -301,7 +310,7 @@ def _conduct(asked: Storm, seed: int, recorder: StormRecorder, folder: Path) -> 
 
 
 def _run(work: Coroutine[None, None, None], *, as_served: bool) -> None:
-    """Run the work; an embedded host gets the same kind of loop as a server."""
+    """Run a storm on a new event loop; with `as_served`, on the kind of loop that a server uses."""
     factory = None
     if as_served and sys.platform == "linux":
         import uvloop
@@ -312,7 +321,7 @@ def _run(work: Coroutine[None, None, None], *, as_served: bool) -> None:
 
 
 class _Progress:
-    """Progress on stderr: new lines at once, the same line with other figures once a second."""
+    """Printer of progress on stderr; a line that differs only in its figures is printed at most once a second."""
 
     def __init__(self) -> None:
         self._began = system_clock.monotonic()

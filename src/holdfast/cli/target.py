@@ -27,10 +27,10 @@ class Target:
     """The server that a command talks to, and the output format.
 
     Parameters:
-        url: server URL; by default ``HOLDFAST_URL``, or this machine with the port of the settings.
-        key: API key; by default ``HOLDFAST_KEY``, or the local token of the settings' store.
-        user: principal to act for.
-        as_json: print JSON.
+        url: URL of the server; None means the host and port of the settings.
+        key: API key; None means the local token of the settings' store.
+        user: principal that the command acts for; None names no principal.
+        as_json: whether to print JSON.
     """
 
     url: str | None = None
@@ -39,16 +39,16 @@ class Target:
     as_json: bool = False
 
     def client(self, *, retry_s: float = 0.3, on_cut: Callable[[HoldfastError], None] | None = None) -> Client:
-        """Return a client for it. Raises `ConfigurationError`."""
+        """Return a client for the server. Raises `ConfigurationError` if the settings or the server are unusable."""
         from holdfast.client import Client
 
         return Client(self.address, self.key or self._token(), user=self.user, retry_s=retry_s, on_cut=on_cut)
 
     def _token(self) -> str | None:
-        """Return the token of a server on this machine with the settings' store; None for any other server.
+        """Return the local token of the settings' store, or None if the server is not on this machine.
 
         Raises:
-            ConfigurationError: another user's program listens there.
+            ConfigurationError: if another user's program listens at the server's address.
         """
         from holdfast.cli.listener_owner import refuse_foreign_listener
         from holdfast.local_token import is_loopback, read_token
@@ -64,7 +64,7 @@ class Target:
 
     @property
     def address(self) -> str:
-        """The server's URL. Raises `ConfigurationError`."""
+        """URL of the server. Raises `ConfigurationError` if the settings are needed and invalid."""
         if self.url:
             return self.url
         from holdfast.settings import load_settings
@@ -75,7 +75,7 @@ class Target:
 
 
 def run_with_client(target: Target, work: Callable[[Client], Awaitable[Exit | None]], *, retry_s: float = 0.3) -> Exit:
-    """Run `work` with a client of `target`; report errors on stderr and as an exit code."""
+    """Run `work` with a client for `target`; print errors on stderr and return the exit code."""
 
     async def with_client() -> Exit | None:
         async with target.client(retry_s=retry_s) as client:
@@ -85,7 +85,7 @@ def run_with_client(target: Target, work: Callable[[Client], Awaitable[Exit | No
 
 
 def run(work: Callable[[], Awaitable[Exit | None]], *, as_json: bool) -> Exit:
-    """Run `work` on a new event loop; report errors on stderr and as an exit code."""
+    """Run `work` on a new event loop; print errors on stderr and return the exit code."""
 
     async def guarded() -> Exit:
         try:
@@ -111,5 +111,5 @@ def run(work: Callable[[], Awaitable[Exit | None]], *, as_json: bool) -> Exit:
 
 
 def _write_no_more() -> None:
-    """Discard what is left in stdout's buffer, so that the flush at exit does not fail again."""
+    """Redirect stdout to the null device, so that flushing the rest of its buffer at exit does not fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -1,6 +1,6 @@
-"""Built-in tools. Each group is a `Toolset`: add an instance of it to an agent's tools.
+"""Built-in toolsets. To use a toolset, add an instance of its class to an agent's tools.
 
-Names are imported on first use.
+Each name is imported on first use.
 """
 
 from __future__ import annotations

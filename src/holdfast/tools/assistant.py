@@ -76,27 +76,28 @@ def assistant(
 ) -> Agent:
     """Return an agent with a terminal, background processes, files, Python, the web, and a child agent.
 
-    Anyone who can talk to the agent can do on this machine what the user of this process can. A server that hosts
-    it therefore requires a key or the local token.
+    Anyone who can send messages to the agent can do everything on this machine that the user of this process can do.
+    A server that hosts the agent therefore requires a key or the local token.
 
     Parameters:
         model: a `Model` or a model name, such as ``anthropic:claude-sonnet-5`` or ``scripted:demo``.
-        workspace: folder that the agent works in; created if missing. None: each session gets its own folder
+        workspace: folder that the agent works in, which is created if missing; None gives each session its own folder
             in ``.holdfast/workspaces``.
-        approve: what needs a person's approval. ``all``: commands, scripts, fetches and file changes. ``dangerous``:
-            dangerous commands (see `holdfast.tools.commands.danger`), and scripts if this machine cannot confine them.
-            ``none``: nothing.
-        network: network access of Python scripts, see `Sandbox`; None denies it if this machine can.
-        browser: add a `Browser`.
-        tools: additional tools, such as `McpServer` objects; the child agent gets them too.
-        instructions: appended to the built-in instructions.
-        limits: limits of a run; a child gets half of the steps and tool calls.
+        approve: calls that need a person's approval. ``all`` means commands, scripts, fetches and file changes.
+            ``dangerous`` means dangerous commands (see `holdfast.tools.commands.danger`), and scripts if this machine
+            cannot confine them. ``none`` means that no call needs approval.
+        network: network access of Python scripts (see `Sandbox`); None denies access if this machine can enforce that.
+        browser: whether the agent gets a `Browser`.
+        tools: additional tools, such as `McpServer` objects, for the agent and the child agent.
+        instructions: text to append to the built-in instructions.
+        limits: limits of a run, of which a child agent gets half of the steps and tool calls; None uses the defaults of
+            `AgentLimits`.
         settings: settings for the model layer, such as ``temperature``.
-        name: agent name.
+        name: name of the agent.
 
     Raises:
-        ConfigurationError: the model is unknown, its key is missing, or the workspace is unusable.
-        MissingExtra: the model or the browser needs packages that are not installed.
+        ConfigurationError: if the model is unknown, the model's key is missing, or the workspace is unusable.
+        MissingExtra: if the model or the browser needs packages that are not installed.
     """
     if approve not in ("all", "dangerous", "none"):
         raise ConfigurationError(f"unknown approve value {approve!r}", hint="choose all, dangerous or none")
@@ -180,7 +181,7 @@ async def ask_user(call: Call, question: str) -> str:
 
 
 def _halved(limits: AgentLimits) -> AgentLimits:
-    """Return the limits for a child: its usage also counts for its parent, so the parent keeps half."""
+    """Return the limits of a child agent: half of the parent's, because a child's usage counts for its parent too."""
     return msgspec.structs.replace(limits, steps=max(limits.steps // 2, 1), tool_calls=max(limits.tool_calls // 2, 1))
 
 

@@ -1,4 +1,4 @@
-"""Bytes of programs and files as plain text: decoded, without terminal escapes and control characters."""
+"""Conversion of the bytes of programs and files to text without terminal escapes and control characters."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ def plain(text: str) -> str:
 
 
 def readable(data: bytes) -> str:
-    """Return bytes as text: decoded as UTF-8, with U+FFFD for invalid bytes; an overwritten line keeps its last state.
+    """Decode bytes as UTF-8 and return them as plain text.
 
-    Binary data becomes one line that gives its size.
+    Invalid bytes are replaced with U+FFFD. A line that was overwritten with carriage returns keeps its last state.
+    Binary data is replaced with one line that states its size.
     """
     text = plain(data.decode("utf-8", "replace"))
     if "\r" in text:
@@ -30,7 +31,7 @@ def readable(data: bytes) -> str:
 
 
 def unfinished(data: bytes) -> int:
-    """Return how many bytes at the end belong to an incomplete UTF-8 character."""
+    """Return the number of bytes at the end of `data` that belong to an incomplete UTF-8 character."""
     for back in range(1, min(4, len(data)) + 1):
         byte = data[-back]
         if byte & 0xC0 != 0x80:

@@ -1,7 +1,7 @@
-"""Rules for command arguments: which ones keep a command harmless.
+"""Rules that decide whether a command's arguments keep the command harmless.
 
-A rule takes a program's arguments and returns whether they only read, build or test, and write only below the
-current folder. A word whose value is known only at run time fails every rule except `anything`.
+A rule is a function that takes a program's arguments and returns whether the program then only reads, builds or tests,
+and writes only below the current folder. A word whose value is known only at run time fails most rules.
 """
 
 from __future__ import annotations
@@ -74,14 +74,14 @@ def is_secret(word: Word) -> bool:
 
 
 def _may_be_secret(part: str) -> bool:
-    """Return whether a wildcard targets secret names; one that matches everything does not."""
+    """Return whether a path part with wildcards targets secret names; a wildcard for all names does not count."""
     if not re.search(r"[*?\[{]", part) or not part.startswith((".", "h")):
         return False
     return "{" in part or any(fnmatch.fnmatchcase(name, part) for name in _SECRET_NAMES)
 
 
 def is_endless(word: Word) -> bool:
-    """Return whether a word names an endless device: copying it would fill the disk."""
+    """Return whether a word names a device with endless output, which would fill the disk when copied."""
     return re.fullmatch(r"/dev/(zero|u?random|full)", word.text or "") is not None
 
 
@@ -89,7 +89,7 @@ _HOMES = re.compile(r"~|/+(root|home|Users|var/lib)(/|$)|/+$|/+\*|\.\./\.\.(/|$)
 
 
 def reads_public(words: Sequence[Word]) -> bool:
-    """Accept words that do not name a user's home, a place far above, or the whole machine."""
+    """Accept words that do not name a home folder, a folder two or more levels above, or the root folder."""
     named = [word.known if word.text is None else word.text for word in words]
     return not any(_HOMES.match(text if text.endswith("/") else os.path.normpath(text)) for text in named if text)
 
@@ -125,7 +125,7 @@ def operands_of(words: Sequence[Word]) -> list[Word]:
 
 
 def is_literal(words: Sequence[Word]) -> bool:
-    """Return whether all words are known before the command runs."""
+    """Return whether the values of all words are known before the command runs."""
     return all(word.text is not None for word in words)
 
 
@@ -133,23 +133,23 @@ def is_literal(words: Sequence[Word]) -> bool:
 
 
 def anything(_: Sequence[Word]) -> bool:
-    """Accept all words."""
+    """Accept all arguments."""
     return True
 
 
 def nothing(words: Sequence[Word]) -> bool:
-    """Accept no words."""
+    """Accept only a command without arguments."""
     return not words
 
 
 def lacks(*patterns: str) -> Rule:
-    """Return a rule: no word starts with a match of one of the patterns."""
+    """Return a rule that accepts known words of which none starts with a match of one of the patterns."""
     forbidden = re.compile("|".join(patterns))
     return lambda words: is_literal(words) and not any(forbidden.match(word.text or "") for word in words)
 
 
 def only(pattern: str) -> Rule:
-    """Return a rule: there is at least one word, and each matches the whole pattern."""
+    """Return a rule that accepts one or more words if each word matches the pattern completely."""
     allowed = re.compile(pattern)
     return lambda words: bool(words) and all(allowed.fullmatch(word.text or "") for word in words)
 
@@ -170,7 +170,7 @@ def reaches_no_outside(words: Sequence[Word]) -> bool:
 
 
 def subcommand(allowed: str, forbidden: str = r"(?!)") -> Rule:
-    """Return a rule: the first word is allowed, and no word matches `forbidden` or reaches outside."""
+    """Return a rule that accepts an allowed first word if no word matches `forbidden` or names a file outside."""
     first, bad = re.compile(allowed), re.compile(forbidden)
 
     def rule(words: Sequence[Word]) -> bool:
@@ -183,9 +183,9 @@ def subcommand(allowed: str, forbidden: str = r"(?!)") -> Rule:
 
 
 def runs_script(flags: str, modules: Sequence[str] = ()) -> Rule:
-    """Return a rule: an interpreter runs a script in the current folder or a known module, or prints its version.
+    """Return a rule for interpreters that run a script in the current folder or a known module, or print a version.
 
-    Without a script it would execute its standard input.
+    The rule does not accept an interpreter without a script, because it would execute its standard input.
     """
     allowed = re.compile(flags)
 
@@ -227,7 +227,7 @@ def copies_inside(words: Sequence[Word]) -> bool:
 
 
 def moves_inside(words: Sequence[Word]) -> bool:
-    """Accept one file that moves within the current folder."""
+    """Accept moving one file within the current folder."""
     operands = operands_of(words)
     return writes_inside(words) and not _names_target_folder(words) and len(operands) == 2 and not has_glob(operands)
 
@@ -300,7 +300,7 @@ def moves_into(words: Sequence[Word]) -> bool:
 
 
 def has_no_subscript(words: Sequence[Word]) -> bool:
-    """Accept words without an array subscript: the shell runs commands inside a subscript."""
+    """Accept words without an array subscript, because the shell runs commands inside a subscript."""
     return not any(re.search(r"\w\[", word.text or word.known) for word in words)
 
 
@@ -311,7 +311,7 @@ def dumps_hex(words: Sequence[Word]) -> bool:
 
 
 def lists_processes(words: Sequence[Word]) -> bool:
-    """Accept options that do not show environments."""
+    """Accept options that do not show the environment variables of processes."""
     first = words[0].text or "" if words else ""
     return re.fullmatch(r"[a-z]*e[a-z]*", first) is None and lacks(r".*environ", "e+w*$")(words)
 
@@ -359,7 +359,7 @@ def _no(pattern: str) -> Callable[[Texts], bool]:
 
 
 def _starts(pattern: str) -> Callable[[Texts], bool]:
-    """Return a check: there are no words, or the first one matches."""
+    """Return a check that passes if the list is empty or its first word matches `pattern`."""
     allowed = re.compile(pattern)
     return lambda texts: not texts or allowed.fullmatch(texts[0]) is not None
 

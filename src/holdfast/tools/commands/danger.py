@@ -1,8 +1,9 @@
-"""Decide which commands need a person's approval: all that are not known to be harmless.
+"""Decide which commands need a person's approval: all commands that are not known to be harmless.
 
 A command needs no approval if every program in it only reads, builds or tests, and writes only files of the workspace
-(`holdfast.tools.commands.harmless`). Anything else may destroy, reach out or change the machine. This judges text: it
-is a seat belt against a model's mistakes, not a security boundary. Workspace scripts run without inspection.
+(`holdfast.tools.commands.harmless`). Any other command may destroy data, use the network or change the machine. The
+decision is based only on the command's text. It protects against a model's mistakes and is not a security boundary:
+scripts in the workspace run without inspection.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from holdfast.tools.commands.shell_syntax import Redirect, SimpleCommand, Word, 
 __all__ = ["is_dangerous", "is_dangerous_call"]
 
 _READABLE = 4_000
-"""Characters; a person cannot review a longer command."""
+"""Maximum number of characters of a harmless command; a longer command always needs approval."""
 _SHELLS = frozenset(("bash", "sh", "dash", "zsh", "ksh"))
 _OUTPUTS = re.compile(r"/dev/(null|stdout|stderr|tty)|/tmp/[\w.-]+|\d+|-")
 _CONTROLLING = re.compile(
@@ -34,16 +35,16 @@ _ASSIGN = frozenset(
 _SUBSCRIPT = re.compile(
     r"'[^']*\w\[[^][']*(\$\(|`)|\"[^\"]*\w\[[^][\"]*\\(\$\(|`)|\$'[^']*\\(x24|0?44|u0024)|\b\w+='[^']*\$\("
 )
-"""A quoted array element, or a variable that holds one: in an arithmetic context the shell runs commands in it."""
+"""Quoted array elements and variables that hold one; in arithmetic, the shell runs the commands in a subscript."""
 _RETURN = re.compile(r"\s*(;|&&)\s*cd (\.\.|-)\s*$")
-"""A final `cd` back: nothing runs after it."""
+"""A `cd` back at the end of a command line, which is harmless because no command follows."""
 _UNCONTROLLING = frozenset(
     ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "PYTHONHASHSEED", "NODE_ENV", "CARGO_TERM_COLOR")
 )
 
 
 def is_dangerous(command: str | Sequence[str]) -> bool:
-    """Return whether a person should review the command first.
+    """Return whether a person should review the command before it runs.
 
     Parameters:
         command: a shell command line, or a program and its arguments.
@@ -71,7 +72,10 @@ def _is_controlling(name: str) -> bool:
 
 
 def is_dangerous_call(arguments: dict[str, Any]) -> bool:
-    """Return `is_dangerous` of a call's ``command``, or of the ``stdin`` that a shell in it reads: an `Approval`."""
+    """Return whether a call's ``command`` is dangerous; for a bare shell, whether the call's ``stdin`` is dangerous.
+
+    This function can be used as an `Approval`.
+    """
     command = arguments.get("command", "")
     given = command if isinstance(command, str) else [str(word) for word in command]
     if not given:
@@ -91,7 +95,7 @@ def _reads_commands(command: str | list[str]) -> bool:
 
 
 def _is_harmless(command: SimpleCommand) -> bool:
-    """Return `harmless.is_harmless`; for ``sh -c``, judge the inner command line."""
+    """Return whether a simple command is harmless; for ``sh -c``, judge the inner command line."""
     if command.name.text is not None and command.name.text.rpartition("/")[2] in _SHELLS:
         *options, line = command.arguments or (Word(None),)
         if options and re.fullmatch(r"-[a-z]*c", options[-1].text or "") and line.text is not None:

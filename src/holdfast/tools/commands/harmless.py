@@ -70,7 +70,10 @@ Unwrap = Callable[[Sequence[Word]], list[Word]]
 
 
 def _behind(flags: str = r"(?!)", *, with_value: str = r"(?!)", operands: int = 0) -> Unwrap:
-    """Return a function that finds the program after known options and `operands` operands; else it returns []."""
+    """Return a function that returns the words after known options and `operands` operands of a wrapper program.
+
+    If an option is unknown, the function returns an empty list.
+    """
     known, valued = re.compile(flags), re.compile(with_value)
 
     def unwrap(words: Sequence[Word]) -> list[Word]:
@@ -99,7 +102,7 @@ def _env(words: Sequence[Word]) -> list[Word]:
 
 
 def _xargs(words: Sequence[Word]) -> list[Word]:
-    """Return the wrapped program with one more argument, which is unknown until it runs."""
+    """Return the wrapped program with an additional argument that is unknown until the program runs."""
     inner = _behind(r"-0|-r|-t|-\w\d+|--null|--no-run-if-empty", with_value="-[nPLIdsa]")(words)
     return [*inner, _UNKNOWN] if inner else []
 
@@ -121,7 +124,7 @@ _WRAPPERS: dict[str, Unwrap] = {
 
 
 def _find(words: Sequence[Word], wrappers: int) -> bool:
-    """Accept `find` if it neither deletes nor writes, and what it runs is harmless for any file name."""
+    """Accept `find` if it neither deletes nor writes, and if each command it runs is harmless for any file name."""
     texts = [word.text for word in words]
     if None in texts or any(text in ("-delete", "-fprint", "-fprint0", "-fprintf", "-fls") for text in texts):
         return False

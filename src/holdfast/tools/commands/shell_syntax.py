@@ -28,9 +28,9 @@ class Word:
     """One word of a command.
 
     Parameters:
-        text: value after quote removal; None if it is known only at run time.
-        has_glob: whether it contains unquoted wildcards or braces, and so may expand to several words.
-        known: known parts of a word without text; each unknown part is a ``?``.
+        text: value of the word after quote removal; None if the value is known only at run time.
+        has_glob: whether the word contains unquoted wildcards or braces, and may therefore expand to several words.
+        known: known parts of a word without `text`, with ``?`` for each unknown part.
     """
 
     text: str | None
@@ -40,7 +40,7 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class SimpleCommand:
-    """A program and its arguments, in their order on the line."""
+    """A simple command: the name of a program and the program's arguments."""
 
     name: Word
     arguments: tuple[Word, ...]
@@ -51,8 +51,8 @@ class Redirect:
     """A redirection to or from a file.
 
     Parameters:
-        operator: such as ``>``, ``>>``, ``&>`` or ``<``.
-        target: the file, or the number of a descriptor.
+        operator: redirection operator, such as ``>``, ``>>``, ``&>`` or ``<``.
+        target: name of a file, or number of a descriptor.
     """
 
     operator: str
@@ -64,10 +64,10 @@ class CommandLine:
     """The commands, redirections and assignments of a command line.
 
     Parameters:
-        commands: all simple commands.
-        redirects: all redirections.
-        variables: names of assigned variables, for the shell or for one command.
-        is_understood: False if the text is invalid Bash, or defines functions, which may redefine names.
+        commands: all simple commands of the line, including nested commands.
+        redirects: all redirections of the line.
+        variables: names of variables that are assigned for the shell or for a single command.
+        is_understood: whether the line is valid Bash without function definitions, which could redefine commands.
     """
 
     commands: tuple[SimpleCommand, ...]
@@ -126,7 +126,7 @@ def _read_command(node: Node) -> SimpleCommand:
 
 
 def _read_declaration(node: Node) -> SimpleCommand:
-    """Read ``export``, ``declare``, ``unset`` and the like; their assignments count with the other variables."""
+    """Read a builtin such as ``export``, ``declare`` or ``unset``; `parse` collects the variables that it assigns."""
     keyword, *others = node.children
     words = [child for child in others if child.is_named and child.type not in _NOT_WORDS]
     return SimpleCommand(

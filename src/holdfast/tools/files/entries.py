@@ -1,6 +1,6 @@
-"""Entries of a workspace folder: their kind, name and content, and a recursive walk.
+"""Entries of a workspace folder: their type, name and content, and a recursive walk.
 
-Each entry is addressed by its name and its folder's descriptor, so a concurrent change cannot redirect it.
+Each entry is accessed by its name and its folder's descriptor, so a concurrent change cannot redirect the access.
 """
 
 from __future__ import annotations
@@ -45,12 +45,14 @@ Version = tuple[int, int, int] | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a path leads: a name in an open folder. It may not exist, and was not a link when it was resolved.
+    """A resolved path: a name in an open folder.
+
+    The file need not exist. If it exists, it was not a link when the path was resolved.
 
     Parameters:
         folder: descriptor of the folder.
-        name: name in that folder; ``.`` for the root itself.
-        path: path from the root, for display.
+        name: name of the file in `folder`; ``.`` means the root itself.
+        path: path relative to the root, for display.
     """
 
     folder: int
@@ -58,7 +60,7 @@ class Place:
     path: str
 
     def status(self) -> os.stat_result | None:
-        """Return the status of the file; None if it does not exist."""
+        """Return the status of the file, or None if the file does not exist."""
         try:
             return os.stat(self.name, dir_fd=self.folder, follow_symlinks=False)
         except FileNotFoundError:
@@ -67,13 +69,13 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DirectoryEntry:
-    """One entry found by a walk; valid until the walk advances.
+    """An entry found by a walk; it is valid until the walk yields the next entry.
 
     Parameters:
-        folder: descriptor of its folder.
-        name: name in that folder.
-        path: path from the root, for display.
-        status: status of the entry itself, not of a link's target.
+        folder: descriptor of the folder that contains the entry.
+        name: name of the entry in `folder`.
+        path: path relative to the root, for display.
+        status: status of the entry; for a link, of the link itself and not of its target.
     """
 
     folder: int
@@ -83,11 +85,16 @@ class DirectoryEntry:
 
     @property
     def is_file(self) -> bool:
-        """Whether it is a regular file."""
+        """Whether the entry is a regular file."""
         return stat.S_ISREG(self.status.st_mode)
 
     def read(self, limit_bytes: int) -> bytes:
-        """Return the first `limit_bytes` of the file. Raises `OSError`, `ToolFailed`."""
+        """Return at most the first `limit_bytes` bytes of the file.
+
+        Raises:
+            OSError: if the file is unreadable.
+            ToolFailed: if the entry no longer exists or is not a regular file.
+        """
         with os.fdopen(open_regular(Place(folder=self.folder, name=self.name, path=self.path)), "rb", 0) as file:
             parts = []
             while limit_bytes > 0 and (data := file.read(min(limit_bytes, _CHUNK_BYTES))):
@@ -96,7 +103,7 @@ class DirectoryEntry:
             return b"".join(parts)
 
     def line(self) -> str:
-        """Return one line for display."""
+        """Return a one-line description of the entry."""
         mode = self.status.st_mode
         if stat.S_ISDIR(mode):
             return f"{self.path}/"
@@ -106,7 +113,7 @@ class DirectoryEntry:
 
 
 def walk_folder(folder: int, above: str, depth: int, unsearched: Collection[str]) -> Iterator[DirectoryEntry]:
-    """Yield the entries in and below a folder; owns and closes the descriptor. See `Workspace.walk`."""
+    """Yield the entries in and below a folder as `Workspace.walk` does, and close the descriptor `folder`."""
     try:
         with os.scandir(folder) as listed:
             names = sorted(entry.name for entry in itertools.islice(listed, _NAMES_LIMIT + 1))
@@ -130,24 +137,24 @@ def walk_folder(folder: int, above: str, depth: int, unsearched: Collection[str]
 
 
 def version(status: os.stat_result | None) -> Version:
-    """Return the fingerprint of a file's current content."""
+    """Return the fingerprint of a file's content, computed from the file's status."""
     return None if status is None else (status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 def is_binary(data: bytes) -> bool:
-    """Return whether the data is binary."""
+    """Return whether the data contains a null byte and is therefore treated as binary."""
     return b"\0" in data
 
 
 def printable(name: str) -> str:
-    """Return a name on one line, with U+FFFD for unprintable characters."""
+    """Replace the unprintable characters of a file name with U+FFFD."""
     if UNFIT.search(name):
         name = name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     return UNFIT.sub("\ufffd", name)
 
 
 def kind(mode: int) -> str:
-    """Return the file type of a mode, with its article."""
+    """Return the name of a mode's file type with its article, such as ``a folder``."""
     match stat.S_IFMT(mode):
         case stat.S_IFREG:
             return "a file"
@@ -164,15 +171,20 @@ def kind(mode: int) -> str:
 
 
 def link_target(name: str, folder: int) -> str | None:
-    """Return the target of a symbolic link; None if the name is not a link."""
+    """Return the target of a symbolic link, or None if `name` is not a link."""
     try:
         return os.readlink(name, dir_fd=folder)
-    except OSError:  # not a link, or missing: opening it tells which
+    except OSError:  # not a link, or missing: the caller finds out when it opens the name
         return None
 
 
 def open_regular(place: Place) -> int:
-    """Open the regular file at a place for reading. Raises `ToolFailed` for anything else, and `OSError`."""
+    """Open the regular file at a place for reading and return its descriptor.
+
+    Raises:
+        ToolFailed: if the file does not exist or is not a regular file.
+        OSError: if opening the file fails.
+    """
     status = place.status()
     if status is None:
         raise ToolFailed(f"no such file: {place.path}")

@@ -24,10 +24,12 @@ def store_paths(store: str | os.PathLike[str]) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def kept_private(paths: Sequence[str]) -> Iterator[None]:
-    """Within the block, keep these files and folders out of reach of all workspaces of this process; may be nested.
+    """Make files and folders inaccessible to all workspaces of this process until the block exits.
+
+    Blocks may be nested.
 
     Parameters:
-        paths: real paths.
+        paths: real paths of the files and folders.
     """
     global _private
     with _changing:
@@ -43,5 +45,5 @@ def kept_private(paths: Sequence[str]) -> Iterator[None]:
 
 
 def private_paths() -> tuple[str, ...]:
-    """Return the real paths of files and folders that are private now; they need not exist."""
+    """Return the real paths that are private now, whether or not they exist."""
     return _private

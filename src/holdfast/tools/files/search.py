@@ -1,4 +1,4 @@
-"""Search the files of a workspace for a pattern. Runs in its own process: matching a bad pattern may never end."""
+"""Search for a pattern in a workspace's files, in a separate process because a bad pattern may match forever."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ _UNSEARCHED = (".git",)
 def search(
     root: str, pattern: str, path: str, files: str, ignore_case: bool, budget_s: float, private: tuple[str, ...]
 ) -> str:
-    """Return the matching lines as ``path:number: line``, and a note on what was skipped.
+    """Return the matching lines as ``path:number: line``, followed by a line with the counts of the search.
 
     Parameters:
         root: root of the workspace.
         pattern: a regular expression, matched against each line.
         path: file or folder to search.
-        files: file names to search, such as ``*.py``.
-        ignore_case: match case-insensitively.
-        budget_s: time limit in seconds; then the matches so far are returned.
+        files: pattern for the names of the files to search, such as ``*.py``.
+        ignore_case: whether to match case-insensitively.
+        budget_s: time limit in seconds, after which the matches found so far are returned.
         private: paths that are private in the calling process.
 
     Raises:
-        ToolFailed: the pattern is invalid or the path is unusable.
+        ToolFailed: if the pattern is invalid or the path is unusable.
     """
     with kept_private(private):
         return _search(root, pattern, path, files, ignore_case, budget_s)

@@ -1,4 +1,4 @@
-"""Tools that read, write, edit, list and search the files of a workspace, and nothing outside it."""
+"""Tools that read, write, edit, list and search the files of a workspace."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ _LOOK_EVERY = 256
 class Files(Toolset):
     """File tools for a model: ``read_file``, ``write_file``, ``edit_file``, ``list_files`` and ``search_files``.
 
-    A path never leads out of the workspace, not even through links. Files are replaced atomically; a call that was
+    A path never leads out of the workspace, not even through links. Files are replaced atomically; a call that is
     stopped before the replacement writes nothing.
 
     Parameters:
-        workspace: folder of the files. None: see `Workspace`.
+        workspace: workspace, or path of its root; None uses the default root of `Workspace`.
         read_bytes: maximum number of bytes that one call returns.
         approval: whether a person must approve each file change, or a predicate that decides from the arguments.
 
     Raises:
-        ConfigurationError: see `Workspace`.
+        ConfigurationError: if `Workspace` rejects the folder.
     """
 
     executes = True
@@ -227,7 +227,7 @@ class Files(Toolset):
 
 
 def _skip_line(file: IO[bytes]) -> int:
-    """Skip the rest of a line and return the number of bytes skipped; 0 at the end of the file."""
+    """Skip the rest of a line and return the number of skipped bytes, which is 0 at the end of the file."""
     skipped = 0
     while piece := file.readline(_PIECE_BYTES):
         skipped += len(piece)
@@ -249,7 +249,7 @@ def _with_crlf(data: bytes) -> bytes:
 
 
 def _lines_of(piece: bytes, data: bytes) -> str:
-    """Return the line numbers of the first few occurrences of a piece."""
+    """Return the line numbers of the first few occurrences of `piece` in `data`."""
     lines: list[int] = []
     at = data.find(piece)
     while at >= 0 and len(lines) < 6:

@@ -1,16 +1,17 @@
-"""A folder that tools work in; no path leads outside it.
+"""A folder that tools work in; no path leads outside the folder.
 
 Invariants
-- A path is walked one name at a time from the root, each opened relative to the folder before it and never through a
-  symbolic link; links are read and walked by the same rule. So no link, not even one swapped in during the walk,
-  leads out of the root.
-- Only regular files are opened: no pipe or device can block a tool or be affected by it.
-- A file is replaced atomically, by a rename, after a last interrupt check: a call stopped before that writes nothing,
-  even in an abandoned thread.
-- No path leads to a store of this process's hosts or to its companion files, such as its token; nor to a settings
-  file, a Holdfast folder or a file of secrets, even one created later. A root that contains those of the host is
-  refused when it is named, and again when the host starts (`holdfast.tools.files.workspace_guard`).
-- A session's folder is its own forever: a later session with the same key gets another one.
+- A path is resolved one name at a time from the root. Each name is opened relative to its parent folder and never
+  through a symbolic link; the target of a link is read and resolved by the same rule. So no link leads out of the
+  root, not even a link that is swapped in during the walk.
+- Only regular files are opened, so a pipe or device can neither block a tool nor be affected by a tool.
+- A file is replaced atomically by a rename, after a last interrupt check. A call that is stopped before the rename
+  changes nothing, even if its thread was abandoned.
+- No path leads to a store of this process's hosts or to a store's companion files, such as the local token. The same
+  holds for settings files, Holdfast folders and files of secrets, even if they are created later. A root that
+  contains such files of the host is refused when the `Workspace` is created, and again when the host starts
+  (`holdfast.tools.files.workspace_guard`).
+- A session's folder is never reused: a later session with the same key gets a new folder.
 """
 
 from __future__ import annotations
@@ -59,22 +60,24 @@ _NEVER = frozenset((CONFIG_FILE, DATA_FOLDER, ".env"))
 """Names that are off limits to tools everywhere: they control the host or hold its secrets."""
 
 _locks = tuple(threading.Lock() for _ in range(64))
-"""Locks held from the last check of a file to the rename that replaces it; the file's location selects one."""
+"""Locks held from the last check of a file to the rename that replaces it; a file's location selects its lock."""
 
 
 class Workspace:
-    """A root folder and its file operations. All methods block, are thread-safe, and belong in threads.
+    """A root folder and its file operations.
+
+    All methods are thread-safe. They block, so call them from worker threads.
 
     Parameters:
-        root: the folder; created if missing. None: ``.holdfast/workspaces`` beside the settings file, created
-            with the first session's folder, and always ``per_session``.
-        per_session: each session gets its own folder below the root. That separates the file tools; programs
-            run with all rights of their user and can go anywhere.
-        file_limit_bytes: maximum size of a file that is written or edited.
+        root: path of the root folder, which is created if missing. If None, the root is ``.holdfast/workspaces``
+            beside the settings file; it is created with the first session's folder, and `per_session` is always on.
+        per_session: whether each session gets its own folder below the root. The file tools of different sessions are
+            then separated, but programs run with all rights of their user and can access any folder.
+        file_limit_bytes: maximum size in bytes of a file that is written or edited.
 
     Raises:
-        ConfigurationError: the root is not a folder and creating it fails; or it contains, or lies in, something of
-            the host's: settings, store, code, the Python environment.
+        ConfigurationError: if the root is not a folder and cannot be created, or if the root contains or lies in the
+            host's settings, store, code or Python environment.
     """
 
     def __init__(
@@ -100,7 +103,7 @@ class Workspace:
             raise _unusable(root, error) from error
 
     def of(self, run: Run) -> Workspace:
-        """Return the workspace of a run's session: this one, or with ``per_session`` the session's own."""
+        """Return the workspace of the run's session: the session's own with `per_session`, otherwise this workspace."""
         if not self.per_session:
             return self
         own = self.root / _folder_name(run.principal) / _folder_name(run.session_key, run.session_id)
@@ -120,10 +123,10 @@ class Workspace:
     # ── paths ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _parts(self, path: str) -> tuple[bool, list[str]]:
-        """Return whether a path starts at the root, and its parts.
+        """Return whether a path starts at the root, and the parts of the path.
 
         Raises:
-            ToolFailed: the path is invalid, or absolute and not below the root.
+            ToolFailed: if the path is invalid, or is absolute and not below the root.
         """
         if UNFIT.search(path):
             raise ToolFailed(f"{path!r} is not a valid path: it contains control characters or lone surrogates")
@@ -137,14 +140,14 @@ class Workspace:
 
     @contextlib.contextmanager
     def place(self, path: str, *, make_folders: bool = False) -> Iterator[Place]:
-        """Walk a path inside the root; its folder must exist, the target need not.
+        """Resolve a path inside the root. The target's folder must exist; the target itself need not.
 
         Parameters:
-            path: relative to the root, or absolute and below it.
-            make_folders: create missing folders on the way.
+            path: path relative to the root, or an absolute path below the root.
+            make_folders: whether to create missing folders on the path.
 
         Raises:
-            ToolFailed: the path leads out of the root, through a non-folder, or in a circle.
+            ToolFailed: if the path leads out of the root or through a non-folder, or follows too many links.
         """
         parts = deque(self._parts(path)[1])
         folders: list[int] = []
@@ -197,7 +200,7 @@ class Workspace:
                 os.close(fd)
 
     def _is_private(self, shown: str) -> bool:
-        """Return whether a link-free path from the root is private or below a private one."""
+        """Return whether a path from the root, without links, is private or lies below a private path."""
         if any(name.casefold() in _NEVER for name in shown.split("/")):
             return True
         private = private_paths()
@@ -211,10 +214,10 @@ class Workspace:
             raise ToolFailed(f"{shown} belongs to the host and is off limits to tools")
 
     def folder(self, path: str) -> Path:
-        """Return the real path of a folder inside the root, for a program to start in.
+        """Return the real path of a folder inside the root, to be used as a program's working directory.
 
         Raises:
-            ToolFailed: no such folder exists inside the root.
+            ToolFailed: if no such folder exists inside the root.
         """
         with self.place(path) as place:
             status = place.status()
@@ -231,7 +234,7 @@ class Workspace:
         """Open a regular file for reading.
 
         Raises:
-            ToolFailed: no such file exists inside the root, or it is unreadable or not a regular file.
+            ToolFailed: if no such file exists inside the root, or the file is unreadable or not a regular file.
         """
         with self.place(path) as place:
             with os.fdopen(open_regular(place), "rb") as file:
@@ -240,17 +243,18 @@ class Workspace:
     def replace(
         self, path: str, data: bytes, *, check: Callable[[], object], expected: Version | Literal["any"] = "any"
     ) -> str:
-        """Write a whole file or nothing; create missing folders. Return its path from the root.
+        """Write a file atomically, create missing folders, and return the file's path relative to the root.
 
         Parameters:
             path: path of the file; a symbolic link inside the root is followed and kept.
-            data: the new content.
-            check: called between pieces and right before the rename; an exception that it raises stops the write.
-            expected: `Version` that the file must still have.
+            data: the complete new content.
+            check: called without arguments before each chunk and right before the rename; if `check` raises an
+                exception, the file stays unchanged.
+            expected: `Version` that the file must still have; ``"any"`` accepts every version.
 
         Raises:
-            ToolFailed: the write failed.
-            FileChanged: the file has another version.
+            ToolFailed: if the write fails.
+            FileChanged: if the file's version is not `expected`.
         """
         if len(data) > self.file_limit_bytes:
             raise ToolFailed(f"{path}: {len(data):,} bytes exceed the file size limit ({self.file_limit_bytes:,})")
@@ -287,16 +291,18 @@ class Workspace:
     def walk(
         self, path: str, *, depth: int | None = None, unsearched: Collection[str] = ()
     ) -> Generator[DirectoryEntry, None, None]:
-        """Yield the entries in and below a folder, sorted by name, without following links; or the one file `path`.
+        """Yield the entries in and below a folder, sorted by name; if `path` is a file, yield only that file.
 
-        Unreadable entries, and entries that disappear during the walk, are left out.
+        Links below `path` are not followed. Entries that are private, unreadable, or removed during the walk are left
+        out.
 
         Parameters:
-            depth: maximum depth of folders; None for all.
+            path: path of the folder or file.
+            depth: maximum depth of folders; None means `DEPTH_LIMIT`.
             unsearched: names of folders to skip.
 
         Raises:
-            ToolFailed: no such file or folder exists inside the root, or a folder has too many entries.
+            ToolFailed: if no such file or folder exists inside the root, or if a folder has too many entries.
         """
         with self.place(path) as place:
             status = place.status()
@@ -315,11 +321,11 @@ class Workspace:
 
 
 class FileChanged(Exception):
-    """The file changed since it was read; nothing was written."""
+    """The file changed after it was read, so nothing was written."""
 
 
 def refusal(error: OSError, path: str) -> ToolFailed:
-    """Return the model's error for an operating system error."""
+    """Convert an operating system error to an error for the model."""
     match error:
         case FileNotFoundError():
             return ToolFailed(f"no such file or folder: {path}")
@@ -358,9 +364,10 @@ def _unusable(root: str | os.PathLike[str], error: Exception) -> ConfigurationEr
 
 
 def _folder_name(key: str, number: str = "") -> str:
-    """Return a unique folder name for this key and number, even on a case-insensitive file system.
+    """Return a unique folder name for a key and number, even on a case-insensitive file system.
 
-    The digest covers both, and the readable part never contains a dot or a slash: no key leads elsewhere.
+    The digest covers both the key and the number. The readable part never contains a dot or a slash, so no key leads
+    to another folder.
     """
     digest = hashlib.sha256(f"{number}/{key}".encode("utf-8", "surrogatepass")).hexdigest()
     parts = [re.sub("[^A-Za-z0-9_-]", "_", key)[:40], *([number] if number else []), digest[:20]]

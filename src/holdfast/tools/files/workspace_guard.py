@@ -1,9 +1,10 @@
 """Folders that are off limits as workspaces: those that hold the host's identity or code.
 
-An agent that can write the settings, the store, a module of the host or its interpreter becomes the host at its next
-start. So a workspace may neither contain one of them nor lie in one, not even through links, whether or not the
-settings file exists yet. The same holds for what other users run as their own: system folders, the SSH keys in the
-home folder (and so that folder), and Git's own files, whose hooks run with the next commit.
+An agent that can write the settings, the store, a module of the host or the host's interpreter takes over the host
+when the host starts next. So a workspace may neither contain nor lie in any of these, not even through links, and
+even if the settings file does not exist yet. The same holds for files that other programs run or trust: system
+folders, the SSH keys in the home folder (and so the home folder itself), and the internals of a Git repository, whose
+hooks run with the next commit.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ def check_folder(folder: str | os.PathLike[str], private: Sequence[str] = ()) ->
     """Check that an agent may work in `folder`.
 
     Parameters:
-        folder: a workspace; it need not exist.
-        private: additional files and folders of the host, such as those of its store.
+        folder: root of a workspace; the folder need not exist.
+        private: additional files and folders that the workspace may not contain, such as the store's files.
 
     Raises:
-        ConfigurationError: it contains, or lies in, something of the host or the system; the message names it.
+        ConfigurationError: if `folder` contains or lies in a protected file or folder, which the message names.
     """
     root = os.path.realpath(folder)
     for what, path in _protected(private):
@@ -58,7 +59,7 @@ def check_folder(folder: str | os.PathLike[str], private: Sequence[str] = ()) ->
 
 
 def own_paths() -> tuple[str, ...]:
-    """Return the real paths that confined programs may never see, existing or not, except those of the store."""
+    """Return the real paths, besides the store's, that confined programs may never see, whether or not they exist."""
     return (_real(config_file()), _real(data_folder()), _real(".env"))
 
 
@@ -98,7 +99,7 @@ def _of_everybody() -> Iterator[tuple[str, str]]:
 
 
 def _modules() -> set[tuple[str, str]]:
-    """Return folder and name of each loaded module's file, with links resolved."""
+    """Return the folder and name of each loaded module's file, with links resolved."""
     folders: dict[str, str] = {}
     found = set()
     for module in list(sys.modules.values()):
@@ -119,7 +120,7 @@ def _workspaces() -> str:
 
 
 def _real(path: str | os.PathLike[str]) -> str:
-    """Return the real path of `path`, except for a link at its end: the name itself is protected."""
+    """Resolve the links in the parent folders of `path`, but not its last part: the name itself is protected."""
     folder, name = os.path.split(os.path.abspath(path))
     return os.path.join(os.path.realpath(folder), name)
 

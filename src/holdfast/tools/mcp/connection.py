@@ -1,9 +1,9 @@
 """A self-reconnecting connection to an MCP server, shared by the runs of all sessions.
 
-- The whole connection runs in its own scope: a run's interrupt cancels only that run's call, never the connection
-  or the call of another run. (The protocol's client starts tasks in the sender's context; in a run's context they
-  would belong to the run, and its end would close the connection.)
-- Cancelling a call's waiter also cancels the call on the server. A call is never retried automatically.
+- The connection runs in a scope of its own, so interrupting a run cancels only that run's call, never the connection
+  or another run's call. (The MCP client starts tasks in the context of the caller. If that were a run's context, the
+  tasks would belong to the run, and the connection would close when the run ends.)
+- Cancelling the task that waits for a call also cancels the call on the server. Calls are never retried automatically.
 """
 
 from __future__ import annotations
@@ -43,17 +43,18 @@ Opener = Callable[[Callable[[str], None]], AbstractAsyncContextManager["Transpor
 
 
 class LinkDown(Exception):
-    """The server is not connected; the text gives the reason."""
+    """The server is not connected, for the reason given in the message."""
 
 
 class McpLink:
-    """The connection, bound to one loop; `start` it in a scope that outlives all runs.
+    """A connection to an MCP server, bound to one event loop; `start` it in a scope that outlives all runs.
 
     Parameters:
         name: server name, for display.
-        open_streams: opens the streams of a connection; takes a callback for when the other side ends on its own.
-        connect_s: timeout for connecting, and for a call that waits for a connection, in seconds.
-        on_tools: called with the server's tools after each listing.
+        open_streams: called to open the streams of a connection. Its argument is a callback that it calls with the
+            reason when the server side ends.
+        connect_s: timeout in seconds for connecting, and for a call's wait for a connection.
+        on_tools: called with the server's tools each time the tools have been listed.
     """
 
     def __init__(
@@ -80,11 +81,11 @@ class McpLink:
 
     @property
     def connected(self) -> bool:
-        """True if calls can be made now."""
+        """Whether the server is connected, so that calls can be made now."""
         return self._client is not None
 
     def start(self, scope: Scope) -> None:
-        """Connect, and reconnect until `scope` ends."""
+        """Connect in the background, and reconnect after each disconnect until `scope` ends."""
         self._scope = scope
         self._changed = asyncio.get_running_loop().create_future()
         _ = scope.spawn(self._keep(), name=f"mcp {self.name}")
@@ -97,14 +98,19 @@ class McpLink:
     async def call(
         self, tool: str, arguments: dict[str, Any], progress: Progress, *, caller: Mapping[str, str]
     ) -> CallToolResult:
-        """Call a tool of the server. Cancelling the waiting task also cancels the call on the server.
+        """Call a tool of the server and return its result.
+
+        Cancelling the task that waits for the result also cancels the call on the server.
 
         Parameters:
-            caller: the caller's identity, sent in ``_meta`` of the request.
+            tool: name of the tool on the server.
+            arguments: arguments of the call.
+            progress: called with each progress notification of the call.
+            caller: the caller's identity, which is sent in the request's ``_meta`` field; empty sends no identity.
 
         Raises:
-            LinkDown: the server is not connected, or the connection broke during the call.
-            mcp.MCPError: the server refused the call.
+            LinkDown: if the server is not connected, or if the connection breaks during the call.
+            mcp.MCPError: if the server refuses the call.
         """
         client = await self._connected()
         assert self._scope is not None
@@ -124,7 +130,7 @@ class McpLink:
     async def _call(
         self, client: Client, tool: str, arguments: dict[str, Any], progress: Progress, caller: Mapping[str, str]
     ) -> CallToolResult | Exception:
-        """Return the outcome as a value: an error must not end the shared scope."""
+        """Make the call and return its result or its error; a raised error would end the shared scope."""
         from mcp import MCPError
         from mcp_types import CONNECTION_CLOSED
 
@@ -169,7 +175,7 @@ class McpLink:
         self._changed = asyncio.get_running_loop().create_future()
 
     async def _keep(self) -> None:
-        """Connect again after each disconnect, with exponential backoff."""
+        """Connect, and reconnect after each disconnect with exponential backoff."""
         loop = asyncio.get_running_loop()
         delay_s = _FIRST_DELAY_S
         while True:
@@ -188,7 +194,7 @@ class McpLink:
             delay_s = min(_MOST_DELAY_S, delay_s * 2)
 
     async def _connection(self) -> str:
-        """Run one connection from start to end; return why it ended."""
+        """Run one connection from start to end and return why the connection ended."""
         from mcp import Client
 
         self._ended, self._stale = None, True
@@ -228,7 +234,7 @@ class McpLink:
             self._wake()
 
     def _broken(self, client: Client, why: str) -> None:
-        """End a connection that a call found broken."""
+        """End the connection of `client`, which a call has found to be broken."""
         if client is self._client:
             self._other_side_ended(why)
 
@@ -274,7 +280,7 @@ class McpLink:
         self._wake()
 
     async def _heard(self, message: object) -> None:
-        """Handle change notifications from servers that keep a session."""
+        """Handle a change notification from a server that uses MCP sessions."""
         from mcp_types import ToolListChangedNotification
 
         if isinstance(message, ToolListChangedNotification):
@@ -298,13 +304,13 @@ class McpLink:
                 return
             except (MCPError, SubscriptionLost):
                 if not listened:
-                    return  # the server does not support it
+                    return  # the server does not support subscriptions
             await asyncio.sleep(delay_s)
             delay_s = min(_MOST_DELAY_S, delay_s * 2)
 
 
 async def _cancel(handle: Handle[Any]) -> None:
-    """Cancel a call within a bounded time; an unresponsive server is notified in the background, or never."""
+    """Cancel a call and wait a bounded time for the cancellation, which may complete later or never."""
     handle.interrupt.trigger("the caller stopped waiting", kind="stop")
     try:
         async with asyncio.timeout(_CANCEL_S):
@@ -314,7 +320,7 @@ async def _cancel(handle: Handle[Any]) -> None:
 
 
 def _first(error: Exception) -> Exception:
-    """Return the first error of a group."""
+    """Return the first error of a possibly nested exception group, or the error itself."""
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
     return error

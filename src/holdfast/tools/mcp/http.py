@@ -1,7 +1,7 @@
 """MCP over HTTP: a transport in which a failed request affects only that request.
 
-The protocol's own client ends the whole connection, with all calls on it, when one request fails to send. Here
-that request gets an error response instead, and responses have a maximum size.
+The MCP client closes the connection and fails all calls on it if sending a single request fails. With this transport,
+the failed request gets an error response instead. The transport also limits the size of responses.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TOLD = frozenset((401, 403, 407, 429))
 
 
 class _Bounded(httpx2.AsyncByteStream):
-    """A response body that raises an error when it exceeds the limit."""
+    """A response body that raises `StreamError` while it is read if it exceeds the size limit."""
 
     def __init__(self, inner: httpx2.AsyncByteStream) -> None:
         self._inner = inner
@@ -45,7 +45,7 @@ class _Bounded(httpx2.AsyncByteStream):
 
 
 class _Contained(httpx2.AsyncBaseTransport):
-    """Sends requests; answers a failed one with an error that only its caller gets."""
+    """A transport that returns an error response for a failed request, so that only its caller is affected."""
 
     def __init__(self) -> None:
         self._inner = httpx2.AsyncHTTPTransport(limits=httpx2.Limits(max_connections=None))
@@ -53,7 +53,7 @@ class _Contained(httpx2.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         try:
             response = await self._inner.handle_async_request(request)
-        except httpx2.ProtocolError as error:  # its text may contain what was sent, including keys
+        except httpx2.ProtocolError as error:  # the error's text may contain the sent data, including keys
             return _failure(request, f"{request.url.host} violated the HTTP protocol ({type(error).__name__})")
         except httpx2.TransportError as error:
             return _failure(request, f"no connection to {request.url.host}: {format_error(error)}")
@@ -71,7 +71,7 @@ class _Contained(httpx2.AsyncBaseTransport):
 
 
 def _failure(request: httpx2.Request, text: str) -> httpx2.Response:
-    """Return a JSON-RPC error response; the session fills in its id."""
+    """Return a JSON-RPC error response without a request id, which the MCP session fills in."""
     body = {"jsonrpc": "2.0", "id": None, "error": {"code": _INTERNAL_ERROR, "message": text}}
     headers = {"content-type": "application/json"}
     return httpx2.Response(502, headers=headers, content=msgspec.json.encode(body), request=request)
@@ -79,11 +79,11 @@ def _failure(request: httpx2.Request, text: str) -> httpx2.Response:
 
 @asynccontextmanager
 async def open_http(url: str, *, headers: Mapping[str, str]) -> AsyncGenerator[TransportStreams, None]:
-    """Yield the message streams to and from a server. Sends nothing yet.
+    """Yield the message streams from and to a server; no request is sent before the first message.
 
     Parameters:
-        url: the endpoint.
-        headers: headers of every request, such as ``authorization``.
+        url: URL of the server's MCP endpoint.
+        headers: headers to send with every request, such as ``authorization``.
     """
     from mcp.client.streamable_http import streamable_http_client
 

@@ -1,8 +1,9 @@
 """The tools of an MCP server as tools of an agent (extra ``mcp``).
 
-One connection serves the runs of all sessions; for a program, optionally one connection per principal. See
-`holdfast.tools.mcp.connection` for how they are kept apart. A server program ends with the host. When a call is
-interrupted or exceeds its deadline, a cancel request is sent to the server.
+The runs of all sessions share one connection to the server. If the server is a program, each principal can have a
+program and a connection of its own instead. `holdfast.tools.mcp.connection` describes how calls on a shared connection
+are isolated from each other. A server program ends with the host. When a call is interrupted or exceeds its deadline,
+a cancel request is sent to the server.
 """
 
 from __future__ import annotations
@@ -48,29 +49,31 @@ Approval = bool | Callable[[str, dict[str, Any]], bool]
 class McpServer(Toolset):
     """A Model Context Protocol server and its tools.
 
-    Holdfast connects when the host starts and reconnects as needed. While the server is unreachable, calls wait for it
-    and then report the reason to the model. A run uses the tools that the server had when the run began.
+    Holdfast connects when the host starts and reconnects as needed. While the server is unreachable, calls wait up to
+    `connect_s` for a connection and then report the reason to the model. A run uses the tools that the server had when
+    the run began.
 
     Parameters:
-        name: server name in logs and errors, and prefix of its tool names: ``<name>_<tool>``.
-        command: program to start; Holdfast talks to it over its pipes. Give either this or `url`.
-        url: address of a server to reach over HTTP.
-        env: variables added to the program's environment; the keys of this process are not passed on.
-        cwd: folder in which the program starts.
-        headers: headers of each HTTP request, such as ``authorization``.
-        timeout_s: deadline of a call, in seconds; None: the run's own.
-        connect_s: timeout for connecting, and for a call that waits for a connection, in seconds.
+        name: server name in logs and errors; tool names have the form ``<name>_<tool>``.
+        command: program to start and communicate with over pipes. Either `command` or `url` is required.
+        url: URL of a server to connect to over HTTP.
+        env: variables to add to the program's environment, which does not include the keys of this process.
+        cwd: folder in which the program starts; None means the current folder of this process.
+        headers: headers to send with each HTTP request, such as ``authorization``.
+        timeout_s: timeout of a call, in seconds; None uses the host's default for tools.
+        connect_s: timeout in seconds for connecting, and for a call's wait for a connection.
         approval: whether a person must approve each call, or a predicate that decides from the tool and its arguments.
-        prefix: prefix of tool names in place of ``<name>_``.
-        tell_caller: send the caller's identity with each call: principal, session and call, in ``_meta``. None: send
-            it to a program, but not to a URL.
-        per_principal: start a separate program for each principal with its first call, so that principals share no
-            state in it. At most `principals` run at once; an idle one is stopped to make room.
-        principals: maximum number of these programs.
+        prefix: prefix of tool names that replaces ``<name>_``; None keeps ``<name>_``.
+        tell_caller: whether to send the caller's principal, session and call id in the ``_meta`` field of each call.
+            None sends them to a program, but not to a URL.
+        per_principal: whether to start a separate program for each principal at the principal's first call, so that
+            principals share no state in the program.
+        principals: maximum number of programs that `per_principal` runs at the same time; when it is reached, the
+            least recently used idle program is stopped.
 
     Raises:
-        ConfigurationError: neither or both of `command` and `url`, a `name` that is invalid as a tool name prefix, an
-            invalid header, or `per_principal` with a `url`.
+        ConfigurationError: if `command` and `url` are both given or both missing, if the prefix, the URL or a header
+            is invalid, or if `per_principal` is used with `url`.
     """
 
     def __init__(
@@ -139,26 +142,27 @@ class McpServer(Toolset):
 
     @property
     def connected(self) -> bool:
-        """True if calls can be made now."""
+        """Whether the server is connected, so that calls can be made now."""
         return self._link is not None and self._link.connected
 
     @property
     def problem(self) -> str | None:
-        """Reason why there is no connection; None if there is none to report."""
+        """Reason why the server is not connected; None while it is connected or before `lifespan` is entered."""
         return self._link.problem if self._link is not None else None
 
     def tools(self) -> Sequence[Tool]:
-        """Return the server's tools from its latest listing; empty before the first connection."""
+        """Return the tools that the server listed most recently; empty before the first connection."""
         return self._tools
 
     @asynccontextmanager
     async def lifespan(self, home: ToolsetContext) -> AsyncGenerator[None, None]:
-        """Connect, and stay connected until the block exits.
+        """Connect to the server, and reconnect as needed until the block exits.
+
+        If the first attempt fails because the server does not respond, connecting is retried in the background.
 
         Raises:
-            MissingExtra: the package ``mcp`` is not installed.
-            ConfigurationError: the program fails to start. A server that merely does not answer yet is retried in the
-                background.
+            MissingExtra: if the package ``mcp`` is not installed.
+            ConfigurationError: if the program cannot be started.
         """
         try:
             import mcp  # noqa: F401
@@ -190,7 +194,7 @@ class McpServer(Toolset):
         return open_streams
 
     def _listed(self, found: Sequence[ServerTool]) -> None:
-        """Replace the list of tools; leave out duplicates and log them."""
+        """Replace the list of tools; skip and log each tool whose name is a duplicate."""
         tools: dict[str, Tool] = {}
         for tool in found:
             name = _tool_name(self.prefix, tool.name)
@@ -216,7 +220,7 @@ class McpServer(Toolset):
         )
 
     def _caller(self, call: Call) -> dict[str, str]:
-        """Return the caller's identity for the server."""
+        """Return the caller's identity to send to the server; empty if it is not to be sent."""
         if not self._tells_caller:
             return {}
         run = call.run
@@ -224,10 +228,10 @@ class McpServer(Toolset):
         return {f"holdfast/{name}": value for name, value in {**named, "call": call.call_id}.items()}
 
     def _own_of(self, principal: str) -> tuple[_Own, _Own | None]:
-        """Return a principal's program with its call count raised by one, and an idle program to stop, if any.
+        """Reserve a call on a principal's program; return the program, and an idle program to stop or None.
 
         Raises:
-            ToolFailed: all programs are busy with calls of other principals.
+            ToolFailed: if all programs are busy with calls of other principals.
         """
         own = self._own.pop(principal, None)
         if own is None:
@@ -248,7 +252,7 @@ class McpServer(Toolset):
         return own, None
 
     async def _call(self, tool: str, call: Call, /, **arguments: Any) -> Any:
-        """Make a call; return its result or raise an error that the model can use."""
+        """Call a tool of the server and return the result, or raise `ToolFailed` with a reason for the model."""
         from mcp import MCPError
 
         if self._link is None:
@@ -272,7 +276,7 @@ class McpServer(Toolset):
 
 @dataclass(slots=True)
 class _Own:
-    """The program of one principal, and its number of calls in progress."""
+    """The program of one principal, and the number of calls in progress on the program."""
 
     scope: Scope
     link: McpLink
@@ -280,7 +284,7 @@ class _Own:
 
 
 def _fitting(schema: dict[str, Any], arguments: dict[str, Any], /) -> dict[str, Any]:
-    """Check the arguments against the supported parts of the server's schema; the server checks the rest."""
+    """Check the arguments against the parts of the schema that we support, leaving the rest to the server."""
     try:
         check_schema(arguments, schema)
     except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
@@ -289,7 +293,7 @@ def _fitting(schema: dict[str, Any], arguments: dict[str, Any], /) -> dict[str, 
 
 
 class _Progress:
-    """Streams a server's progress messages of a call; drops those that come too fast or are too many."""
+    """Callback that streams a call's progress messages as output, limited in their rate and number."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
@@ -305,12 +309,12 @@ class _Progress:
         self._shown_at = now
         share = f"{progress:g}/{total:g}" if total else f"{progress:g}"
         text = f" {message[:_PROGRESS_CHARS]}" if message else ""
-        with suppress(RunClosed):  # it arrived after the run ended
+        with suppress(RunClosed):  # the message arrived after the run ended
             _ = self._call.output(f"[{share}]{text}\n")
 
 
 def _tool_name(prefix: str, name: str) -> str:
-    """Return a name that models accept; a name that is too long is cut and gets a hash to keep it unique."""
+    """Return a tool name that models accept; a name that is too long is truncated and made unique with a hash."""
     plain = prefix + re.sub(r"[^a-zA-Z0-9_-]", "_", name)
     if len(plain) <= _NAME_LENGTH:
         return plain
@@ -319,7 +323,7 @@ def _tool_name(prefix: str, name: str) -> str:
 
 
 def _content(result: CallToolResult) -> Any:
-    """Return a call's result as text or a JSON value; images and audio become a note in the text."""
+    """Return a call's result as text or a JSON value; images and audio are replaced by notes in the text."""
     text = "\n".join(filter(None, map(_block, result.content)))
     structured = result.structured_content
     if structured is None:

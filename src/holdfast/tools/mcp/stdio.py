@@ -1,7 +1,9 @@
-"""MCP over a program's pipes: the program runs under the process host, and its tree dies with the connection.
+"""MCP over the pipes of a program that runs under the process host and ends with the connection.
 
-- A line that is not a valid message, or is too long, costs at most the call that it answers; other calls continue.
-- Nothing waits for the program: its pipes are read as long as it lives, and its tree is killed at the end.
+- An output line that is too long or not a valid message affects at most the call that it answers; other calls
+  continue.
+- The program's pipes are read while it runs, and its process tree is killed when the connection closes, so the program
+  cannot delay the host.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ _ANSWER_TO = re.compile(rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*
 
 
 def inherited(extra: Mapping[str, str] | None) -> dict[str, str]:
-    """Return a server's environment: the basic variables and `extra`; the keys of this process are not passed on."""
+    """Return the environment of a server program: basic variables of this process and `extra`, without our keys."""
     base = {name: os.environ[name] for name in _INHERITED if name in os.environ}
     return {**base, **(extra or {})}
 
@@ -50,18 +52,18 @@ async def open_stdio(
     cwd: str | None,
     on_end: Callable[[str], None],
 ) -> AsyncGenerator[TransportStreams, None]:
-    """Start the program and yield its message streams; kill its process tree at the end.
+    """Start a server program and yield its message streams; kill its process tree when the block exits.
 
     Parameters:
-        scope: owns the program.
+        scope: scope that owns the program.
         command: the program and its arguments.
         name: server name, for display.
-        env: variables added to the basic environment.
-        cwd: folder in which the program starts.
-        on_end: called once, with the reason, when the program ends on its own.
+        env: variables to add to the basic environment; None adds no variables.
+        cwd: folder in which the program starts; None means the current folder of this process.
+        on_end: called with the reason when the program's output ends or its input breaks; may be called repeatedly.
 
     Raises:
-        OSError: the program fails to start.
+        OSError: if the program fails to start.
     """
     import anyio
     from mcp.shared.message import SessionMessage
@@ -119,7 +121,7 @@ async def open_stdio(
 
 
 async def _contained(part: Callable[[], Any]) -> None:
-    """Read or write until the other side closes."""
+    """Run a reading or writing task, which ends normally when its stream is closed."""
     import anyio
 
     try:
@@ -129,7 +131,7 @@ async def _contained(part: Callable[[], Any]) -> None:
 
 
 async def _close(process: Process) -> None:
-    """End the program in bounded time: close its input, send SIGTERM, then kill its whole tree."""
+    """End a program within a bounded time: close its input, send SIGTERM, then kill the whole process tree."""
     if process.stdin is not None:
         process.stdin.close()
     try:
@@ -141,7 +143,7 @@ async def _close(process: Process) -> None:
 
 
 async def _read(process: Process, name: str, deliver: Callable[[Any], Any]) -> None:
-    """Deliver each message until the output ends."""
+    """Pass each message of the program's output to `deliver` until the output ends."""
     from mcp.shared.message import SessionMessage
     from mcp_types import INTERNAL_ERROR, ErrorData, JSONRPCError, jsonrpc_message_adapter
 
@@ -167,7 +169,7 @@ async def _read(process: Process, name: str, deliver: Callable[[Any], Any]) -> N
 
 
 class _Cut(bytes):
-    """The start of a line that was too long; the rest was dropped."""
+    """The beginning of a line that was too long; the rest of the line was dropped."""
 
 
 async def _lines(process: Process, source: str, limit_bytes: int) -> AsyncGenerator[bytes, None]:

@@ -1,6 +1,7 @@
-"""Records of background processes, so that a host can end and report those that an earlier host left behind.
+"""Records of background processes, so that a host can kill and report processes that an earlier host left behind.
 
-Reapers end every process tree with its host; a noted process survives only if its reaper was killed first.
+Reapers end every process tree together with its host, so a recorded process survives its host only if its reaper was
+killed first.
 """
 
 from __future__ import annotations
@@ -19,15 +20,16 @@ __all__ = ["Note", "Notes", "make_note"]
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True):
-    """Record of a background process while it runs.
+    """Record of a running background process.
 
     Parameters:
-        process_id: our id, as the model knows it.
+        process_id: Holdfast's id of the process, which the model uses.
         principal, session_key: owner of the process.
         command: command line, for display.
-        pid, started: pid and start time of the program; the time in clock ticks since boot, 0 if unavailable.
-        boot: id of the machine's boot.
-        host: ``<pid>.<start time>`` of the host that runs it.
+        pid: pid of the program.
+        started: start time of the program in clock ticks since boot; 0 if unavailable.
+        boot: id of the machine's boot during which the process was started.
+        host: ``<pid>.<start time>`` of the host that runs the process.
     """
 
     process_id: str
@@ -40,14 +42,14 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
     host: str
 
     def of_living_other(self) -> bool:
-        """Return whether another live host runs the process."""
+        """Return whether the process belongs to another host that is still running."""
         pid, _, started = self.host.partition(".")
         if self.boot != _boot() or self.host == host_marker().decode() or not started.isdigit():
             return False
         return procfs.lives(int(pid), int(started))
 
     def kill(self) -> int:
-        """Kill the rest of the process tree if it is provably the same process; return how many were killed."""
+        """Kill the process tree and return the number of killed processes, which is 0 if the pid was reused."""
         if not self.started or self.boot != _boot() or not procfs.lives(self.pid, self.started):
             return 0
         tree = [(pid, procfs.start_time(pid)) for pid in (self.pid, *procfs.descendants(self.pid))]
@@ -55,33 +57,33 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _kill(pid: int, started: int | None) -> bool:
-    """Kill the process with this pid and start time, and no other."""
+    """Kill the process with this pid only if its start time is `started`; return whether it was killed."""
     return procfs.strike(pid, signal.SIGKILL, lambda now: now.started == started) == "hit"
 
 
 class Notes:
-    """A folder with one file for each running process.
+    """The notes in a folder, which has one file for each running process.
 
     Parameters:
-        folder: created when the first note is written.
+        folder: path of the folder, which is created when the first note is written.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def write(self, note: Note) -> None:
-        """Write a note atomically. Raises `OSError`."""
+        """Write a note atomically. Raises `OSError` if writing fails."""
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         part = self._folder / f"{note.process_id}.{ids.secret('')[:8]}.part"
         part.write_bytes(msgspec.json.encode(note))
         part.rename(self._path(note.process_id))
 
     def remove(self, process_id: str) -> None:
-        """Delete a note, if it exists."""
+        """Delete the note of a process, if the note exists."""
         self._path(process_id).unlink(missing_ok=True)
 
     def left(self) -> list[Note]:
-        """Return the notes of processes whose host has ended. Unreadable notes are deleted."""
+        """Return all notes except those of other hosts that are still running, and delete unreadable notes."""
         found = []
         for path in sorted(self._folder.glob("*")):
             note = None
@@ -98,7 +100,7 @@ class Notes:
 
 
 def make_note(*, process_id: str, principal: str, session_key: str, command: str, pid: int) -> Note:
-    """Return a note about a running process of this host."""
+    """Create a note for a running process of this host."""
     return Note(
         process_id=process_id,
         principal=principal,

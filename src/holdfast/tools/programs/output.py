@@ -1,8 +1,8 @@
 """Bounded capture of a program's output, rendered as text for a model.
 
 Invariants
-- Nothing here waits for the end of a pipe: a process that keeps a pipe open delays no one.
-- Memory stays within the given limits whatever the program writes. A program that floods its output blocks on its
+- No code here waits for the end of a pipe, so a process that keeps a pipe open causes no delay.
+- Memory use stays within the given limits, whatever the program writes. A program that writes too fast blocks on its
   own full pipe and does not slow down the loop.
 """
 
@@ -64,13 +64,16 @@ class OutputLog:
             del self._kept[: len(self._kept) - self.limit_bytes]
 
     def read(self, offset: int, limit_bytes: int) -> tuple[int, bytes]:
-        """Return up to `limit_bytes` from `offset`, or from the oldest byte kept, preceded by their actual offset."""
+        """Return the actual start offset, and at most `limit_bytes` bytes from it.
+
+        The start offset is `offset`, or the offset of the oldest kept byte if that is greater.
+        """
         start = min(max(offset, self.first), self.total)
         index = len(self._kept) - (self.total - start)
         return start, bytes(self._kept[index : index + limit_bytes])
 
     def last(self, limit_bytes: int) -> bytes:
-        """Return the newest bytes, at most `limit_bytes`."""
+        """Return at most the newest `limit_bytes` bytes."""
         return self.read(self.total - limit_bytes, limit_bytes)[1]
 
 
@@ -101,7 +104,7 @@ class Recording:
             self._tail.feed(data)
 
     def text(self) -> str:
-        """Return the text that is kept, with one line in place of what was omitted."""
+        """Return the kept bytes as text; one line replaces the bytes omitted between them, if any."""
         head = bytes(self._head)
         tail = self._tail.last(self._tail.limit_bytes)
         left_out = self.total - len(head) - len(tail)
@@ -115,11 +118,12 @@ class Recording:
 
 
 class Capture:
-    """Reads a pipe or pseudo-terminal on the running loop; owns its descriptor.
+    """Reader of a pipe or pseudo-terminal on the running loop.
 
     Parameters:
-        fd: the read end; closed at the end of file, by `drain` or by `close`.
-        feed: called with the data.
+        fd: descriptor of the read end. The `Capture` owns the descriptor and closes it at the end of the file, in
+            `drain` or in `close`.
+        feed: called with each chunk of data that has been read.
     """
 
     def __init__(self, fd: int, feed: Callable[[bytes], object]) -> None:
@@ -133,7 +137,7 @@ class Capture:
         self._loop.add_reader(fd, self._on_readable)
 
     def _take(self) -> bool:
-        """Read once; return False when no data is available."""
+        """Read a chunk of data if available, and return whether data was read."""
         try:
             data = os.read(self._fd, _CHUNK_BYTES)
         except BlockingIOError:
@@ -159,7 +163,7 @@ class Capture:
             self._loop.add_reader(self._fd, self._on_readable)
 
     def drain(self) -> None:
-        """Read what is available without waiting, at most a few pipes full, then close."""
+        """Read a bounded amount of available data without waiting, then close."""
         goal = self._read + _DRAIN_BYTES
         while self._open and self._read < goal and self._take():
             pass
@@ -177,11 +181,11 @@ class Capture:
 
 
 class LiveOutput:
-    """Streams a program's output as the output of a call, in pieces and up to a limit.
+    """Stream of a program's output to the output of a tool call, up to a limit.
 
     Parameters:
-        call: the call to stream to.
-        limit_bytes: maximum number of bytes to stream; one line notes the cut.
+        call: the tool call that the output is streamed to.
+        limit_bytes: maximum number of bytes to stream; if the output exceeds the limit, a line notes the truncation.
     """
 
     def __init__(self, call: Call, limit_bytes: int) -> None:
@@ -195,7 +199,7 @@ class LiveOutput:
         self._cut = False
 
     def feed(self, data: bytes) -> None:
-        """Take a piece of output; it is shown shortly afterwards."""
+        """Add a chunk of output, which is streamed shortly afterwards."""
         if self._cut:
             return
         self._pending += data[: self._room]
@@ -222,7 +226,7 @@ class LiveOutput:
                 _ = self._call.output(text)
 
     def close(self) -> None:
-        """Show the remaining output."""
+        """Stream the remaining output."""
         if self._timer is not None:
             self._timer.cancel()
         self._show(last=True)

@@ -1,11 +1,13 @@
 """Tools for background processes of a session: start, poll, write to, wait for and kill them.
 
 Invariants
-- A process belongs to one activation of a session: an interrupt of the run leaves it alone, a session stop ends it.
-- A session can name only its own processes; ids of other sessions do not exist for it.
-- A start that is cancelled before it returns is undone: every running process is in the session's list.
-- Each process ends once, and the report of its end states how. The session then gets a message, unless a waiting call
-  returned it, or a tool call or stop caused the end. If the host ends, its next start sends the message from the note.
+- A process belongs to one activation of a session: interrupting a run does not end the process, stopping the session
+  does.
+- A session can access only its own processes; the ids of other sessions' processes are unknown ids to it.
+- If a start is cancelled before it returns, the process is ended, so every running process is in the session's list.
+- When a process ends, its session gets one message that states how the process ended. The message is not sent if a
+  waiting call has returned the end, or if a tool call or a stop of the session caused the end. If the host ends, the
+  next host sends the message, based on the process's note.
 """
 
 from __future__ import annotations
@@ -44,11 +46,11 @@ _ENDED_LIMIT = 1_000
 _ENDED_BYTES = 64_000_000
 
 Owner = tuple[str, str]
-"""Principal and session key."""
+"""The principal and session key that a process belongs to."""
 
 
 class BackgroundProcess:
-    """One program of a session with its state; kept for a while after it ends."""
+    """A background program of a session and its state, which is kept for a while after the program ends."""
 
     def __init__(self, owner: Owner, command: str, *, log_bytes: int, clock: Clock) -> None:
         self.process_id = f"p{ids.secret('')[:6]}"
@@ -56,28 +58,28 @@ class BackgroundProcess:
         self.command = command
         self.log = OutputLog(log_bytes)
         self.seen = 0
-        """Offset up to which `news` has shown the log."""
+        """Offset in the log up to which `news` has returned the output."""
         self.started: Oneshot[Program | Exception] = Oneshot()
         self.ended: Oneshot[str] = Oneshot()
         self.wanted = True
-        """False once its end was requested: the session then needs no message."""
+        """Whether the session gets a message at the end; False once the session has requested the end."""
         self.watching: list[Oneshot[bool]] = []
-        """Calls waiting for its end; each is set when the call returns: True if that call reports the end."""
+        """One entry for each call that waits for the end, set to whether the call reports the end when it returns."""
         self.scope: Scope | None = None
-        """Scope it runs in; None before it starts."""
+        """Scope that the program runs in; None before the program starts."""
         self.clock = clock
         self.begun_at = clock.monotonic()
 
     @property
     def program(self) -> Program:
-        """The running program. Raises `ToolFailed` after its end."""
+        """The running program. Raises `ToolFailed` if the program is not running."""
         program = self.started.value
         if self.ended.value is not None or not isinstance(program, Program):
             raise ToolFailed(f"process {self.process_id} has ended ({self.ended.value or 'it did not start'})")
         return program
 
     def state(self) -> str:
-        """Return the state on one line, for display."""
+        """Return a one-line description of the process's state."""
         if self.ended.value is not None:
             state = self.ended.value
         elif isinstance(self.started.value, Program):
@@ -87,7 +89,7 @@ class BackgroundProcess:
         return f"{self.process_id}: {state}; {self.log.total:,} bytes of output; {self.command}"
 
     def news(self) -> str:
-        """Return the state and the output since the last call."""
+        """Return the state of the process and its output since the last call of this method."""
         start, data = self.log.read(max(self.seen, self.log.total - _NEWS_BYTES), _NEWS_BYTES)
         missed = start - self.seen
         if self.ended.value is None:  # an incomplete character may still be completed
@@ -97,27 +99,28 @@ class BackgroundProcess:
         return f"{self.state()}\n{skipped}{readable(data)}"
 
     def last_words(self) -> str:
-        """Return the end of the output."""
+        """Return the last part of the output, with a heading."""
         text = readable(self.log.last(_LAST_WORDS_BYTES)).strip()
         return f"Last output:\n{text}" if text else "It produced no output."
 
 
 class Processes(Toolset):
-    """Tools for background processes; see the module.
+    """Tools for a model to start, list, poll, wait for, read, write to and kill background processes.
 
     Parameters:
-        workspace: where commands start. They are not confined to it: they have all rights of this process's user.
-            None: see `Workspace`.
+        workspace: workspace in which commands start, or path of its root; None uses the default root of `Workspace`.
+            Commands are not confined to the workspace: they have all rights of this process's user.
         limit: maximum number of running processes per session.
-        log_bytes: maximum bytes of a process's output to keep, newest first.
-        lifetime_s: maximum run time of a process, in seconds; it is ended afterwards.
-        wait_limit_s: maximum wait that the model may request, in seconds.
-        pass_environment, environment: see `Terminal`.
-        approval: whether a person must approve starting a process and writing to one (which may be a shell), or a
-            predicate that decides from the arguments. For a write, the text is passed to it as ``command``.
+        log_bytes: maximum number of output bytes to keep per process; the oldest bytes are dropped first.
+        lifetime_s: maximum run time of a process in seconds, after which the process is ended.
+        wait_limit_s: maximum time that the model may wait for a process in one call, in seconds.
+        pass_environment, environment: environment variables of processes, as for `Terminal`.
+        approval: whether a person must approve each start of a process and each write to a process (which may be a
+            shell), or a predicate that decides from the arguments. For a write, the predicate is called with the text
+            as ``command``.
 
     Raises:
-        ConfigurationError: see `Workspace` and `clean_environment`.
+        ConfigurationError: if `Workspace` rejects the workspace or `clean_environment` rejects a variable.
     """
 
     executes = True
@@ -307,7 +310,7 @@ class Processes(Toolset):
     async def _attend(
         self, one: BackgroundProcess, command: str | Sequence[str], folder: Path, pty: bool
     ) -> str | None:
-        """Run a process to its end in the session's activation; return the message for the session, if any."""
+        """Run a process to its end in the session's activation; return the message for the session, or None."""
         one.scope = scope = current_scope()
         assert scope is not None, "it runs in the background of a session"
         if one.started.value is not None:
@@ -357,7 +360,7 @@ class Processes(Toolset):
             )
 
     def _settle(self, one: BackgroundProcess, how: str) -> None:
-        """Record the end; keep the output for a while."""
+        """Record the end of a process, and forget the oldest ended processes beyond the limits."""
         if self._notes is not None:
             self._notes.remove(one.process_id)
         one.ended.set(how)
@@ -376,14 +379,14 @@ class Processes(Toolset):
 
 
 def _of_input(approval: Approval) -> Approval:
-    """Return the approval for writes to a process: the text is judged as a command, since a shell would run it."""
+    """Return the approval for writes to a process; the text is judged as a command, because a shell would run it."""
     if not callable(approval):
         return approval
     return lambda arguments: approval({**arguments, "command": arguments["text"]})
 
 
 def _ends_the_host(cause: Cause | None) -> bool:
-    """Return whether the process ended because its host did, so that its session still needs the message."""
+    """Return whether a process ended because its host ended, so that the session still has to be notified."""
     while cause is not None:
         if cause.kind in ("shutdown", "lease_lost", "crash"):
             return True
@@ -392,7 +395,7 @@ def _ends_the_host(cause: Cause | None) -> bool:
 
 
 async def _tell_of(note: Note, home: ToolsetContext) -> bool:
-    """Kill what a host left of a process and notify its session; return False if the message must be retried."""
+    """Kill what remains of an earlier host's process and notify the session; return False if it must be retried."""
     killed = note.kill()
     alive = f"; {killed} of its processes survived it and were killed" if killed else ""
     text = f"`{note.command}` ended together with its host{alive}. Start it again if needed."

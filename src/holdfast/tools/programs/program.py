@@ -1,9 +1,9 @@
-"""Start a program for a tool in the current scope: one stream for all its output, and a recorded exit.
+"""Start a program for a tool in the current scope, with a single stream for standard output and standard error.
 
 Invariants
 - The program and its descendants belong to the scope in which the tool's code runs; reapers track them.
 - Every descriptor created here is closed if the start fails, and otherwise by `Program.close`.
-- Nothing waits for the end of a pipe, so a stray process that holds one delays nothing.
+- No code here waits for the end of a pipe, so a remaining process that keeps a pipe open causes no delay.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from holdfast.tools.programs.output import Capture
 __all__ = ["Program", "command_line", "ending", "input_file", "shown", "typed"]
 
 _LINGER_S = 0.2
-"""Time for remaining processes to end on their own, such as the far end of a shell pipeline."""
+"""Time in seconds for remaining processes to end by themselves, such as the other programs of a shell pipeline."""
 _ROWS_AND_COLUMNS = (40, 120)
 _ON_TERMINAL = 'exec <>"$0" >&0 2>&0 && exec "$@"'
-"""A session leader without a terminal acquires the one that it opens."""
+"""Shell script that opens a terminal before it runs a program, so that it becomes the controlling terminal."""
 _SHOWN_CHARACTERS = 120
 
 
@@ -41,7 +41,7 @@ def command_line(command: str | Sequence[str]) -> list[str]:
     """Return the program and arguments for a shell command or a list of words.
 
     Raises:
-        ToolFailed: the command is empty or contains text that cannot be passed to a program.
+        ToolFailed: if the command is empty or contains text that cannot be passed to a program.
     """
     words = [_shell(), "-c", command] if isinstance(command, str) else list(command)
     if not words or not words[0] or (isinstance(command, str) and not command.strip()):
@@ -67,7 +67,7 @@ def shown(command: str | Sequence[str]) -> str:
 
 
 def ending(returncode: int) -> str:
-    """Return a description of an exit code; names the signal, also for a shell's codes above 128."""
+    """Return a description of an exit code, with the signal's name if a signal ended the program or its shell."""
     if returncode < 0:
         return f"killed by {_signal_name(-returncode)}"
     if returncode > 128 and returncode - 128 in signal.valid_signals():
@@ -83,14 +83,16 @@ def _signal_name(number: int) -> str:
 
 
 def typed(text: str, *, end: bool) -> bytes:
-    """Return the bytes a person would type on a terminal to enter a text and end the input. After a partial line
-    end-of-file is typed twice: the first one only sends the line."""
+    """Return the bytes to write to a terminal to enter `text` and, with `end`, to end the input.
+
+    After a partial line, the end-of-file character is written twice, because the first one only submits the line.
+    """
     data = text.encode("utf-8", "replace")
     return data + (b"\x04" if not data or data.endswith(b"\n") else b"\x04\x04") if end else data
 
 
 def input_file(text: str) -> IO[bytes]:
-    """Return an unnamed file with a program's whole input: reading it never blocks."""
+    """Return an unnamed temporary file that contains a program's input, so that reading never blocks."""
     file = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
     file.write(text.encode("utf-8", "surrogatepass"))
     file.seek(0)
@@ -98,11 +100,11 @@ def input_file(text: str) -> IO[bytes]:
 
 
 class Program:
-    """A program started for a tool; see `start`. Use it on the loop that started it.
+    """A program that `start` has started for a tool. Use the object only on the loop that started the program.
 
     Attributes:
-        process: the running process.
-        pty: whether it is attached to a terminal.
+        process: process of the program.
+        pty: whether the program is attached to a terminal.
     """
 
     def __init__(self, process: Process, scope: Scope, capture: Capture, entry: int | None, *, pty: bool) -> None:
@@ -126,16 +128,16 @@ class Program:
         """Start a program in the current scope.
 
         Parameters:
-            command: see `command_line`.
-            folder: folder in which it starts.
-            environment: its complete environment.
-            feed: called with its output, from standard output and standard error alike.
-            stdin: a file, nothing, or a pipe for `write`.
-            pty: attach a terminal, which `write` writes to; `stdin` is ignored.
+            command: a shell command line, or a list of a program and its arguments.
+            folder: folder in which the program starts.
+            environment: the complete environment of the program.
+            feed: called with each chunk of the program's standard output and standard error.
+            stdin: a file as the standard input, ``"none"`` for no input, or ``"open"`` for a pipe that `write` uses.
+            pty: whether to attach a terminal, which `write` then uses; `stdin` is ignored in this case.
 
         Raises:
-            ToolFailed: the program fails to start.
-            ScopeClosed: the scope is stopping.
+            ToolFailed: if the program fails to start.
+            ScopeClosed: if the current scope is stopping.
         """
         words = command_line(command)
         scope = current_scope()
@@ -168,7 +170,7 @@ class Program:
         return cls(process, scope, capture, entry, pty=pty)
 
     async def wait(self) -> int:
-        """Wait for the program's end, and briefly for its remaining processes; return its exit code."""
+        """Wait until the program ends, then briefly for its remaining processes, and return the exit code."""
         returncode = await self.process.wait()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LINGER_S):
@@ -176,10 +178,10 @@ class Program:
         return returncode
 
     async def end(self, *, term_first_s: float = 0.0) -> TreeResult:
-        """Kill the rest of its process tree, read its remaining output, and close.
+        """Kill the rest of the program's process tree, read the remaining output, and close.
 
         Parameters:
-            term_first_s: grace period after SIGTERM before the kill, in seconds.
+            term_first_s: grace period between SIGTERM and the kill, in seconds; 0 kills at once.
         """
         try:
             return await self.process.kill_tree(term_first_s=term_first_s)
@@ -187,9 +189,10 @@ class Program:
             self.close()
 
     async def leave(self) -> None:
-        """Clean up after a cancelled wait: read the output until the program is gone, then close.
+        """Clean up after a cancelled wait: wait until the process tree is gone, then close.
 
-        A scope that is stopping has already sent SIGTERM to the tree, and kills it at its deadline.
+        If the scope is stopping, the scope has already sent SIGTERM to the tree and kills the tree at the scope's
+        deadline. Otherwise, this method kills the tree.
         """
         try:
             if self._scope.interrupt.triggered:
@@ -200,10 +203,10 @@ class Program:
             self.close()
 
     async def write(self, data: bytes, *, timeout_s: float) -> int:
-        """Write to the program's input; return how many bytes it accepted in time.
+        """Write to the program's input and return how many bytes the program accepted within `timeout_s` seconds.
 
         Raises:
-            ToolFailed: the program has no input, or has closed it.
+            ToolFailed: if the program has no input or has closed its input.
         """
         if self._entry is None:
             raise ToolFailed("its input is closed")
@@ -227,13 +230,13 @@ class Program:
         return len(data) - len(rest)
 
     def close_input(self) -> None:
-        """Close the program's input. For a terminal, write the result of `typed` instead."""
+        """Close the program's input. To end a terminal's input, write the result of `typed` instead."""
         if self._entry is not None:
             os.close(self._entry)
             self._entry = None
 
     def close(self) -> None:
-        """Read the output so far, and close. Idempotent."""
+        """Read the available output and close all descriptors. Idempotent."""
         self._capture.drain()
         self.close_input()
 

@@ -1,11 +1,13 @@
 """The tool that runs a Python script in its own confined interpreter; the script can call the agent's tools.
 
 Invariants
-- Script and host communicate over a socket pair that the script inherits: no path exists that others could open.
-- The script's messages are bounded: frame size, concurrent calls (beyond them its socket is not read), total calls.
-- The script's calls are calls of the run: in its journal and log, under its limits and approvals. When the script
-  ends, its unfinished calls are stopped before the tool returns.
-- The script's process tree is dead before the tool returns or its cancellation proceeds.
+- The script and the host communicate over a socket pair that the script inherits, so other processes have no path to
+  open.
+- The script's messages are bounded in frame size, concurrent calls and total calls. While the limit of concurrent calls
+  is reached, the host does not read the socket.
+- A tool call that the script makes is recorded in the run's journal and log, and is subject to the run's limits and
+  approvals. When the script ends, its unfinished calls are stopped before the tool returns.
+- The script's process tree is dead before the tool returns or propagates a cancellation.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ __all__ = ["Python"]
 _CHILD = str(Path(__file__).with_name("python_child.py"))
 _LIVE_BYTES = 200_000
 _FRAME_BYTES = 1_100_000
-"""Slightly more than a run accepts as arguments or result of a call."""
+"""Maximum frame size, slightly more than a run accepts as the arguments or the result of a call."""
 _LAST_WORDS_S = 1.0
 _CALLS_GRACE_S = 1.0
 _LENGTH = struct.Struct("!I")
@@ -70,26 +72,27 @@ _decode = msgspec.json.Decoder(_Hello | _Use | _Value).decode
 
 
 class Python(Toolset):
-    """The tool ``python`` for a model: runs a script in a fresh interpreter, in the workspace, with the agent's tools.
+    """The tool ``python`` for a model, which runs a script in a new interpreter; the script can call the agent's tools.
 
-    Its confinement depends on `sandbox` and on this machine (see `Sandbox`); the tool's description states it. If
-    the network must be denied and this machine cannot do so, every call is refused.
+    How scripts are confined depends on `sandbox` and on this machine (see `Sandbox`), and is stated in the tool's
+    description. If `sandbox` denies the network and this machine cannot enforce that, every call is refused.
 
     Parameters:
-        workspace: where scripts start, and the only folder that a confined script can change. None: see `Workspace`.
-        sandbox: network access and limits.
-        tools: tools that scripts may call; None: the agent's tools.
-        timeout_s: default deadline of a script, in seconds; time spent waiting for tools does not count.
-        timeout_limit_s: maximum deadline that the model may request.
-        output_bytes: maximum size of the output in the result, and of the value.
-        calls_at_once: maximum concurrent tool calls of a script; further calls wait.
-        calls: maximum total tool calls of a script.
-        interpreter: Python that runs scripts, with its packages; at least 3.9.
-        pass_environment, environment: see `Terminal`.
-        approval: see `Tool`.
+        workspace: workspace in which scripts start, or path of its root; None uses the default root of `Workspace`.
+            Apart from temporary folders, a confined script can change files only in the workspace.
+        sandbox: network access and limits of scripts; None uses the defaults of `Sandbox`.
+        tools: tools that scripts may call; None means the agent's tools.
+        timeout_s: default timeout of a script, in seconds; time spent in tool calls does not count.
+        timeout_limit_s: maximum timeout that the model may request, in seconds.
+        output_bytes: maximum number of output bytes in the result, and maximum size of the script's value.
+        calls_at_once: maximum number of concurrent tool calls of a script; further calls wait.
+        calls: maximum total number of tool calls of a script.
+        interpreter: path of the Python interpreter (3.9 or later) that runs scripts with its installed packages.
+        pass_environment, environment: environment variables of scripts, as for `Terminal`.
+        approval: whether a person must approve each script, or a predicate that decides from the arguments.
 
     Raises:
-        ConfigurationError: see `Workspace` and `clean_environment`.
+        ConfigurationError: if `Workspace` rejects the workspace or `clean_environment` rejects a variable.
     """
 
     executes = True
@@ -124,12 +127,12 @@ class Python(Toolset):
 
     @property
     def unwalled(self) -> bool:  # type: ignore[override]  # known after the machine was probed
-        """Whether scripts run unconfined with the rights of the host's user, for lack of isolation on this machine."""
+        """Whether scripts run with all rights of the host's user because this machine provides no isolation."""
         return find_isolation().kind == "none"
 
     @contextlib.asynccontextmanager
     async def lifespan(self, home: ToolsetContext) -> AsyncIterator[None]:
-        """Probe the machine's isolation before the first run."""
+        """Probe which isolation this machine provides, before the first run."""
         await asyncio.get_running_loop().run_in_executor(None, find_isolation)
         yield
 
@@ -138,7 +141,7 @@ class Python(Toolset):
         return (self._workspace.root,)
 
     def tools(self) -> Sequence[Tool]:
-        """Return the single tool."""
+        """Return the tool ``python``."""
         isolation = find_isolation()
         try:
             self._sandbox.check(isolation)
@@ -192,7 +195,7 @@ class Python(Toolset):
         return self._told(recording.text(), conversation, returncode, wait_s)
 
     def _tools_of(self, agent: Agent) -> list[Tool]:
-        """Return the tools that a script may call, without this one: a script can run Python itself."""
+        """Return the tools that a script may call, without ``python``, which a script does not need."""
         tools = toolbox(agent).values() if self._offered is None else self._offered
         return [tool for tool in tools if tool.name != "python"]
 
@@ -226,7 +229,7 @@ class Python(Toolset):
 
 
 def _home_of(interpreter: str) -> list[Path]:
-    """Return the parts of an interpreter's installation to expose; none for our own, which is always exposed."""
+    """Return the parts of an interpreter's installation to expose; empty for our own, which is always exposed."""
     if interpreter == sys.executable:
         return []
     roots = {Path(interpreter).absolute().parent.parent, Path(interpreter).resolve().parent.parent}
@@ -264,7 +267,7 @@ class _Conversation:
     async def hold(
         self, program: Program, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, script: str
     ) -> int | None:
-        """Send the script, serve its calls, and end all that remains; return its exit code, None on timeout."""
+        """Send the script, serve its calls, and end its process tree; return the exit code, or None on timeout."""
         scope = current_scope()
         assert scope is not None, "tools run in a scope"
         calls = scope.child("calls of the script", grace_s=_CALLS_GRACE_S)
@@ -305,7 +308,7 @@ class _Conversation:
     async def _listen(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, calls: Scope, program: Program
     ) -> None:
-        """Process the script's messages until its end; kill the script on an invalid message."""
+        """Process the script's messages until the socket closes; kill the script if a message is invalid."""
         try:
             while True:
                 (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
@@ -333,7 +336,7 @@ class _Conversation:
             program.process.signal(signal.SIGKILL)
 
     def _count(self, change: int) -> None:
-        """Count a call that starts or ends; the script's clock is paused while any call is in progress."""
+        """Count a call that starts or ends; the script's timeout is paused while any call is in progress."""
         self._under_way += change
         deadline = self._deadline
         if deadline is None or deadline.expired():
@@ -371,7 +374,7 @@ class _Conversation:
 
 @contextlib.asynccontextmanager
 async def _connected() -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter, socket.socket]]:
-    """Yield a socket pair: our end as streams, and the other end, which the caller must close."""
+    """Yield a socket pair: our end as two streams, and the script's end, which the caller must close."""
     ours, theirs = socket.socketpair()
     try:
         reader, writer = await asyncio.open_connection(sock=ours)
@@ -391,7 +394,7 @@ def _framed(message: dict[str, Any]) -> bytes:
 
 
 async def _until(listening: Handle[None]) -> None:
-    """Wait for the listener to read the script's last messages: the script's end of the socket is already closed."""
+    """Wait briefly until the listener has read the last messages; the script's end of the socket is already closed."""
     with contextlib.suppress(TimeoutError, Interrupted):
         async with asyncio.timeout(_LAST_WORDS_S):
             await listening

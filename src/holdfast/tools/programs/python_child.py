@@ -1,13 +1,13 @@
-"""The interpreter of a script: runs the script and forwards its tool calls to the host.
+"""The program that runs a script and forwards the script's tool calls to the host.
 
-Started as a file by any Python from 3.9 on, so it imports only the standard library. Its descriptor 0 is a socket;
-both sides send frames: a four-byte length, then a JSON object with a ``kind``.
+Any Python from 3.9 on can run this file, so it imports only the standard library. Descriptor 0 is a socket, over which
+both sides send frames. A frame is a four-byte length and a JSON object with a ``kind``.
 
     to the script       ``script`` (source, tools, value_limit, frame_limit) first; ``result`` or ``error`` (id, …)
     from the script     ``hello`` first; ``use`` (id, tool, arguments); ``value`` (text, cut) at most once
 
 - The script's standard input is empty, and programs that it starts do not inherit the socket.
-- A thread reads answers from the first call on; any thread of the script's own process may make calls.
+- From the first call on, a separate thread reads the answers; calls may come from any thread of the script's process.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class ScriptLink:
             self._connection.sendall(struct.pack("!I", len(data)) + data)
 
     def receive(self) -> dict[str, Any] | None:
-        """Return the next frame; None at the end."""
+        """Return the next frame, or None when the host has closed the socket."""
         head = self._input.read(4)
         if len(head) < 4:
             return None
@@ -68,7 +68,7 @@ class ScriptLink:
         return frame
 
     def use(self, tool: str, arguments: dict[str, Any]) -> Any:
-        """Call a tool of the agent and wait for its result."""
+        """Call a tool of the agent and wait for the result."""
         if os.getpid() != self._pid:
             raise RuntimeError("tools can be called only in the script's own process, not in a forked one")
         number = next(self._numbers)
@@ -153,7 +153,7 @@ def _function(link: ScriptLink, tool: str, parameters: list[str]) -> Callable[..
 
 
 def _run(source: str, namespace: dict[str, Any]) -> Any:
-    """Run the script; return the value of its last line if that is an expression, else the variable ``result``."""
+    """Run the script; return the value of its last line if it is an expression, else the variable ``result``."""
     linecache.cache[_NAME] = (len(source), None, source.splitlines(keepends=True), _NAME)
     tree: ast.Module = compile(source, _NAME, "exec", ast.PyCF_ONLY_AST)  # type: ignore[assignment]
     last = tree.body[-1] if tree.body else None

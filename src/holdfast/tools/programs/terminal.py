@@ -1,4 +1,4 @@
-"""The tool that runs a command to completion in a workspace: bounded output, exit status reported, no process left."""
+"""The tool that runs a command to completion in a workspace and returns its exit status and bounded output."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from holdfast.tools.sandbox.environment import clean_environment
 __all__ = ["Terminal"]
 
 _MARGIN_S = 30.0
-"""Margin of the call's deadline over the command's: time to kill the process tree and report."""
+"""Time added to the command's timeout for the call, so that the process tree can be killed and the end reported."""
 _TERM_FIRST_S = 1.0
 _LIVE_BYTES = 100_000
 
 
 class Terminal(Toolset):
-    """The tool ``terminal`` for a model: runs a shell command, or a program with its arguments, to completion.
+    """The tool ``terminal`` for a model, which runs a shell command or a program with arguments to completion.
 
-    Child processes end with the command, even those that left its session or ignore SIGTERM. When the run is
-    interrupted, all of them get SIGTERM, and are killed after the grace period.
+    The command's child processes end with the command, even if they have left its session or ignore SIGTERM. When the
+    run is interrupted, the command and its child processes receive SIGTERM, and are killed after the grace period.
 
     Parameters:
-        workspace: where commands start. They can leave it: they have all rights of this process's user.
-            None: see `Workspace`.
-        timeout_s: default deadline of a command, in seconds.
-        timeout_limit_s: maximum deadline that the model may request, in seconds.
-        output_bytes: maximum size of the output in the result; half from the beginning, half from the end.
-        pass_environment: names or patterns of additional environment variables to pass on; secrets are
+        workspace: workspace in which commands start, or path of its root; None uses the default root of `Workspace`.
+            Commands are not confined to the workspace: they have all rights of this process's user.
+        timeout_s: default timeout of a command, in seconds.
+        timeout_limit_s: maximum timeout that the model may request, in seconds.
+        output_bytes: maximum number of output bytes in the result, half from the beginning and half from the end.
+        pass_environment: names or patterns of additional environment variables to pass on; names of secrets are
             refused.
-        environment: variables to add, with their values.
+        environment: environment variables to add, with their values; None adds no variables.
         approval: whether a person must approve each command, or a predicate that decides from the arguments.
 
     Raises:
-        ConfigurationError: see `Workspace` and `clean_environment`.
+        ConfigurationError: if `Workspace` rejects the workspace or `clean_environment` rejects a variable.
     """
 
     executes = True
@@ -71,7 +71,7 @@ class Terminal(Toolset):
         return (self._workspace.root,)
 
     def tools(self) -> Sequence[Tool]:
-        """Return the single tool."""
+        """Return the tool ``terminal``."""
         return self._tools
 
     async def terminal(
@@ -129,7 +129,7 @@ class Terminal(Toolset):
 
 
 def _told(returncode: int | None, wait_s: float, result: TreeResult) -> str:
-    """Return how the command and its process tree ended."""
+    """Return a description of how the command and its process tree ended."""
     if returncode is None:
         parts = [f"timed out after {wait_s:g} s and was killed; the output up to then is above"]
     else:

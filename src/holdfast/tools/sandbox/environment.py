@@ -1,4 +1,4 @@
-"""Environment variables for programs that tools start: what programs need, without the host's secrets."""
+"""Environment variables for programs that tools start, without the host's secrets."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _SECRET = (
     "*DATABASE_URL*",
 )
 _QUIET = {"PAGER": "cat", "GIT_PAGER": "cat", "GIT_TERMINAL_PROMPT": "0", "TERM": "dumb"}
-"""Settings that keep programs from waiting for user input."""
+"""Variables that prevent programs from waiting for user input."""
 
 
 def is_secret(name: str) -> bool:
@@ -51,15 +51,15 @@ def is_secret(name: str) -> bool:
 def clean_environment(passed: Sequence[str] = (), added: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the environment for a program that a tool starts.
 
-    This keeps honest programs from leaking secrets; it is not a security boundary. A program of the same user can
-    read all that this user can, including this process's own environment.
+    Leaving out secrets prevents programs from leaking them by accident; it is not a security boundary. A program that
+    runs as the same user can read everything that this user can read, including this process's environment.
 
     Parameters:
-        passed: additional variables of this process to pass on: names, or patterns such as ``XDG_*``.
-        added: variables with their values; they take precedence.
+        passed: names, or patterns such as ``XDG_*``, of additional variables of this process to pass on.
+        added: variables to add, with their values; they replace variables of this process. None adds no variables.
 
     Raises:
-        ConfigurationError: `passed` names a secret, or `added` sets a ``HOLDFAST_*`` variable.
+        ConfigurationError: if `passed` names a secret, or if `added` sets a ``HOLDFAST_*`` variable.
     """
     for name in passed:
         if is_secret(name):

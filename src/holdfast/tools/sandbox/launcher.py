@@ -1,15 +1,17 @@
-"""Launcher of a confined program: enters its own namespaces, sets limits, and executes the program.
+"""Launcher of a confined program: enters new namespaces, sets limits, and executes the program.
 
-Started as a file by a bare interpreter, so it imports only the standard library. Its first argument is a JSON object:
-``limits`` (numbers by name), ``places`` (null: no namespaces; else the visible file system) and ``filter`` (of
-system calls, as hexadecimal digits; null: none). The program follows.
+A bare interpreter runs this file, so it imports only the standard library. The first argument is a JSON object with
+``limits`` (numbers by name), ``places`` (the visible file system; null disables namespaces) and ``filter`` (the system
+call filter in hexadecimal digits; null disables the filter). The remaining arguments are the program and its arguments.
 
-- Everything is set up before the program starts; if the setup fails, the launcher exits with 125 and one line.
-- Three processes: this one waits outside the process-id namespace, its child is that namespace's first process, and
-  the program is the child of that. When the program ends, the kernel kills all that it left in the namespace.
+- The confinement is complete before the program starts. If the setup fails, the launcher writes one line to standard
+  error and exits with 125.
+- There are three processes. The launcher waits outside the process-id namespace, its child is the first process of
+  the namespace, and the program is the child of the first process. When the program ends, the kernel kills all
+  processes that the program left in the namespace.
 - The program has no capability in its user namespace, so it cannot undo a read-only mount, and it cannot create a
   user namespace of its own.
-- Its child processes run under the same filter: exec does not remove it.
+- The program's child processes run under the same filter, because exec does not remove it.
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """Confine this process, then become ``arguments[1:]``. Never returns."""
+    """Set up the confinement and execute the program ``arguments[1:]``. Never returns."""
     specification = json.loads(arguments[0])
     limits, places, program = specification["limits"], specification["places"], arguments[1:]
     calls = bytes.fromhex(specification["filter"] or "")
@@ -79,7 +81,7 @@ def main(arguments: list[str]) -> NoReturn:
 
 
 def _outlive(limits: dict[str, Any], places: dict[str, Any], calls: bytes, program: list[str]) -> NoReturn:
-    """Fork the first process of the new namespace, and exit the way the program exits."""
+    """Fork the first process of the new namespace, and exit with the program's exit code or signal."""
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # sent to the whole tree; the program handles it
         signal.signal(signum, signal.SIG_IGN)
     read, write = os.pipe()
@@ -102,7 +104,7 @@ def _outlive(limits: dict[str, Any], places: dict[str, Any], calls: bytes, progr
 def _be_first(
     limits: dict[str, Any], places: dict[str, Any], calls: bytes, program: list[str], report: int
 ) -> NoReturn:
-    """Run as the first process of the namespace: set up the file system, start the program, and end after it."""
+    """Run the namespace's first process: set up the file system, start the program, and exit when it has ended."""
     try:
         _arrange(places, limits["processes"])
         _limit_processes(limits["processes"])
@@ -139,7 +141,7 @@ def _become(program: list[str]) -> NoReturn:
 
 
 def _limit_processes(processes: int) -> None:
-    """Limit the number of processes. Only in a user namespace: elsewhere all processes of the user would count."""
+    """Limit the number of processes in this user namespace; outside one, all processes of the user would count."""
     hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
     most = processes + 2  # plus the two that wait for the program
     if hard != resource.RLIM_INFINITY:
@@ -148,7 +150,7 @@ def _limit_processes(processes: int) -> None:
 
 
 def _limit(limits: dict[str, Any]) -> None:
-    """Set the limits of each process; never raises a hard limit."""
+    """Set the limits that apply to each process, without raising a hard limit."""
     for which, value in (
         (resource.RLIMIT_AS, limits["memory_bytes"]),
         (resource.RLIMIT_CPU, limits["cpu_s"]),
@@ -157,7 +159,7 @@ def _limit(limits: dict[str, Any]) -> None:
         (resource.RLIMIT_CORE, 0),
     ):
         if which == resource.RLIMIT_AS and sys.platform != "linux":
-            continue  # macOS does not enforce it
+            continue  # macOS does not enforce this limit
         hard = resource.getrlimit(which)[1]
         lowered = value if hard == resource.RLIM_INFINITY else min(value, hard)
         # One second between the signal, which gives the reason, and the kill.
@@ -213,7 +215,7 @@ def _arrange(places: dict[str, Any], processes: int) -> None:
 
 
 def _bound_pids(processes: int) -> None:
-    """Bound the namespace's process ids where the kernel can (6.14): the process limit does not apply to real root."""
+    """Limit the namespace's process ids if the kernel supports it (6.14): real root is exempt from RLIMIT_NPROC."""
     try:
         with open(f"{_STAGE}/proc/sys/kernel/pid_max", "r+") as file:
             if int(file.read()) > processes:
@@ -241,7 +243,7 @@ def _show(path: str, attributes: int) -> None:
 
 
 def _hide(path: str, shown: list[str]) -> None:
-    """Cover a visible path with something empty, except the writable folders in it."""
+    """Cover a visible path with an empty file or folder in which only the folders `shown` remain visible."""
     target = _STAGE + path
     if os.path.isdir(target):
         _mount("tmpfs", target, b"tmpfs", _MS_NOSUID | _MS_NODEV, b"size=4k,mode=755")
@@ -267,7 +269,7 @@ def _drop_capabilities() -> None:
     capability = 0
     while _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) == 0:
         capability += 1
-    if ctypes.get_errno() != errno.EINVAL:  # EINVAL: the kernel has no more
+    if ctypes.get_errno() != errno.EINVAL:  # EINVAL: the kernel has no further capabilities
         _check(-1, "capabilities")
     header = struct.pack("Ii", _CAPABILITY_VERSION_3, 0)
     _check(_libc.capset(header, bytes(24)), "capabilities")

@@ -1,6 +1,6 @@
-"""Confine a program: which files it sees, whether it has network access, and how much it may use.
+"""Confinement of programs: visible files, network access and resource limits.
 
-The confinement depends on the machine; `find_isolation` probes it once and reports the result.
+The confinement depends on the machine. `find_isolation` finds out which isolation this machine provides.
 
 ==================  =========================================================  ==========================
                     ``namespaces`` and ``bwrap``                                ``none``
@@ -15,8 +15,8 @@ processes           bounded: by ``RLIMIT_NPROC`` (Linux 5.14; not for real      
 set-uid files       cannot be created, nor file capabilities                   the same, on Linux
 ==================  =========================================================  ==========================
 
-Never confined: the kernel itself (this sandbox guards against mistakes and models, not against kernel exploits),
-the disk space of the workspace, and memory and CPU summed over processes. Use containers or machines for those.
+The sandbox guards against mistakes and against models, not against kernel exploits. It does not limit the disk space
+of the workspace, or the memory and CPU time of all processes together. Use containers or separate machines for that.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class Isolation:
     """The isolation that this machine can provide.
 
     Parameters:
-        kind: ``namespaces`` (created by us), ``bwrap`` (created by bubblewrap), or ``none``.
-        reason: why no better kind is available; empty for ``namespaces``.
+        kind: ``namespaces`` (created by Holdfast), ``bwrap`` (namespaces created by bubblewrap), or ``none``.
+        reason: reason why a better kind of isolation is not available; empty for ``namespaces``.
     """
 
     kind: Literal["namespaces", "bwrap", "none"]
@@ -92,16 +92,17 @@ class Sandbox:
     """Limits and access of a confined program.
 
     Parameters:
-        network: ``deny``: no network access; where this machine cannot enforce that, programs are refused.
-            ``allow``: the network of this process, including its loopback; on a machine without isolation,
-            programs then run with limits only.
-        memory_bytes: address space of each process.
-        cpu_s: CPU seconds of each process; then SIGXCPU, and SIGKILL a second later.
+        network: ``deny`` blocks network access; if this machine cannot enforce that, programs are refused. ``allow``
+            gives programs this process's network access, including loopback; on a machine without isolation, programs
+            then run with limits only.
+        memory_bytes: maximum address space of each process, in bytes.
+        cpu_s: maximum CPU time of each process, in seconds; at the limit, the process receives SIGXCPU, and SIGKILL a
+            second later.
         processes: maximum number of concurrent processes and threads.
-        open_files: open descriptors of each process.
-        file_bytes: maximum size of a file that it writes.
-        scratch_bytes: size of its own ``/tmp`` and ``/dev/shm``, each.
-        readable: files and folders that it may read in addition to the system and the interpreter.
+        open_files: maximum number of open descriptors of each process.
+        file_bytes: maximum size of a file that the program writes, in bytes.
+        scratch_bytes: size in bytes of each of the program's own ``/tmp`` and ``/dev/shm``.
+        readable: files and folders that the program may read in addition to the system and the interpreter.
     """
 
     network: Literal["deny", "allow"] = "deny"
@@ -114,10 +115,10 @@ class Sandbox:
     readable: tuple[str | os.PathLike[str], ...] = ()
 
     def check(self, isolation: Isolation) -> None:
-        """Check that the isolation suffices.
+        """Check that `isolation` can enforce the setting `network`.
 
         Raises:
-            NotSupported: the network is denied, but this machine cannot enforce that.
+            NotSupported: if `network` is ``deny`` and this machine cannot enforce that.
         """
         if self.network == "deny" and isolation.kind == "none":
             raise NotSupported(
@@ -126,7 +127,7 @@ class Sandbox:
             )
 
     def describe(self, isolation: Isolation) -> str:
-        """Return the confinement in a sentence or two, for models and operators."""
+        """Return a short description of the confinement for models and operators."""
         limits = (
             f"Each process may use {self.memory_bytes >> 20:,} MiB of memory, {self.cpu_s} CPU seconds and files of "
             f"{self.file_bytes >> 20:,} MiB."
@@ -146,19 +147,22 @@ class Sandbox:
         readable: Sequence[str | os.PathLike[str]] = (),
         hidden: Sequence[str] = (),
     ) -> list[str]:
-        """Return the command that runs `argv` confined; it exits with 125 and one line on standard error on failure.
+        """Return the command that runs `argv` confined.
+
+        If the confinement cannot be set up, the command exits with 125 and writes one line to standard error.
 
         Parameters:
-            argv: program, searched in the sandbox's PATH, and its arguments.
-            isolation: result of `find_isolation`.
-            directory: working folder; must be inside a visible path.
-            writable: folders that it may change.
-            readable: paths that it may read in addition to the system and ``self.readable``.
-            hidden: real paths to cover with something empty if they exist, except what it may change.
+            argv: program, which is looked up in the sandbox's PATH, and its arguments.
+            isolation: isolation of this machine, as returned by `find_isolation`.
+            directory: working folder of the program; must be inside a visible path.
+            writable: folders that the program may change.
+            readable: paths that the program may read in addition to the system and ``self.readable``.
+            hidden: real paths that are replaced with empty files and folders if they exist; writable folders below
+                them stay visible.
 
         Raises:
-            NotSupported: see `check`; or a hidden path lies in a writable folder: a path that does not exist yet
-                is impossible to hide, and the program could create it.
+            NotSupported: if `check` fails, or if a hidden path lies in a writable folder. If the hidden path does not
+                exist yet, it cannot be hidden, and the program could create it.
         """
         self.check(isolation)
         limits = {
@@ -197,9 +201,10 @@ def _start(limits: Mapping[str, int | None], places: dict[str, Any] | None) -> l
 
 
 def interpreter_paths() -> list[str]:
-    """Return the parts of this interpreter's installation that a script needs, and nothing else of its folder.
+    """Return the parts of this interpreter's installation that a script needs.
 
-    An environment may lie in, or be, a project folder, along with settings, workspaces and other files.
+    The other contents of the installation's folder are left out, because it may be a project folder, with settings,
+    workspaces and other files.
     """
     own = [os.path.join(sys.prefix, part) for part in _INTERPRETER]
     return own + [os.path.join(sys.base_prefix, part) for part in (*_INTERPRETER, *_INSTALLATION)]
@@ -233,9 +238,10 @@ def _bubblewrap(places: dict[str, Any]) -> list[str]:
 
 @functools.cache
 def find_isolation() -> Isolation:
-    """Probe once, by running a small program, how this machine can isolate programs.
+    """Find out how this machine can isolate programs, by running small programs; the result is cached.
 
-    Blocks for a second at most, rarely up to 30; call it from a thread. ``find_isolation.cache_clear()`` resets it.
+    The first call usually blocks for at most a second, rarely for up to 30 seconds, so call this function from a
+    thread. ``find_isolation.cache_clear()`` clears the cached result.
     """
     if not sys.platform.startswith("linux"):
         return Isolation(kind="none", reason="namespaces need Linux")
@@ -253,7 +259,7 @@ def find_isolation() -> Isolation:
 
 
 def _try(isolation: Isolation) -> str | None:
-    """Return None if this isolation keeps a program off the network, else the reason why it does not."""
+    """Return None if `isolation` blocks a program's network access, or else the reason why it does not."""
     argv = Sandbox().command([sys.executable, "-I", "-S", "-c", _PROBE], isolation=isolation, directory="/tmp")
     try:
         ended = process_host().run_blocking(argv, timeout_s=_PROBE_S, cwd="/", env=clean_environment(), name="sandbox")

@@ -1,13 +1,13 @@
-"""System calls denied to a confined program: those that leave something behind or reach out of the sandbox.
+"""Filter that denies a confined program the system calls whose effects outlast or leave the sandbox.
 
 A set-uid file created inside a sandbox is real outside it: anyone who runs it there acts as its owner, the server's
 user. So modes with the set-uid or set-gid bit, and extended attributes (file capabilities are one), are blocked.
 Namespaces do not cover sockets to the machine's host (``AF_VSOCK``) or the kernel's keyrings, which all scripts of
-a server would share: only Unix, internet and netlink sockets are allowed, and key calls are blocked.
+a server would share. So only Unix, internet and netlink sockets are allowed, and system calls for keys are blocked.
 
-- The filter sees numbers and plain arguments only. A call whose mode lies in memory (``openat2``, ``io_uring``) fails
-  as if the kernel did not support it; C libraries then fall back to the plain call.
-- Calls through another instruction set of the processor (32 bit, x32) fail the same way.
+- The filter sees only call numbers and arguments in registers. A call that passes its mode in memory (``openat2``,
+  ``io_uring``) fails as if the kernel did not support the call; C libraries then fall back to an older call.
+- Calls through another instruction set of the processor (32 bit, x32) fail in the same way.
 """
 
 from __future__ import annotations
@@ -85,10 +85,10 @@ _Step = tuple[int, int, int, int]
 
 
 def system_call_filter(machine: str = "") -> bytes | None:
-    """Return the filter as an array of ``struct sock_filter``; None for an unknown processor.
+    """Return the filter as an array of ``struct sock_filter``, or None if the processor is unknown.
 
     Parameters:
-        machine: processor name as in ``platform.machine()``; default: this machine's.
+        machine: processor name as in ``platform.machine()``; empty means this machine's processor.
     """
     machine = machine or platform.machine()
     numbers = _NUMBERS.get(machine)
@@ -110,7 +110,7 @@ def system_call_filter(machine: str = "") -> bytes | None:
 
 
 def _judge(name: str) -> list[_Step]:
-    """Return the steps for one call; the last one is a verdict."""
+    """Return the filter steps for the system call `name`; the last step is a verdict."""
     if name in _REFUSED:
         return [_verdict(_REFUSED[name])]
     if name == "socket":
@@ -134,7 +134,7 @@ def _judge_mode(argument: int) -> list[_Step]:
 
 
 def _load_argument(index: int) -> _Step:
-    """Load the lower half of a 64-bit argument, which holds all modes and flags; known processors are little-endian."""
+    """Load the lower half of a 64-bit argument, which holds all modes and flags on little-endian processors."""
     return (_LOAD, 0, 0, _ARGUMENTS + 8 * index)
 
 

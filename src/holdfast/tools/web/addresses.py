@@ -1,8 +1,8 @@
-"""Addresses that tools may reach: the public internet, and what an operator adds.
+"""Addresses that tools may reach: the public internet, and the networks that an operator adds.
 
-Rules apply to every address of a request, never to its name: a name is resolved once, and the connection goes to a
-checked address. So redirects, names that change their address, and unusual spellings of an address (decimal, octal,
-IPv4 inside IPv6) never lead to this machine or its network.
+The rules apply to addresses, not to host names: each name is resolved once per request, and the connection uses an
+address that has been checked. So redirects, names that change their address, and unusual spellings of an address
+(decimal, octal, IPv4 inside IPv6) never lead to this machine or its network.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _V4_SPECIAL = tuple(
     map(ipaddress.IPv4Network, ("0.0.0.0/8", "168.63.129.16/32", "192.0.0.0/24", "192.88.99.0/24", "224.0.0.0/3"))
 )
-"""Non-public besides those of `ipaddress`: this network, cloud services, protocol assignments, relays, multicast."""
+"""Networks that `ipaddress` may count as global: this network, cloud services, protocols, relays and multicast."""
 _V6_GLOBAL = ipaddress.IPv6Network("2000::/3")
 _V6_SPECIAL = tuple(map(ipaddress.IPv6Network, ("2001::/23", "2002::/16", "3fff::/20")))
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
@@ -31,14 +31,14 @@ _ADDRESSES_LIMIT = 4
 
 
 class AddressRules:
-    """Rules for the addresses and ports that may be reached.
+    """Rules for the addresses and ports that tools may reach.
 
     Parameters:
-        networks: non-public addresses that may be reached, such as ``"10.1.0.0/16"`` or ``"127.0.0.1"``.
-        ports: the ports that may be reached; None: all.
+        networks: non-public addresses and networks to allow, such as ``"127.0.0.1"`` or ``"10.1.0.0/16"``.
+        ports: ports to allow; None allows all ports.
 
     Raises:
-        ConfigurationError: an entry is not a valid network.
+        ConfigurationError: if an entry of `networks` is not a valid network.
     """
 
     def __init__(self, networks: Sequence[str] = (), ports: Sequence[int] | None = (80, 443)) -> None:
@@ -51,7 +51,7 @@ class AddressRules:
         self._ports = ports
 
     def permits(self, address: str) -> bool:
-        """Return whether this address may be reached."""
+        """Return whether the rules allow an address; an invalid address is not allowed."""
         try:
             plain = _unwrapped(ipaddress.ip_address(address.partition("%")[0]))
         except ValueError:
@@ -59,10 +59,10 @@ class AddressRules:
         return _is_public(plain) or any(plain.version == net.version and plain in net for net in self._networks)
 
     def check_url(self, url: str) -> tuple[str, int]:
-        """Return the host and port of a URL; `addresses` checks whether they may be reached.
+        """Check the form and port of a URL and return its host and port; `addresses` checks the host.
 
         Raises:
-            ToolFailed: not an HTTP URL, or it has a user name or a port that is not allowed.
+            ToolFailed: if the URL is not an HTTP URL, contains a user name, or has a port that is not allowed.
         """
         try:
             parts = urlsplit(url)
@@ -81,10 +81,10 @@ class AddressRules:
         return parts.hostname, port
 
     async def addresses(self, host: str, port: int) -> list[str]:
-        """Return the host's addresses that may be reached, in the order to try them; never empty.
+        """Resolve a host and return at least one allowed address, in the order in which to try the addresses.
 
         Raises:
-            ToolFailed: the host is unknown, or none of its addresses is allowed.
+            ToolFailed: if the host is unknown or none of its addresses is allowed.
         """
         found = await _resolve(host, port)
         permitted = [address for address in found if self.permits(address)]
@@ -104,7 +104,7 @@ async def _resolve(host: str, port: int) -> list[str]:
 
 
 def _unwrapped(address: _Address) -> _Address:
-    """Return the IPv4 address that an IPv6 address embeds, else the address itself."""
+    """Return the IPv4 address embedded in an IPv6 address, or else the address itself."""
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None:
             return address.ipv4_mapped

@@ -1,11 +1,12 @@
 """Tools that use web pages in a real browser: open, read, click, type, screenshot. Needs the extra ``browser``.
 
 Invariants
-- A session has at most one browser. It runs as background work of the session's activation: an interrupt leaves
-  it alone. A session stop ends it with all its processes, and so does the idle timeout.
-- Its only route to the network is its own `WebGate`, so private addresses are refused however a page requests them.
-- Actions of one browser run one at a time, each with a deadline. An interrupted action stops the page from
-  loading further.
+- A session has at most one browser. The browser runs as background work of the session's activation, so interrupting
+  a run does not end it. Stopping the session or reaching the idle timeout ends the browser with all its processes.
+- A browser's only route to the network is its own `WebGate`, so a page cannot reach private addresses by any kind of
+  request.
+- The actions of a browser run one at a time, each with a deadline. If an action is interrupted, the page stops
+  loading.
 """
 
 from __future__ import annotations
@@ -52,11 +53,11 @@ _ARGUMENTS = (
     "--force-webrtc-ip-handling-policy=disable_non_proxied_udp",
     "--no-pings",
 )
-"""Flags that keep all traffic on the proxy and disable requests that no page made."""
+"""Flags that send all traffic through the proxy and disable requests that no page has made."""
 
 
 def find_chromium() -> str | None:
-    """Return the Chromium in the environment variable ``HOLDFAST_CHROMIUM``, or else the first one in PATH."""
+    """Return the path in the environment variable ``HOLDFAST_CHROMIUM``, or else the first Chromium in PATH."""
     named = os.environ.get("HOLDFAST_CHROMIUM")
     return named or next(filter(None, map(shutil.which, _NAMES)), None)
 
@@ -65,22 +66,22 @@ class Browser(Toolset):
     """Browser tools for a model: ``browser_open``, ``browser_read``, ``browser_click``, ``browser_type`` and, with a
     workspace, ``browser_screenshot``.
 
-    Page scripts run in Chromium's own sandbox (except when this process runs as root: Chromium then has no sandbox).
-    Private, loopback and link-local addresses are unreachable unless allowed here.
+    Page scripts run in Chromium's own sandbox, unless this process runs as root, where that sandbox is disabled.
+    Private, loopback and link-local addresses are unreachable unless `allow_networks` includes them.
 
     Parameters:
-        allow_networks: non-public addresses that may be reached, such as ``["10.1.0.0/16"]``.
-        ports: ports that may be connected to; None: all.
-        workspace: where screenshots are saved; None: no screenshots.
-        executable: path of Chromium; None: see `find_chromium`, else one that Playwright has installed.
-        arguments: additional Chromium arguments, such as ``--no-sandbox`` where the system does not allow its sandbox.
-        timeout_s: deadline of an action, in seconds.
+        allow_networks: non-public addresses that pages may reach, such as ``["10.1.0.0/16"]``.
+        ports: ports that pages may connect to; None allows all ports.
+        workspace: workspace that screenshots are saved to; None disables screenshots.
+        executable: path of Chromium; None uses the result of `find_chromium`, or else Playwright's own Chromium.
+        arguments: additional Chromium arguments, such as ``--no-sandbox`` if the system does not allow the sandbox.
+        timeout_s: timeout of an action, in seconds.
         idle_s: idle time in seconds after which a browser is closed.
-        text_limit: maximum number of page characters in a result; the model can ask for the rest.
+        text_limit: maximum number of page characters in a result; the model can request the rest.
 
     Raises:
-        MissingExtra: Playwright is not installed.
-        ConfigurationError: see `AddressRules` and `Workspace`.
+        MissingExtra: if Playwright is not installed.
+        ConfigurationError: if `AddressRules` rejects `allow_networks` or `Workspace` rejects `workspace`.
     """
 
     def __init__(
@@ -108,12 +109,12 @@ class Browser(Toolset):
 
     @contextlib.asynccontextmanager
     async def lifespan(self, home: ToolsetContext) -> AsyncIterator[None]:
-        """Import Playwright before the first run: the import takes a second, which would block the loop."""
+        """Import Playwright in a thread before the first run: the import takes a second and would block the loop."""
         await asyncio.get_running_loop().run_in_executor(None, importlib.import_module, "playwright.async_api")
         yield
 
     def folders(self) -> Sequence[Path]:
-        """Return the root of the workspace, if there is one."""
+        """Return the root of the workspace; empty without a workspace."""
         return () if self._workspace is None else (self._workspace.root,)
 
     def tools(self) -> Sequence[Tool]:
@@ -200,7 +201,7 @@ class Browser(Toolset):
     async def _act(
         self, call: Call, work: Callable[[Page], Any] | None, *, start: int = 0, as_text: bool = False
     ) -> str:
-        """Run an action on the page, let the page settle, and return its content."""
+        """Run an action on the page, let the page settle, and return the page's content."""
         async with self._using(call) as window:
             if work is not None:
                 await work(window.page)
@@ -228,7 +229,7 @@ class Browser(Toolset):
         """Yield the session's browser for the exclusive use of one action.
 
         Raises:
-            ToolFailed: the browser does not start, or the action failed or timed out.
+            ToolFailed: if the browser does not start, or if the action fails or times out.
         """
         from playwright.async_api import Error
 
@@ -294,10 +295,10 @@ class _Window:
         self._news: asyncio.Future[None] = self._loop.create_future()
         self._stopping: asyncio.Future[None] | None = None
         self.closed = False
-        """True once the browser is shutting down; it is unusable from then on."""
+        """Whether the browser is shutting down or has ended, and is therefore unusable."""
         self.turn = asyncio.Lock()
         self.started: asyncio.Future[str | None] = self._loop.create_future()
-        """Result: None when the browser is ready, or the reason why it failed to start."""
+        """Outcome of the start: None once the browser is ready, or the reason why the start failed."""
 
     @property
     def page(self) -> Page:
@@ -307,30 +308,30 @@ class _Window:
         return self._context.pages[-1]
 
     def stop_loading(self) -> None:
-        """Request that the page stops loading, as its caller no longer waits."""
+        """Request that all pages stop loading, because the action's caller no longer waits."""
         if self._stopping is None:
             self._stopping = self._loop.create_future()
         self.wake()
 
     async def quiet(self) -> None:
-        """Wait until a pending stop of loading is done, so that it does not affect the next action."""
+        """Wait until a pending `stop_loading` is done, so that it does not affect the next action."""
         if self._stopping is not None:
             await asyncio.wait({self._stopping}, timeout=_SETTLE_S)
 
     def wake(self) -> None:
-        """Wake the attending loop and restart the idle timeout."""
+        """Wake `_attend` and restart the idle timeout."""
         if not self._news.done():
             self._news.set_result(None)
 
     def told(self, error: Exception) -> str:
-        """Return the error message for a model."""
+        """Return the message of a browser error, shortened for a model."""
         text = str(error).split("Call log:")[0].strip()
         if "ERR_TUNNEL_CONNECTION_FAILED" in text and (found := re.search(r" at https?://([^/:\s]+)", text)):
             text = self._gate.refusal(found[1]) or text
         return text[:1000]
 
     async def live(self) -> None:
-        """Run the browser until it is closed or idle for too long."""
+        """Run the browser until it is closed or has been idle for too long."""
         from playwright.async_api import Error, async_playwright
 
         try:

@@ -1,12 +1,12 @@
-"""A proxy for a browser that connects only to checked addresses.
+"""A browser's proxy, which connects only to checked addresses.
 
-A browser without another route resolves no names itself, so the rules hold for everything that a page does:
-redirects, frames, scripts, images, sockets, and names whose address changes.
+A browser that has no other route to the network does not resolve names itself. So the address rules apply to
+everything that a page requests: redirects, frames, scripts, images, sockets, and names whose address changes.
 
 Invariants
 - Each browser connection leads to one checked host. A plain request is sent with ``connection: close``, so that no
   request for another host can follow on the same connection.
-- A connection ends when either side closes it, and all connections end with the gate.
+- A connection ends when either side closes it, and all connections end when the `WebGate` closes.
 """
 
 from __future__ import annotations
@@ -31,10 +31,12 @@ _REFUSALS = 100
 
 
 class WebGate:
-    """A proxy that listens on ``gate.url`` within ``async with WebGate(rules) as gate:``, in the current scope.
+    """A proxy that listens on ``gate.url`` within ``async with WebGate(rules) as gate:``.
+
+    The proxy's tasks run in the scope that is current when the block is entered.
 
     Parameters:
-        rules: hosts and ports that may be reached.
+        rules: rules for the addresses and ports that the proxy connects to.
     """
 
     def __init__(self, rules: AddressRules) -> None:
@@ -58,7 +60,7 @@ class WebGate:
             writer.transport.abort()
 
     def refusal(self, host: str) -> str | None:
-        """Return why the host was last refused, if it was."""
+        """Return why a connection to the host was last refused, or None if no refusal is recorded."""
         return self._refused.get(host)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -92,7 +94,7 @@ class WebGate:
         except (ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             _refuse(writer, "not a valid proxy request")
         except (OSError, TimeoutError, ScopeClosed):
-            pass  # one side disconnected, or the gate is closing
+            pass  # the browser or the server disconnected, or the gate is closing
         finally:
             for one in (writer, upstream):
                 if one is not None:
@@ -120,7 +122,7 @@ def _understood(head: bytes) -> tuple[str, str, bytes]:
     """Return the method and URL of a proxy request, and the request head to send to the server.
 
     Raises:
-        ValueError: the head is not a valid request.
+        ValueError: if `head` is not a valid request head.
     """
     line, *fields = head.rstrip(b"\r\n").split(b"\r\n")
     method, target, version = line.decode("ascii").split(" ")
@@ -141,7 +143,7 @@ def _refuse(writer: asyncio.StreamWriter, text: str) -> None:
 
 
 async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Copy bytes until either side ends, then close the receiving side."""
+    """Copy bytes from `reader` to `writer` until either side closes, then close `writer`."""
     try:
         with contextlib.suppress(OSError):
             while data := await reader.read(_PIECE_BYTES):

@@ -1,10 +1,10 @@
 """The tool that fetches a page as text, only from allowed addresses, with limits on size and time.
 
 Invariants
-- A connection goes to an address that `AddressRules` has checked, under the requested name: Host header, SNI and
-  certificate. This also holds for each redirect, as each one is a new request.
-- No connection outlives the call: there is no keep-alive, and the end of the call closes its socket.
-- Memory is bounded: bytes read and bytes decompressed are counted as they arrive.
+- Each connection uses an address that `AddressRules` has checked. The Host header, SNI and certificate check use the
+  requested name. Each redirect is a new request, so both rules apply to redirects as well.
+- No connection outlives the call: keep-alive is not used, and the socket is closed when the call ends.
+- Memory is bounded: the bytes read and the bytes decompressed are counted as they arrive.
 """
 
 from __future__ import annotations
@@ -55,23 +55,24 @@ class _Fetched:
 
 
 class Web(Toolset):
-    """The tool ``fetch`` for a model: gets a page and returns its text.
+    """The tool ``fetch`` for a model, which fetches a page and returns the page's text.
 
-    Private, loopback and link-local addresses (including cloud metadata services) are refused by name, by address
-    in any spelling, and after redirects, unless allowed here. Proxy environment variables are ignored.
+    Private, loopback and link-local addresses, including those of cloud metadata services, are refused unless
+    `allow_networks` includes them. This applies to host names, to any spelling of an address, and to redirects. Proxy
+    environment variables are ignored.
 
     Parameters:
         allow_networks: non-public addresses that may be fetched from, such as ``["10.1.0.0/16"]``.
-        ports: ports that may be connected to; None: all.
+        ports: ports that may be connected to; None allows all ports.
         methods: HTTP methods that the model may use.
-        workspace: where the model may save downloads; None: saving is disabled.
-        timeout_s: timeout of a whole fetch, redirects included, in seconds.
+        workspace: workspace that the model may save downloads to; None disables saving.
+        timeout_s: timeout of a whole fetch, including redirects, in seconds.
         limit_bytes: maximum number of body bytes to read, after decompression.
-        text_limit: maximum number of text characters in a result; the model can ask for the rest.
+        text_limit: maximum number of text characters in a result; the model can request the rest.
         user_agent: value of the User-Agent header.
 
     Raises:
-        ConfigurationError: see `AddressRules` and `Workspace`.
+        ConfigurationError: if `AddressRules` rejects `allow_networks` or `Workspace` rejects `workspace`.
     """
 
     def __init__(
@@ -95,11 +96,11 @@ class Web(Toolset):
         self._user_agent = user_agent
 
     def folders(self) -> Sequence[Path]:
-        """Return the root of the workspace, if there is one."""
+        """Return the root of the workspace; empty without a workspace."""
         return () if self._workspace is None else (self._workspace.root,)
 
     def tools(self) -> Sequence[Tool]:
-        """Return the single tool."""
+        """Return the tool ``fetch``."""
         properties: dict[str, Any] = {
             "url": {"type": "string", "description": "Starts with https:// or http://."},
             "start": {"type": "integer", "minimum": 0, "description": "Character offset to start at."},
@@ -168,7 +169,7 @@ class Web(Toolset):
         return await scope.spawn(self._show, fetched, start, on="thread", name="read")
 
     async def _follow(self, method: str, url: str, headers: dict[str, str], content: bytes | None) -> _Fetched:
-        """Send the request and follow its redirects."""
+        """Send a request, follow redirects, and return the final response."""
         for _ in range(_REDIRECTS + 1):
             host, port = self._rules.check_url(url)
             addresses = await self._rules.addresses(host, port)
@@ -267,12 +268,12 @@ def _headline(fetched: _Fetched) -> str:
 
 @functools.cache
 def _ssl_context() -> ssl.SSLContext:
-    """Return a context with this machine's certificates; the first call takes a while."""
+    """Return a TLS context with this machine's certificates; the first call takes a while."""
     return httpx2.create_ssl_context(trust_env=True)
 
 
 async def _unpacked(answer: httpx2.Response, coding: str) -> AsyncGenerator[bytes, None]:
-    """Yield the decompressed body in pieces of bounded size."""
+    """Yield the decompressed response body in chunks of bounded size."""
     if coding in ("", "identity"):
         async for raw in answer.aiter_raw():
             yield raw
@@ -300,6 +301,6 @@ async def _unpacked(answer: httpx2.Response, coding: str) -> AsyncGenerator[byte
 
 
 def _why(error: BaseException) -> str:
-    """Return the text of the error, or of its cause if it has none."""
+    """Return the text of an error, or the text of its cause if the error has no text."""
     below = error.__cause__ or error.__context__
     return str(error) or (_why(below) if below is not None else type(error).__name__)

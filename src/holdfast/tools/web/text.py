@@ -42,7 +42,7 @@ _SPACES = re.compile(r"\s+")
 
 
 def is_text(media_type: str, data: bytes) -> bool:
-    """Return whether the data is text, by its media type, or by its content if the type is missing or generic."""
+    """Return whether data is text, judged by the media type, or by the content if the type is missing or generic."""
     if media_type and media_type != "application/octet-stream":
         return _TEXT.match(media_type) is not None
     return not data or (b"\0" not in data[:4096] and data[:4096].decode("utf-8", "ignore") != "")
@@ -52,9 +52,9 @@ def decoded(data: bytes, charset: str | None, *, html: bool) -> str:
     """Decode bytes to text.
 
     Parameters:
-        data: the bytes; an incomplete character at the end is dropped.
-        charset: charset given by the server.
-        html: look for a charset in the page itself.
+        data: bytes to decode; an incomplete character at the end is dropped.
+        charset: charset that the server specified; None if it specified no charset.
+        html: whether to look for a charset declaration in `data`.
     """
     for mark, encoding in _MARKS:
         if data.startswith(mark):
@@ -82,13 +82,14 @@ def _known(charset: str) -> str | None:
 
 
 def html_text(source: str, base: str) -> tuple[str, str]:
-    """Return a page's title and text: headings, lists, links and images as in Markdown, without scripts.
+    """Return the title and the text of an HTML page.
 
-    Run it in a thread: it checks for interrupts. Its run time is linear in the page size for any input.
+    Headings, lists, links and images are written as in Markdown; scripts are left out. Call this function in a
+    thread; it checks for interrupts. The run time is linear in the page size for any input.
 
     Parameters:
-        source: the page.
-        base: URL of the page, to resolve relative links.
+        source: the HTML source of the page.
+        base: URL that relative links are resolved against.
     """
     reader = _Reader(base)
     for number, (kind, value, attributes) in enumerate(_tokens(source)):
@@ -110,7 +111,7 @@ _TAG_END = re.compile(r"[\s/=]*>?")
 
 
 def _tokens(source: str) -> Iterator[tuple[str, str, dict[str, str]]]:
-    """Yield texts and opening and closing tags. Reads each character a bounded number of times."""
+    """Yield texts, opening tags and closing tags, reading each character a bounded number of times."""
     position = 0
     raw = ""
     while position < len(source):
@@ -162,7 +163,7 @@ def _characters(text: str) -> str:
 
 
 class _Reader:
-    """Builds lines of text from tokens."""
+    """Builder of a page's lines of text from HTML tokens."""
 
     def __init__(self, base: str) -> None:
         self._base = base
@@ -260,6 +261,6 @@ class _Reader:
             self._lines.append("")
 
     def text(self) -> str:
-        """Return the whole text."""
+        """Return the page's whole text."""
         self._break()
         return "\n".join(self._lines).strip()
