@@ -67,7 +67,7 @@ class SessionRow:
         session: id of the row, which is also the session's public number; never reused.
         next_seq, next_n: numbers of the next event and of the next transcript entry.
         fence: number that grows with every claim, rescue and park.
-        holder: epoch of the node that holds the active run; `NOBODY` for a parked run.
+        holder: epoch of the node that holds the active run; 0 for a parked run.
         run_id … cause: fields of the active run; ``started_seq`` is the seq of its ``run.started`` event.
         append_nth, append_seq: number of the last append under the current lease, and the seq of its first event.
         sweep: seq up to which the next run takes all queued messages.
