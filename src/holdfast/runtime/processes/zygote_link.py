@@ -142,7 +142,7 @@ def _helpers_tag() -> int:
 
 
 def identity() -> tuple[Any, ...]:
-    """Return the user and group ids of this process and whether it is sealed; if these change, it needs a new zygote."""
+    """Return the user and group ids of this process and whether it is sealed: a change requires a new zygote."""
     return (os.getresuid(), os.getresgid(), tuple(os.getgroups()), seal.current().sealed)
 
 
