@@ -88,7 +88,10 @@ class AdoptedPrograms:
             return family.tag
 
     def _free_tag(self) -> int:
-        """Return an unused tag. Scope numbers continue across installations, so that leftovers of earlier ones differ."""
+        """Return an unused tag.
+
+        Scope numbers continue across installations, because processes of earlier installations may still run.
+        """
         while True:
             tag = self._tags.of_scope(next(_numbers) % (process_tags.HELPERS - 1) + 1)
             if tag not in self._by_tag:
@@ -399,7 +402,7 @@ class AdoptedPrograms:
     # -- kills
 
     def conclude(self, tags: frozenset[int]) -> None:
-        """After a kill, reap the killed orphans, and report the ends that waited for the kill. In the reading thread."""
+        """Reap the orphans that a kill has ended, and report the ends that waited for it. In the reading thread."""
         self.bury(tags.__contains__)
         with self._lock:
             over = [(process, family) for process, family in self._restless if family.tag in tags]
