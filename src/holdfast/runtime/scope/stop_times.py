@@ -19,7 +19,7 @@ class StopTimes:
     """Times of the stops of one scope.
 
     Parameters:
-        grace_s, abandon_after_s: arguments of the `Scope`; None means the value of the parent scope.
+        grace_s, abandon_after_s: arguments of the `Scope`; None means the parent's value, or else the default.
         parent: times of the parent scope; None if the scope has no parent.
     """
 
