@@ -220,8 +220,8 @@ def install(
 
     Parameters:
         current: returns the scope of the running code; it may raise to refuse a start.
-        processes: host whose zygote does the killing; default: the one of this process. The zygote is started now, so
-            that it can kill the remaining programs if this process is killed.
+        processes: process host whose zygote does the killing; None means the process host of this process. The zygote
+            is started now, so that it can kill the remaining programs if this process is killed.
         sealed: whether to make tags indelible, permanently for this process; see `holdfast.runtime.processes.seal` for
             the cost.
         home: returns the scope that a thread (by native id) works for. A thread that stops working for a scope must

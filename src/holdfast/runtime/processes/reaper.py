@@ -7,8 +7,8 @@ Forked from the zygote. Invariants:
 - Only the reaper waits for its children, so the pid of a direct child is not reused before the reaper reports its end;
   deeper descendants are signalled through a pidfd.
 - It holds no end of the program's pipes, and waits for no pipe's end of file.
-- End of file on the control socket, or the end of the host process, means: kill everything, then exit. So the tree dies
-  with the host, however the host died, with or without the zygote.
+- If the control socket reaches end of file or the host process ends, the reaper kills everything and exits. So the tree
+  dies with the host, however the host died, with or without the zygote.
 - It exits when the tree is gone, never before.
 
 Messages are marshalled tuples on a ``SOCK_SEQPACKET`` socket. The host sends ``("kill", term_first_s, bound_s)`` and

@@ -248,7 +248,7 @@ def _read_all(fd: int) -> bytes:
 
 
 def main(requests: int, host: int) -> None:
-    """Run the zygote on these descriptors."""
+    """Run the zygote with these descriptors: its socket to the host, and a pidfd of the host."""
     make_undumpable()  # including its forks, the reapers
     os.closerange(max(requests, host) + 1, os.sysconf("SC_OPEN_MAX"))
     os.chdir("/")

@@ -35,7 +35,7 @@ _posix_spawn = os.posix_spawn  # before adoption wraps it: a scope must not own 
 
 
 zygotes: set[int] = set()
-"""Pids of this process's zygotes; each is reaped by its link."""
+"""Pids of this process's zygotes; the `ZygoteLink` of each zygote reaps it."""
 
 
 class ZygoteLink:
