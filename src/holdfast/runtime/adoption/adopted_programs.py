@@ -49,7 +49,7 @@ class AdoptedPrograms:
     """Known programs of one installation, used by threads that start programs and by the host's reading thread.
 
     Parameters:
-        processes: its reading thread watches the programs.
+        processes: process host whose reading thread watches the programs.
         tags: tags of this process.
         before_listing: called about once a second, before ended children are forgotten.
     """
@@ -88,7 +88,10 @@ class AdoptedPrograms:
             return family.tag
 
     def _free_tag(self) -> int:
-        """Return an unused tag. Numbers continue those of earlier installations, whose leftovers are not ours."""
+        """Return an unused tag.
+
+        Scope numbers continue across installations, because processes of earlier installations may still run.
+        """
         while True:
             tag = self._tags.of_scope(next(_numbers) % (process_tags.HELPERS - 1) + 1)
             if tag not in self._by_tag:
@@ -120,10 +123,10 @@ class AdoptedPrograms:
             self._starting -= 1
 
     def enter(self, owner: Owner, pid: int, name: str, tag: int, *, orphan: bool = False) -> None:
-        """Add a program that was just started for ``owner``, or is its orphan, and has not been reaped.
+        """Add a program that was just started for ``owner``, or an orphan of such a program, before it is reaped.
 
-        If the owner accepts no more programs, this program and its descendants are dead on return, because no other
-        code waits for them.
+        If the owner accepts no more programs, this program and its descendants are killed before this method returns,
+        because no other code waits for them.
         """
         if not self._enter(owner, pid, name, tag, orphan=orphan):
             self.enter_strays(self.family_of(owner, tag))
@@ -137,7 +140,7 @@ class AdoptedPrograms:
             return family
 
     def _enter(self, owner: Owner, pid: int, name: str, tag: int, *, orphan: bool, unnamed: bool = False) -> bool:
-        """Enter a program; False if it was refused and killed, or is just being entered by another thread."""
+        """Add a program; return False if its owner refused it, so that it was killed, or if it was already added."""
         self._tags.seal.put(pid, tag)
         stat = procfs.read_stat(pid)
         try:
@@ -169,10 +172,10 @@ class AdoptedPrograms:
         return taken
 
     def enter_strays(self, *families: Family) -> bool:
-        """Adopt the orphans of these families, so that on return all of them are adopted or dead.
+        """Adopt the orphans of these families; return True if all of them are adopted or dead.
 
-        Only one call runs at a time. Return False if there may be more, because they appear faster than they can be
-        found.
+        Return False if orphans may be left, because they appear faster than they can be found. Only one call runs at a
+        time.
         """
         tags = {family.tag: family for family in families}
         with self._entering_strays:
@@ -189,8 +192,10 @@ class AdoptedPrograms:
         return False
 
     def _strays(self, tags: Mapping[int, Family]) -> tuple[dict[int, Family], set[int]]:
-        """Return live orphans with these tags that were not adopted, and those that have ended. The latter are reaped
-        if it is certain that they are orphans."""
+        """Return the live and the ended orphans with these tags that were not adopted.
+
+        The ended ones are reaped if it is certain that they are orphans.
+        """
         living: dict[int, Family] = {}
         over: set[int] = set()
         with self._burying:
@@ -208,8 +213,9 @@ class AdoptedPrograms:
     def enter_unnamed(self, owner: Owner, name: str, tag: int) -> None:
         """Add a program that was just started for ``owner`` and whose pid its starter does not know yet.
 
-        Until then it counts as an orphan, in case the start is cancelled and no other code waits for the program. But
-        the starter gets time to reap it: if other code does, the event loop never releases the program's resources.
+        Until the starter knows the pid, the program counts as an orphan, in case the start is cancelled and no other
+        code waits for the program. But the starter gets time to reap the program: if other code reaps it, the event
+        loop never releases the program's resources.
         """
         with self._lock:  # it may already be known as a stray of a program that just ended: then it is one of these
             for known in self._known.values():
@@ -234,8 +240,11 @@ class AdoptedPrograms:
     # -- ends
 
     def _end(self, process: ForeignProcess, family: Family) -> None:
-        """Handle the end of an adopted program, in the reading thread. Its strays are our children by now; one search
-        finds those of all programs that ended at the same time."""
+        """Handle the end of an adopted program, in the reading thread.
+
+        The program's strays are children of this process by now. One search finds the strays of all programs that ended
+        at the same time.
+        """
         self._let_go(process)
         with self._lock:
             alone = not self._just_ended
@@ -246,7 +255,8 @@ class AdoptedPrograms:
     def _sweep(self) -> None:
         """Adopt the strays of all programs that have ended, then report the ends. In the reading thread.
 
-        If strays appear faster than they can be found, their scope must wait: its stop kills them.
+        If strays appear faster than they can be found, the ends are reported later: by the next complete search, or
+        when the stop of the scope has killed the strays.
         """
         with self._lock:
             swept, self._just_ended = self._just_ended, []
@@ -279,7 +289,7 @@ class AdoptedPrograms:
             del self._by_tag[family.tag]
 
     def is_known(self, pid: int) -> bool:
-        """Return whether it is a known child of this process: an adopted program, or one started outside scopes."""
+        """Return whether ``pid`` is a known child of this process: adopted, or started outside scopes."""
         return pid in self._known or pid in self._outside
 
     def known_pids(self) -> set[int]:
@@ -292,8 +302,10 @@ class AdoptedPrograms:
         return list(self._by_tag)
 
     def _orphans(self) -> tuple[list[int], bool]:
-        """Return our children that neither foreign code nor the process host started, and whether that is certain:
-        during a start, one of them may be the new process."""
+        """Return the children of this process that neither foreign code nor the process host started.
+
+        Also return whether this is certain: during a start, one of them may be the new process.
+        """
         children = procfs.children(self._tags.pid)  # first, so that processes started later are not among them
         with self._lock:
             certain = self._starting == 0
@@ -309,7 +321,7 @@ class AdoptedPrograms:
     def tick(self) -> float:
         """Forget children that were reaped, reap orphans that have ended, and return the seconds until the next call.
 
-        The interval is about a second, and shorter while hundreds of orphans end.
+        The interval is one second, and 20 ms after a call that reaped at least 100 orphans.
         """
         self._just_buried = 0
         self._tick()
@@ -350,8 +362,13 @@ class AdoptedPrograms:
             self._busy = True
 
     def bury(self, ours: Callable[[int | None], bool]) -> bool:
-        """Reap ended orphans that certainly have no other waiter, or that no code has reaped for seconds; return True
-        if orphans are left."""
+        """Reap ended orphans that have no other waiter, or that no code has reaped for seconds.
+
+        Return True if orphans are left.
+
+        Parameters:
+            ours: returns whether an orphan with this tag, or with None, certainly has no other waiter.
+        """
         with self._burying:  # so that no pid is waited for twice
             return self._bury(ours)
 
@@ -385,8 +402,7 @@ class AdoptedPrograms:
     # -- kills
 
     def conclude(self, tags: frozenset[int]) -> None:
-        """Reap the orphans among the killed, and report the ends that were waiting for the kill. In the reading thread,
-        after a kill."""
+        """Reap the orphans that a kill has ended, and report the ends that waited for it. In the reading thread."""
         self.bury(tags.__contains__)
         with self._lock:
             over = [(process, family) for process, family in self._restless if family.tag in tags]
@@ -394,14 +410,14 @@ class AdoptedPrograms:
         self._tell_ends(over)
 
     def _let_go(self, process: ForeignProcess) -> None:
-        """Close its pidfd, once. In the reading thread."""
+        """Stop watching the program and close its pidfd, unless it is closed. In the reading thread."""
         pidfd = process.give_up_pidfd()
         if pidfd >= 0:
             self._processes.unwatch(pidfd)
             os.close(pidfd)
 
     def close(self) -> None:
-        """Stop watching, soon."""
+        """Make the reading thread stop watching all programs; return without waiting for it."""
         self._processes.call_in_reading_thread(self._let_all_go)
 
     def _let_all_go(self) -> None:

@@ -3,7 +3,7 @@
 A thread of a `concurrent.futures.ThreadPoolExecutor` has no owner: only its calls count. No public API identifies such
 a thread, or the default executor of a loop.
 
-`PRIVATE_NAMES` lists what is used. Checked on CPython 3.11;
+`PRIVATE_NAMES` lists these names. They were checked on CPython 3.11;
 ``tests/testing/test_stdlib_internals.py`` fails on a Python in which one of them is missing.
 """
 

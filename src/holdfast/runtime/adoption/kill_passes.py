@@ -24,7 +24,7 @@ _Roots = Mapping[int, Sequence[tuple[int, int]]]
 
 
 class _Asked:
-    """Request of one scope."""
+    """A request to kill the processes with certain tags."""
 
     __slots__ = ("answer", "bound_s", "killed", "left", "survivors", "tags")
 
@@ -37,7 +37,7 @@ class _Asked:
         self.answer: Oneshot[TreeResult] = Oneshot()
 
     def hear(self, done: Mapping[int, tuple[list[int], list[int]]]) -> bool:
-        """Record a report; return True if all results are known."""
+        """Record results by tag; return True if the results of all tags of this request are known."""
         for tag in self.left & done.keys():
             self.left.discard(tag)
             self.killed += done[tag][0]
@@ -76,9 +76,13 @@ class KillPasses:
         self._looking = False
 
     def ask(self, tags: _Roots, bound_s: float) -> Oneshot[TreeResult]:
-        """Kill all processes with one of these tags, and the programs listed under it.
+        """Kill all processes with one of these tags, and the programs listed under the tags.
 
-        The result is set when the outcome of all is known, or when no zygote is available.
+        The result is set when the outcome for all tags is known, or when no zygote is available.
+
+        Parameters:
+            tags: tags to kill, each with the pids and start times of programs that may have lost the tag.
+            bound_s: time limit in seconds.
         """
         asked = _Asked(tags, bound_s)
         with self._lock:

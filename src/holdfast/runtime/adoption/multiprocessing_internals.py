@@ -3,7 +3,7 @@
 ``multiprocessing`` starts two long-lived helper processes: the resource tracker and the fork server. No public API
 returns their pids, or the start method of a process.
 
-`PRIVATE_NAMES` lists what is used. Checked on CPython 3.11;
+`PRIVATE_NAMES` lists these names. They were checked on CPython 3.11;
 ``tests/testing/test_stdlib_internals.py`` fails on a Python in which one of them is missing.
 """
 

@@ -67,7 +67,7 @@ class Restorer:
         self._undo: Callable[[], None] | None = undo
 
     def restore(self) -> None:
-        """Restore the previous way to start programs. Idempotent."""
+        """End the adoption of programs. Idempotent."""
         undo, self._undo = self._undo, None
         if undo is not None:
             undo()
@@ -82,16 +82,15 @@ class Restorer:
 async def kill_trees(
     roots: Sequence[ForeignProcess], *, owner: Owner | None = None, bound_s: float = KILL_BOUND_S
 ) -> TreeResult:
-    """Kill the adopted programs of a scope and everything they ever started; their starters still get the exit
-    statuses.
+    """Kill the adopted programs of one or more scopes and everything that these programs started.
 
     A fork of the zygote does the killing, so a busy interpreter does not delay it; concurrent kills share one fork. On
-    return, the killed processes no longer run.
+    return, the killed processes no longer run. The code that started a program still gets its exit status.
 
     Parameters:
         roots: programs adopted by one or more scopes; everything that belongs to these scopes is killed.
-        owner: a scope whose programs are killed too, even if all known ones have ended.
-        bound_s: time limit.
+        owner: another scope whose programs are killed, even if all its known programs have ended; None for no other.
+        bound_s: time limit in seconds.
     """
     adoption = _adoption
     if adoption is None:
@@ -108,8 +107,10 @@ async def kill_trees(
 
 
 async def kill_everything(*, bound_s: float = KILL_BOUND_S) -> TreeResult:
-    """Kill everything that foreign code in any scope, or C code in this process, has started; used at the end of a
-    host."""
+    """Kill everything that foreign code in any scope, or C code in this process, has started.
+
+    Called when a host ends.
+    """
     adoption = _adoption
     if adoption is None:
         return TreeResult()
@@ -152,10 +153,13 @@ def may_have_started(owner: Owner) -> bool:
 
 
 def strangers(since: float) -> int:
-    """Return the number of live processes that a scope opened ``since`` (clock ticks since boot) may have started but
-    that cannot be attributed, because C code started them. They are left alone and reported to the operator.
+    """Return the number of live processes that a scope may have started but that cannot be attributed to it.
 
-    Processes that were certainly started on a thread of a scope are assigned to that scope and do not count.
+    C code started these processes. They are not killed, but reported to the operator. Processes that were certainly
+    started on a thread of a scope are assigned to that scope and do not count.
+
+    Parameters:
+        since: time at which the scope was opened, in clock ticks since boot.
     """
     if _adoption is None:
         return 0
@@ -216,8 +220,8 @@ def install(
 
     Parameters:
         current: returns the scope of the running code; it may raise to refuse a start.
-        processes: host whose zygote does the killing; default: the one of this process. The zygote is started now, so
-            that it can kill the remaining programs if this process is killed.
+        processes: process host whose zygote does the killing; None means the process host of this process. The zygote
+            is started now, so that it can kill the remaining programs if this process is killed.
         sealed: whether to make tags indelible, permanently for this process; see `holdfast.runtime.processes.seal` for
             the cost.
         home: returns the scope that a thread (by native id) works for. A thread that stops working for a scope must

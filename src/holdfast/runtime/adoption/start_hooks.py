@@ -22,16 +22,17 @@ __all__ = ["StartHooks"]
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
 _SHARED = frozenset({"multiprocessing.resource_tracker", "multiprocessing.forkserver"})
-"""Modules whose helper processes are shared. The module that starts a program decides, never its command line."""
+"""Modules whose helper processes are shared. A helper is recognized by the starting module, not its command line."""
 
 
 class StartHooks:
     """Patches of the functions with which this process starts programs.
 
-    They stay in place while programs are adopted, and then for as long as starts on abandoned threads must be refused.
+    The patches stay in place while programs are adopted. If threads of ended scopes still run then, the patches stay
+    until the end of another installation, so that starts on these threads are refused.
 
     Parameters:
-        adoption: installation that decides about starts.
+        adoption: installation that assigns each start to a scope or refuses it.
     """
 
     def __init__(self, adoption: ProgramAdoption) -> None:
@@ -46,12 +47,12 @@ class StartHooks:
         _wrap(self)
 
     def pass_to(self, adoption: ProgramAdoption) -> None:
-        """Let another installation decide from the next start on."""
+        """Pass all further starts to another installation."""
         self.adoption = adoption
         _wrap_uvloop(self)
 
     def put(self, place: Any, name: str, wrapper: Callable[[Any], Any]) -> None:
-        """Wrap a function that starts processes, once."""
+        """Wrap the function ``name`` of ``place``, which starts processes, unless it is already wrapped."""
         if any(known[:2] == (place, name) for known in self._plain):
             return
         plain = getattr(place, name)
@@ -59,7 +60,7 @@ class StartHooks:
         setattr(place, name, wrapper(plain))
 
     def take_off(self) -> None:
-        """Restore the process as it was."""
+        """Restore the wrapped functions, and the subreaper setting and resource limits of this process."""
         while self._plain:
             place, name, plain = self._plain.pop()
             setattr(place, name, plain)
@@ -228,8 +229,11 @@ class _Bequeathing:
     """Awaits a start by uvloop, which creates the program before it waits for anything.
 
     Parameters:
-        begun: called once the program exists: a caller that waits for the rest of its start may be cancelled and never
-            learn its pid.
+        adoption: installation whose tags are used.
+        tag: tag that the program inherits; None means the tag of programs started outside scopes.
+        start: coroutine of uvloop that starts the program.
+        begun: called once the program exists, because the caller may be cancelled during the rest of the start and then
+            never learns the pid.
     """
 
     def __init__(
@@ -272,7 +276,7 @@ class _Bequeathing:
 
 
 def _starts_what_is_shared() -> bool:
-    """Whether ``multiprocessing`` is starting a helper of its own here."""
+    """Whether ``multiprocessing`` is starting one of its shared helper processes."""
     frame = sys._getframe(2)  # the caller of the wrapper
     if frame.f_globals.get("__name__") == "multiprocessing.util" and frame.f_back is not None:
         frame = frame.f_back

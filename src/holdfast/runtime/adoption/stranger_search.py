@@ -69,8 +69,10 @@ class StrangerSearch:
         self._told: set[tuple[int, int]] = set()
 
     def unclaimed(self) -> list[Unclaimed]:
-        """Return children of this process whose start was not observed or that belong to no scope: orphans, and
-        processes that C code started on a thread."""
+        """Return live children of this process whose start was not observed and that carry no scope's tag.
+
+        These are orphans, and processes that C code started on a thread.
+        """
         known = self._programs.known_pids()
         found = []
         for thread, pid in procfs.children_of_threads(self._tags.pid):
@@ -103,9 +105,11 @@ class StrangerSearch:
         return left
 
     def strangers_since(self, left: Sequence[Unclaimed], since: float) -> int:
-        """Return the number of processes that a scope opened ``since`` (clock ticks since boot) may have started.
+        """Return how many processes of ``left`` a scope may have started; report each to the operator once.
 
-        Each process is reported to the operator once.
+        Parameters:
+            left: processes that `claim` could not assign.
+            since: time at which the scope was opened, in clock ticks since boot.
         """
         mine = [one for one in left if one.started >= int(since)]
         for one in mine:

@@ -41,11 +41,14 @@ class TagInheritance:
         return process_tags.make_tag(self.pid, self.started, number)
 
     def read(self, pid: int) -> int | None:
-        """Return the tag that a process carries."""
+        """Return the tag that a process carries; None if it carries no tag or has ended."""
         return None if self.seal.carrier is None else process_tags.tag_of(pid, self.seal.carrier)
 
     def read_or_marked(self, pid: int) -> int | None:
-        """Return the tag that a process carries; if tags can be lost, else the one in its environment."""
+        """Return the tag that a process carries.
+
+        If tags are not sealed and the process carries no scope's tag, return the tag in its environment, if any.
+        """
         tag = self.read(pid)
         if not self.seal.sealed and (tag is None or process_tags.scope_of_tag(tag) == process_tags.UNCLAIMED):
             tag = process_tags.marked_tag_of(pid) or tag
@@ -53,10 +56,10 @@ class TagInheritance:
 
     @contextlib.contextmanager
     def bequeath(self, tag: int | None) -> Iterator[None]:
-        """Give this tag to programs started in the block; None: the tag of starts outside scopes.
+        """Let programs started in the block inherit this tag; None means the tag of programs started outside scopes.
 
-        Programs inherit the limits of this process, so they have the tag from the beginning. Only one start runs here
-        at a time, so that none gets the tag of another.
+        Programs inherit the limits of this process, so they have the tag from the beginning. Only one thread can be in
+        the block at a time, so that no program gets the tag of another start.
         """
         with _inheritance:
             limits = self.seal.limits()
@@ -69,7 +72,7 @@ class TagInheritance:
 
     @contextlib.contextmanager
     def bequeath_by(self, pid: int, tag: int) -> Iterator[None]:
-        """Like `bequeath`, for programs that another process forks for us."""
+        """Let programs that the process ``pid`` forks during the block inherit this tag; see `bequeath`."""
         with _inheritance:
             self.seal.put(pid, tag)
             try:

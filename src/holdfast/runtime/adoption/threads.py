@@ -106,7 +106,7 @@ class ForeignCall(Handle[None]):
         self.ask()
 
     def is_alive(self) -> bool:
-        """Whether a thread runs it. Callable from any thread."""
+        """Whether a thread runs the call. Callable from any thread."""
         return self.thread is not None
 
     def running(self) -> ForeignCall | None:
@@ -146,8 +146,11 @@ _homes: weakref.WeakKeyDictionary[threading.Thread, Scope] = weakref.WeakKeyDict
 
 
 def starting_scope() -> Scope | None:
-    """Return the scope that owns new work of this code: the current one, or the one in which foreign code started this
-    thread or submitted its current call. None in ``with detached()`` and outside any scope."""
+    """Return the scope that owns work started here; None in ``with detached()`` and outside any scope.
+
+    This is the current scope, or else the scope in which foreign code started this thread or submitted the call that
+    the thread runs.
+    """
     scope = current_scope()
     if scope is not None or current_claim.variable in contextvars.copy_context():
         return scope
@@ -155,7 +158,7 @@ def starting_scope() -> Scope | None:
 
 
 def home_of_thread(native_id: int) -> ScopeState | None:
-    """Return the state of the scope that a thread, by native id, works for now; None if it works for none."""
+    """Return the state of the scope that the thread with this native id works for; None if it works for no scope."""
     for thread, scope in _homes_now():
         if thread.native_id == native_id:
             return scope.core
@@ -257,7 +260,10 @@ def _watch_anyio() -> None:
 
 
 def watch_threads(step: int) -> None:
-    """Start (1) or stop (-1) watching; calls are counted. Watching continues while abandoned threads run."""
+    """Add ``step``, 1 or -1, to the number of watchers; start watching at the first one, stop after the last one.
+
+    Watching continues if threads of ended scopes still run when the last watcher leaves.
+    """
     global _watching, _anyio_plain
     before, _watching = _watching, _watching + step
     if _watching and not before:

@@ -1,10 +1,10 @@
-"""Delivery of an interrupt to event loops, callbacks, timers and file descriptors, which cannot be woken in place.
+"""Delivery of interrupts to event loops, callbacks and file descriptors, and the timers that trigger interrupts.
 
 Invariants
 - Everything that `Interrupt.trigger` calls here is lock-free: it may run in a signal handler, in `__del__` or in a
   callback, on top of any other call of this module in the same thread.
-- Each trigger makes one `call_soon_threadsafe` per loop, however many waiters the loop has. The loop then works in
-  chunks of `CHUNK`, one per tick, so that other work of the loop runs in between.
+- Each trigger calls `call_soon_threadsafe` at most once per loop, however many waiters the loop has. The loop then
+  wakes the waiters in chunks of `CHUNK`, one chunk per tick, so that other work of the loop runs in between.
 - A callback never runs inside `trigger`. It runs on its loop, or on the dispatcher thread, at most once.
 - The dispatcher thread is started when something is registered, never by a trigger.
 """
@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 CHUNK = 1_000
-"""Number of waiters of a loop that are woken per tick."""
+"""Maximum number of waiters of a loop that are woken per tick."""
 
 Loop = asyncio.AbstractEventLoop
 FutureGroup = dict[asyncio.Future[None], None]
@@ -60,18 +60,18 @@ class Source(Protocol):
 
     @property
     def cause(self) -> Cause | None:
-        """Why it was triggered, or None."""
+        """Why the interrupt was triggered; None if it was not."""
         ...
 
     def trigger(self, reason: str, *, kind: CauseKind) -> bool:
-        """Trigger it."""
+        """Trigger the interrupt; return False if it was already triggered."""
         ...
 
 
 class Registration:
     """A callback registered with an interrupt; created by `Interrupt.on_trigger`.
 
-    `close()` removes it, as does leaving it as a context manager. Callable from any thread.
+    `close()` removes the callback, and so does the end of a ``with`` block. `close()` is callable from any thread.
     """
 
     __slots__ = ("_context", "_fn", "_interrupt", "loop")
@@ -85,7 +85,7 @@ class Registration:
             dispatcher.start()
 
     def close(self) -> None:
-        """Remove the callback; it no longer starts. Does nothing if it has run or was already closed."""
+        """Remove the callback, so that it is not called. Does nothing if it has run or was already removed."""
         self._interrupt.callbacks.pop(self, None)
 
     def __enter__(self) -> Registration:
@@ -95,7 +95,11 @@ class Registration:
         self.close()
 
     def run(self) -> None:
-        """Run the callback, unless it has run or was closed. Report its error instead of raising it."""
+        """Run the callback, unless it has run or was removed.
+
+        An error of the callback is logged or passed to the loop's exception handler, not raised. Only `SystemExit` and
+        `KeyboardInterrupt` are raised, if the callback runs on a loop.
+        """
         if self._interrupt.callbacks.pop(self, self) is self:
             return
         cause = self._interrupt.cause
@@ -138,7 +142,10 @@ def _in_step(loop: Loop) -> bool:
 
 
 def wake_few(loop: Loop, group: FutureGroup) -> None:
-    """Wake the waiting tasks of `group`, at most `CHUNK`, all on `loop`: the fast path for a lone interrupt."""
+    """Wake the waiting tasks of `group`, all on `loop`: the fast path for an interrupt without children and callbacks.
+
+    `group` has at most `CHUNK` tasks.
+    """
     if current_task(loop) is not None and _get_running_loop() is loop:  # as `_in_step`, without the call
         for future in list(group):
             if not future.done():
@@ -240,7 +247,7 @@ class FdLatch:
         self._writers = [writer]
 
     def release(self) -> None:
-        """Make the descriptor permanently readable: it has one byte, then end of file."""
+        """Make the descriptor permanently readable: a reader gets one byte, then end of file."""
         with contextlib.suppress(IndexError):
             writer = self._writers.pop()
             os.write(writer, b"!")
@@ -277,7 +284,7 @@ class Timer(weakref.ref[Source]):
             interrupt.trigger(f"deadline of {self.delay_s:g} s exceeded", kind="deadline")
 
     def cancel(self) -> None:
-        """Cancel it, from any thread. Does nothing if it has fired."""
+        """Cancel the timer. Callable from any thread; does nothing if the timer has fired."""
         raise NotImplementedError
 
 
@@ -354,17 +361,17 @@ class CallbackDispatcher:
         self._cancelled = 0
 
     def start(self) -> None:
-        """Start the thread, once."""
+        """Start the thread, unless it was already started."""
         me = object()
         if not self._starter and self._starter.setdefault("thread", me) is me:
             threading.Thread(target=self._run, name="holdfast-dispatcher", daemon=True).start()
 
     def post(self, call: Callable[[], object]) -> None:
-        """Run `call` on the thread. Lock-free; the thread must have been started."""
+        """Run `call` on the dispatcher thread, which must have been started. Lock-free."""
         self._inbox.put(call)
 
     def tidy(self) -> None:
-        """Count a cancelled timer, and drop cancelled ones once there are many."""
+        """Count a cancelled timer; once most timers are cancelled, remove the cancelled ones."""
         self._cancelled += 1
         if self._cancelled > 64 and self._cancelled * 2 > len(self.timers):
             self.timers = [entry for entry in self.timers if not entry[2].over]

@@ -1,7 +1,8 @@
 """The environment of the runtime's own processes.
 
-``/proc/<pid>/environ`` shows it for as long as the process lives, even if the process deletes it later. So the zygote
-and workers get only the variables that an interpreter and its libraries need to start; provider keys stay in the host.
+``/proc/<pid>/environ`` shows the initial environment of a process for as long as the process lives, even if variables
+are deleted later. So the zygote and workers get only the variables that an interpreter and its libraries need to start;
+provider keys stay in the host.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def start_environment(named: Sequence[str] = ()) -> dict[str, str]:
     """Return the environment for a process of the runtime.
 
     Parameters:
-        named: names, or patterns such as ``AWS_*``, of further variables of this process to pass on.
+        named: names of further variables of this process to pass on, or patterns such as ``AWS_*``.
     """
     patterns = (*_PASSED, *named)
     return {

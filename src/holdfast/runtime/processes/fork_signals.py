@@ -3,7 +3,7 @@
 A loop that handles signals makes the interpreter write each one into a socket of the loop (`signal.set_wakeup_fd`). A
 forked child shares that socket, so the parent's loop would otherwise read a SIGTERM meant for the child, and end.
 
-Invariant: from the fork until the child has released the loop's signals, it receives none.
+Invariant: signals to the child are blocked from the fork until the child has removed the loop's signal handlers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _watching = False
 
 
 def watch_forks() -> None:
-    """Make every child forked from now on release the loop's signals. Once per process."""
+    """Make every child forked from now on remove the loop's signal handlers. Idempotent."""
     global _watching
     if not _watching:
         _watching = True

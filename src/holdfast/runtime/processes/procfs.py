@@ -71,7 +71,8 @@ class ProcessStat:
     def dead(self) -> bool:
         """True for a zombie: it no longer runs and only waits for its parent to read its exit status.
 
-        A process whose first thread has ended also appears as one, but runs on while it has other threads.
+        False for a process whose main thread has ended while other threads still run, although the kernel reports its
+        state as that of a zombie.
         """
         return self.state in "ZX" and self.threads <= 1
 
@@ -136,7 +137,7 @@ def _supports_children() -> bool:
 
 
 def children_once(pid: int) -> list[int]:
-    """Return the children of ``pid`` from one reading, which may skip a child if its neighbour ends meanwhile."""
+    """Return the children of ``pid`` from one reading, which may skip a child if another child ends meanwhile."""
     if not _supports_children():
         return [stat.pid for stat in map(read_stat, all_pids()) if stat is not None and stat.parent == pid]
     found: list[int] = []
@@ -152,8 +153,10 @@ def children_once(pid: int) -> list[int]:
 
 
 def children_of_threads(pid: int) -> list[tuple[int, int]]:
-    """Return the children of ``pid`` from one reading, each after its parent thread, or after 0 if the kernel does not
-    report threads."""
+    """Return pairs of parent thread and child for the children of ``pid``, from one reading.
+
+    The thread is 0 if the kernel does not report the children of each thread.
+    """
     if not _supports_children():
         return [(0, child) for child in children_once(pid)]
     found: list[tuple[int, int]] = []
@@ -165,11 +168,11 @@ def children_of_threads(pid: int) -> list[tuple[int, int]]:
 
 
 def children(pid: int) -> list[int]:
-    """Return the pids of the children of ``pid``, including zombies; empty if it is gone.
+    """Return the pids of the children of ``pid``, including zombies; empty if the process is gone.
 
-    The result has all processes that were its children during the whole call. A reading may skip a child because a
-    neighbour ended, but then the next reading differs; if two successive readings are equal, no child was skipped. If
-    readings keep differing, the result is the union of all.
+    The result contains all processes that were children of ``pid`` during the whole call. A reading may skip a child
+    because another child ended, but then the next reading differs; if two successive readings are equal, no child was
+    skipped. If the readings keep differing, the result is the union of all readings.
     """
     before = children_once(pid)
     seen = dict.fromkeys(before)
@@ -200,7 +203,10 @@ def descendants(pid: int, *, without: frozenset[int] = frozenset()) -> list[int]
 
 
 def branch_below(stat: ProcessStat, ancestor: int) -> int | None:
-    """Return the child of ``ancestor`` whose subtree has this process; None if none has, or during a reparenting."""
+    """Return the child of ``ancestor`` whose subtree contains this process.
+
+    None if the process is not below ``ancestor``, or while it is being reparented.
+    """
     pid, parent = stat.pid, stat.parent
     while parent != ancestor:
         above = read_stat(parent) if parent > 1 else None
@@ -211,9 +217,9 @@ def branch_below(stat: ProcessStat, ancestor: int) -> int | None:
 
 
 def descriptor_count(pid: int) -> int | None:
-    """Return the number of open descriptors of ``pid``; None if it is gone or does not reveal it.
+    """Return the number of open descriptors of ``pid``; None if the process is gone or the number cannot be read.
 
-    From Linux 6.2 on, those of an undumpable process (`holdfast.undumpable`) can be counted but not listed.
+    From Linux 6.2 on, the descriptors of an undumpable process (`holdfast.undumpable`) can be counted but not listed.
     """
     try:
         return len(os.listdir(f"/proc/{pid}/fd"))
@@ -228,9 +234,9 @@ def descriptor_count(pid: int) -> int | None:
 
 
 def environment_value(pid: int, name: bytes) -> bytes | None:
-    """Return the value that ``name`` had in the environment ``pid`` was executed with.
+    """Return the value of ``name`` in the environment with which ``pid`` was executed.
 
-    None if it is unset, or if the process is gone, a zombie, or another user's.
+    None if the variable was unset, or if the process is gone, is a zombie, or belongs to another user.
     """
     block = read_text(f"/proc/{pid}/environ")
     if not block:
@@ -307,11 +313,11 @@ def supported() -> bool:
 
 
 def strike(pid: int, signum: int, wanted: Callable[[ProcessStat], bool]) -> str:
-    """Signal ``pid`` if the process with that pid is ``wanted``, never another one.
+    """Signal the process with this pid, but only if ``wanted`` returns True for it.
 
     Returns:
-        ``"hit"`` if it was alive and signalled, ``"dead"`` if it is gone, a zombie or not wanted, ``"denied"`` without
-        permission.
+        ``"hit"`` if the process was alive and signalled, ``"dead"`` if it is gone, a zombie or not wanted, ``"denied"``
+        if this process may not signal it.
     """
     try:
         pidfd = pidfd_open(pid)

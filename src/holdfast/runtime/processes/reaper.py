@@ -1,4 +1,4 @@
-"""The small process above each program that a call starts: it holds the whole tree and kills it completely.
+"""The reaper: a small parent process of each program that a call starts, which kills the program's whole process tree.
 
 Forked from the zygote. Invariants:
 
@@ -7,14 +7,14 @@ Forked from the zygote. Invariants:
 - Only the reaper waits for its children, so the pid of a direct child is not reused before the reaper reports its end;
   deeper descendants are signalled through a pidfd.
 - It holds no end of the program's pipes, and waits for no pipe's end of file.
-- End of file on the control socket, or the end of the host process, means: kill everything, then exit. So the tree dies
-  with the host, however the host died, with or without the zygote.
+- If the control socket reaches end of file or the host process ends, the reaper kills everything and exits. So the tree
+  dies with the host, however the host died, with or without the zygote.
 - It exits when the tree is gone, never before.
 
-Messages are marshalled tuples on a ``SOCK_SEQPACKET`` socket. To the reaper: ``("kill", term_first_s, bound_s)`` and
-``("signal", signum)``. From it: ``("started", pid, reaper pid)`` or ``("failed", stage, errno)``, then
-``("exited", returncode)``, ``("survivors", killed, survivors)`` if a kill exceeded its time limit, and last
-``("gone", killed)``.
+Messages are marshalled tuples on a ``SOCK_SEQPACKET`` socket. The host sends ``("kill", term_first_s, bound_s)`` and
+``("signal", signum)``. If the start fails, the reaper sends ``("failed", stage, errno)``. Otherwise it sends
+``("started", pid, reaper pid)``, ``("exited", returncode)`` when the program has ended, ``("survivors", killed,
+survivors)`` if a kill exceeds its time limit, and last ``("gone", killed)``.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ IGNORED_SIGNALS = (
     signal.SIGALRM,
     signal.SIGXFSZ,
 )
-"""Signals that a terminal or an operator may send to a whole group; the reaper ignores them, its program does not."""
+"""Signals that a terminal or an operator may send to a whole group: reapers ignore them, their programs do not."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -104,7 +104,7 @@ class Wakeup:
             os.close(inherited)
 
     def clear(self) -> None:
-        """Clear the wakeups so far."""
+        """Empty the descriptor, so that ``poll`` waits for the next signal."""
         try:
             while len(os.read(self.fd, 4096)) == 4096:
                 pass
@@ -150,7 +150,7 @@ class Reaper:
             argv: program and arguments; a name without a slash is looked up in PATH of ``environment``.
             environment: complete environment.
             directory: working directory; None for the zygote's.
-            standard: descriptors for 0, 1 and 2; closed here once the program has them.
+            standard: descriptors that become the program's 0, 1 and 2; closed in the reaper after the fork.
         """
         os.setsid()
         become_subreaper(self._libc)
@@ -224,7 +224,7 @@ class Reaper:
                     os.kill(self._main, signum)  # not reaped yet, so the pid is still its own
 
     def _learn_start(self) -> None:
-        """Send exactly one of ``started`` and ``failed``, before anything else."""
+        """Send either ``started`` or ``failed``, before any other message."""
         assert self._starting is not None
         self._poll.unregister(self._starting)
         data = os.read(self._starting, 64)
@@ -298,7 +298,7 @@ def _become(
     libc: ctypes.CDLL,
     niceness: int,
 ) -> NoReturn:
-    """In the forked child: become the program, or report the failure to the reaper. Never returns."""
+    """Execute the program in the forked child, or report the failure to the reaper. Never returns."""
     stage = "start"
     try:
         os.setsid()

@@ -7,8 +7,8 @@ The zygote imports this module, so it has cheap imports only. Invariants:
   ``prlimit`` for it return success and do nothing, through every system call entry of this architecture. A call takes
   effect only with a random number in the upper half of the argument that selects the limit, a half that the kernel
   ignores. A program never knows that number, because an exec replaces the memory that holds it.
-- A host below a sealed host takes the next carrier. If none is left, or the kernel refuses the filter, nothing is
-  sealed, and no code may claim otherwise.
+- A host below a sealed host takes the next carrier. If no carrier is left, or the kernel refuses the filter, the
+  process stays unsealed and `Seal.sealed` is False.
 - An unprivileged user may install a filter only after setting ``no_new_privs``: setuid programs then run without their
   privileges.
 """
@@ -61,12 +61,13 @@ _NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16
 
 
 class Seal:
-    """Sets the tags of processes, even if these are sealed.
+    """Sets the tags of processes, including sealed ones.
 
     Attributes:
-        carrier: limit that holds the tags; None if none is free.
+        carrier: resource limit that holds the tags; None if no carrier is free.
         sealed: whether tags are indelible in processes started from now on.
-        gave_up_privileges: whether setuid programs therefore run without their privileges.
+        gave_up_privileges: whether ``no_new_privs`` was set for the seal, so that setuid programs run without their
+            privileges.
     """
 
     __slots__ = ("_cookie", "carrier", "gave_up_privileges", "pid", "sealed")
@@ -79,7 +80,10 @@ class Seal:
         self._cookie = cookie
 
     def put(self, pid: int, tag: int) -> bool:
-        """Give ``pid`` (0: this process) the tag; False if not possible: another user's process, or a hard limit."""
+        """Set the tag of ``pid``, where 0 means this process; return False if it cannot be set.
+
+        Reasons are a process that is gone or belongs to another user, and a hard limit below the tag.
+        """
         if self.carrier is None:
             return False
         try:
@@ -93,7 +97,7 @@ class Seal:
         return None if self.carrier is None else resource.getrlimit(self.carrier)
 
     def restore(self, pid: int, limits: tuple[int, int]) -> bool:
-        """Set the limits of the carrier; return False if not possible."""
+        """Set the carrier's limits of ``pid``, where 0 means this process; return False if the kernel refuses."""
         assert self.carrier is not None
         infinity = (1 << 64) - 1
         wanted = struct.pack("=QQ", *(infinity if limit == resource.RLIM_INFINITY else limit for limit in limits))
@@ -116,14 +120,15 @@ _lock = threading.Lock()
 
 
 def current() -> Seal:
-    """Return the seal of this process; an unsealed one before `seal`, and in a fork of a sealed process."""
+    """Return the `Seal` of this process; its ``sealed`` is False before a call of `seal` and in a forked child."""
     return _current if _current is not None and _current.pid == os.getpid() else _UNSEALED
 
 
 def seal() -> Seal:
     """Seal this process with all its threads, permanently; a repeated call returns the first result.
 
-    It needs privileges or gives them up; see the invariants. The filter stays until the process ends.
+    If the process lacks the privilege to install a filter, ``no_new_privs`` is set first; see the invariants. The
+    filter stays until the process ends.
     """
     global _current
     with _lock:
@@ -148,7 +153,10 @@ def _seal() -> Seal:
 
 
 def _is_free(carrier: int) -> bool:
-    """Whether no ancestor uses this limit as a carrier and it can hold a tag: a sealed one only appears to be set."""
+    """Whether this limit can hold a tag and no ancestor uses it as a carrier.
+
+    Setting a sealed limit returns success without effect, so the value is read back.
+    """
     before = resource.getrlimit(carrier)
     if before[0] >> 58 == _TRIAL >> 58:
         return False

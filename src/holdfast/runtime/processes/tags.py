@@ -1,4 +1,4 @@
-"""Find and kill programs that foreign code started: by inherited tag, by environment marker, by descent.
+"""Find programs that foreign code started, by inherited tag, environment marker or descent, and kill them.
 
 The zygote imports this module, so it has cheap imports only. A process that is not under a reaper can shed its session,
 parents and environment, but not a sealed tag (`holdfast.runtime.processes.seal`). The tag contains the host and the
@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 SCOPES = 1 << 16
-"""Scope numbers are below this."""
+"""Upper limit of scope numbers, exclusive."""
 
 UNCLAIMED = 0
 """Scope number of processes whose start was not observed: C code started them on some thread."""
@@ -67,8 +67,11 @@ _CATCH_UP_S = 0.1
 
 
 def make_tag(host: int, started: int, scope: int) -> int:
-    """Return the tag of a scope of the host with this pid and start time: 5 bits that identify Holdfast's tags, then
-    22 of the pid, 20 of the start time and 16 of the scope's number."""
+    """Return the tag of the scope number ``scope`` in the host with this pid and start time.
+
+    A tag consists of 5 bits that identify Holdfast's tags, 22 bits of the pid, 20 bits of the start time and 16 bits of
+    the scope number.
+    """
     return ((_MAGIC << 22 | host) << 20 | started & _START_MASK) << 16 | scope
 
 
@@ -78,7 +81,7 @@ def scope_of_tag(tag: int) -> int:
 
 
 def host_of_tag(tag: int) -> tuple[int, int] | None:
-    """Return pid and lower 20 bits of the start time of the host; None if this is not one of our tags."""
+    """Return the pid and the lower 20 bits of the start time of the host; None if the tag is not one of Holdfast's."""
     if tag >> 58 != _MAGIC:
         return None
     return tag >> 36 & 0x3FFFFF, tag >> 16 & _START_MASK
@@ -101,7 +104,7 @@ def tags_of(pid: int) -> list[int]:
 
 
 def marked_tag_of(pid: int) -> int | None:
-    """Return the tag in the environment that a process was executed with."""
+    """Return the tag in the environment with which a process was executed; None if it has none or is unreadable."""
     marker = procfs.environment_value(pid, procfs.SCOPE_MARKER)
     return int(marker) if marker is not None and marker.isdigit() else None
 
@@ -154,8 +157,10 @@ def _newest_pid() -> int:
 def _look_below(
     host: int, without: frozenset[int], carrier: int, wanted: Callable[[int], bool], known: dict[tuple[int, int], int]
 ) -> list[tuple[int, int]]:
-    """Return processes below the host that carry or are marked with a wanted tag, are known, or are children of one of
-    these: for tags that may have been lost."""
+    """Return processes below the host that belong to a wanted tag, even if they have lost the tag.
+
+    Such a process carries the tag, has it in its environment, is known, or is a descendant of such a process.
+    """
     tree: dict[int, int] = {}
     for pid in procfs.descendants(host, without=without):
         stat = procfs.read_stat(pid)
@@ -202,8 +207,8 @@ class _Chase:
     Parameters:
         carried: returns whether the process with this pid still belongs to the scope of the tag.
         bound_s: time limit.
-        tell: called with the results of finished scopes: the killed pids, and those still there at the time limit, by
-            tag; after the second scan, also with an empty dict.
+        tell: called with the results of finished scopes, a dict from tag to the killed pids and the pids still alive at
+            the time limit; after the second scan, called even if the dict is empty.
     """
 
     def __init__(
@@ -220,7 +225,7 @@ class _Chase:
         self._pause_s = _PAUSE_S
 
     def strike(self, look: _Look) -> tuple[dict[int, list[int]], bool]:
-        """Kill what the scan finds; return the pids by tag, and whether the scan was complete."""
+        """Kill the processes that the scan finds; return their pids by tag, and whether the scan was complete."""
         found: dict[int, list[int]] = {}
         try:
             for pid, tag in look:
@@ -235,13 +240,13 @@ class _Chase:
         return found, True
 
     def killed(self, tag: int, left: Collection[int] = ()) -> list[int]:
-        """Return the killed pids of this scope."""
+        """Return the killed pids of the tag's scope, except those in ``left``."""
         return [pid for pid in self._killed.get(tag, ()) if pid not in left]
 
     def run(self, tags: Iterable[int], look: Callable[[], _Look], hunt: Callable[[], _Look]) -> None:
-        """Scan and kill until each scope was found empty twice in a row, or the time is over.
+        """Scan and kill until each scope was found empty twice in a row, or the time limit is reached.
 
-        If the last scan is incomplete, scopes of which it found no process are not reported.
+        If the last scan is incomplete, a scope of which it found no process is not reported.
         """
         clean = dict.fromkeys(tags, 0)
         looks = 0
@@ -290,13 +295,13 @@ def kill(
     Parameters:
         host: pid of the host, which is a subreaper.
         without: pids whose subtrees to skip: the zygote with its reapers.
-        carrier: resource limit that holds the tags; None if none does.
-        tags: tags of the scopes, each with pid and start time of programs that were started there and may have lost
-            their tag.
-        bound_s: time limit.
-        tell: called with the killed pids, and the pids still there at the time limit, by tag: once per tag, as soon as
-            the result is known, and with an empty dict if no result is known after the second scan. For a tag that is
-            never reported, nothing is proven.
+        carrier: resource limit that holds the tags; None if no limit holds tags.
+        tags: tags of the scopes, each with the pids and start times of programs that were started in the scope and may
+            have lost their tag.
+        bound_s: time limit in seconds.
+        tell: called with a dict from tag to the killed pids and the pids still alive at the time limit. Each tag is
+            reported once, as soon as its result is known. If no result is known after the second scan, the dict is
+            empty. If a tag is never reported, nothing is proven about its scope.
         sealed: whether no process could lose its tag.
     """
     known = {root: tag for tag, roots in tags.items() for root in roots}
@@ -321,12 +326,12 @@ def kill(
 
 
 def _others(host: int, look: _Look) -> _Look:
-    """Exclude the host, which itself carries the tag of what C code starts in it."""
+    """Exclude the host, which itself carries the tag of processes that C code starts in it."""
     return ((pid, tag) for pid, tag in look if pid != host)
 
 
 def end_host(host: int, started: int, bound_s: float) -> None:
-    """Kill everything that scopes of an ended host, or C code in that host, started, until nothing is left."""
+    """Kill everything that was started in scopes of an ended host, or by C code in that host, until nothing is left."""
     gone = (host, started & _START_MASK)
 
     def ours(tag: int) -> bool:

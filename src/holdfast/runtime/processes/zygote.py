@@ -11,12 +11,13 @@ millisecond and little memory, and never inherits a lock of the host's threads. 
   exits. If the host has ended, the zygote also kills what foreign code started in the host's scopes.
 
 A request is one packet with descriptors: ``("spawn", spec)`` with control socket, stdin, stdout and stderr, or
-``("kill", spec)`` with a control socket. For a kill, a fork runs `holdfast.runtime.processes.tags.kill` and answers
-``("done", {tag: (killed, survivors)})`` there, in as many parts as needed. ``spec`` is None if it was too long; it is
-then in a file, whose descriptor comes last. ``("end", None)`` means that the host continues without this zygote.
+``("kill", spec)`` with a control socket. For a kill, a fork runs `holdfast.runtime.processes.tags.kill` and sends
+``("done", {tag: (killed, survivors)})`` on the control socket, in as many parts as needed. If ``spec`` is too long for
+a packet, the packet contains None, and the last descriptor is that of a file with ``spec``. ``("end", None)`` means
+that the host continues without this zygote.
 
-Answers are ``("ready", pid)`` once, and ``("lost", reaper pid, killed, survivors)`` for a reaper that was killed, after
-its orphans are dead.
+The zygote sends ``("ready", pid)`` once, and ``("lost", reaper pid, killed, survivors)`` for a reaper that was killed,
+when the reaper's orphans are dead or a time limit is reached.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ _URGENCY = 10
 _STRAY_PAUSE_S = 0.005
 _TOLD_TAGS = 64
 _TOLD_PIDS = 200
-"""Message size limit: only the last entries of a longer list are reported."""
+"""Maximum number of pids per list in a message: of a longer list, only the last pids are sent."""
 
 
 class Zygote:
@@ -123,10 +124,10 @@ class Zygote:
                 return
 
     def _clear_up(self) -> None:
-        """After the host's end, kill what foreign code started in it.
+        """Kill the programs that foreign code started in the host, which has ended.
 
-        A fork does this, so that the zygote can kill strays meanwhile. If a fork bomb makes a fork impossible, the
-        zygote does it itself, and strays must wait.
+        A fork does the killing, so that the zygote can kill strays meanwhile. If a fork bomb makes a fork impossible,
+        the zygote kills the programs itself, and strays must wait.
         """
         try:
             pid = os.fork()
@@ -197,8 +198,10 @@ class Zygote:
         os._exit(0)
 
     def _tend(self) -> bool | None:
-        """Reap ended children, continue stopped ones, kill orphans of killed reapers. Return True while any orphans are
-        left, None if there are no children at all."""
+        """Reap ended children, continue stopped ones, and kill orphans of killed reapers.
+
+        Return True if orphans are left, False if all children are forks of the zygote, None if there are no children.
+        """
         now = time.monotonic()
         childless = False
         while True:
@@ -245,7 +248,7 @@ def _read_all(fd: int) -> bytes:
 
 
 def main(requests: int, host: int) -> None:
-    """Run the zygote on these descriptors."""
+    """Run the zygote with these descriptors: its socket to the host, and a pidfd of the host."""
     make_undumpable()  # including its forks, the reapers
     os.closerange(max(requests, host) + 1, os.sysconf("SC_OPEN_MAX"))
     os.chdir("/")

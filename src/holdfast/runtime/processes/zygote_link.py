@@ -35,11 +35,11 @@ _posix_spawn = os.posix_spawn  # before adoption wraps it: a scope must not own 
 
 
 zygotes: set[int] = set()
-"""Pids of this process's zygotes; each is reaped by its link."""
+"""Pids of this process's zygotes; the `ZygoteLink` of each zygote reaps it."""
 
 
 class ZygoteLink:
-    """The host's side of the zygote."""
+    """Connection of the host to its zygote."""
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -81,7 +81,7 @@ class ZygoteLink:
         self.alive = True
 
     def request(self, packet: bytes, fds: Sequence[int]) -> bool:
-        """Send a request; return False if the zygote already has too many.
+        """Send a request; return False if too many requests are already waiting in the socket.
 
         Raises:
             BrokenPipeError: the zygote has ended.
@@ -142,7 +142,7 @@ def _helpers_tag() -> int:
 
 
 def identity() -> tuple[Any, ...]:
-    """Return the user and seal that a zygote acts under; another identity needs another zygote."""
+    """Return the user and group ids of this process and whether it is sealed: a change requires a new zygote."""
     return (os.getresuid(), os.getresgid(), tuple(os.getgroups()), seal.current().sealed)
 
 

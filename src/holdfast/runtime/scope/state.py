@@ -49,7 +49,7 @@ Phase = Literal["open", "stopping", "closed"]
 
 
 class StartOwned(Protocol):
-    """Function that creates a task that a scope already owns: ``start_owned`` of a task factory that adopts tasks."""
+    """Interface of ``start_owned``, a method of task factories that adopt tasks; creates a task that a scope owns."""
 
     def __call__(
         self,
@@ -400,7 +400,7 @@ class ScopeState:
         return own + list(self.adopted.copy())
 
     def children(self) -> list[ScopeState]:
-        """Return the states of child scopes."""
+        """Return the states of the child scopes that have not closed."""
         return [member for member in self.members.copy() if isinstance(member, ScopeState)]
 
     def height(self) -> int:
@@ -438,7 +438,7 @@ class ScopeState:
         self.begin_stop()
 
     def listen(self) -> None:
-        """Bind the scope to the running loop if it is stopped before it was opened."""
+        """Bind the scope to the running loop if the scope was not opened, so that it can be stopped."""
         if self.loop is None:
             self.loop = asyncio.get_running_loop()
             self._registration = self.interrupt.on_trigger(self._on_interrupt, loop=self.loop)
@@ -488,7 +488,10 @@ class ScopeState:
         stopping.finish_if_empty()
 
     def give_up(self, tasks_too: bool = False) -> None:
-        """Abandon the remaining members, because the time of the parent's stop is over."""
+        """Abandon the remaining members, because the deadline of the parent's stop has passed.
+
+        Tasks are abandoned soon after the other members, or at once if ``tasks_too`` is set.
+        """
         self.stop_here(0.0, 0.0)
         if self.stopping is not None:
             self.stopping.give_up()
@@ -496,7 +499,7 @@ class ScopeState:
             self.stopping.give_up_tasks()
 
     def close_if_empty(self) -> None:
-        """Close the scope after a member has left, if it waits for nothing else."""
+        """Close the scope if `is_leaving` is set and it waits for no members; if a stop is running, that closes it."""
         if self.stopping is not None:
             self.stopping.finish_if_empty()
         elif self.is_leaving and not self.members and not self.interrupt.triggered:

@@ -1,4 +1,4 @@
-"""The stop of a scope: ask, wait for the grace period, force, give up, and report the outcome in a receipt.
+"""The stop of a scope: ask members to end, force them after the grace period, abandon the rest, and create a receipt.
 
 A stop is driven by timers of the loop and by members that end, not by a task. So no code can cancel a stop, and it ends
 soon after its deadline even if members still run.
@@ -7,13 +7,13 @@ Phases
 - ``grace``: each member is asked once, and not again, so that its cleanup can finish. Tasks that foreign code started
   are first left to their owner: a task group, for example, cancels its children itself once its body has cleaned up.
   Such a task is asked when the code that started it has ended, or at the latest after half of the grace period.
-- ``force``: closers have run, and process trees are being killed. Tasks are asked again and again, at intervals that
-  grow from 1 to 100 ms.
+- ``force``: closers have run, and process trees are being killed. Tasks are asked repeatedly, at intervals that grow
+  from 1 to 100 ms.
 - ``last``: threads, processes and child scopes that did not end are abandoned. Tasks that only waited for one of these
   get a moment to end by themselves, so that the receipt names the member that hangs and not its waiters. Before a
   program is named, its state is checked: if the loop was blocked, the notification of its end may still be queued.
-- ``ended``: every member is gone or abandoned, and the receipt is final. The stop also waits for the result of killing
-  foreign processes: their roots may be dead before it has found all the rest.
+- ``ended``: every member is gone or abandoned, and the receipt is final. Until its deadline, the stop also waits for
+  the result of killing foreign processes, because the kill may find more processes after the known ones are dead.
 
 If foreign code started a program in the scope, the stop kills every process with the scope's tag before it reports that
 nothing is left, even if all known processes have ended. It also looks for processes that may belong to the scope but
@@ -61,7 +61,7 @@ _CHUNK = 1_000
 _LAST_S = 0.05
 _LAST_TICKS = 10
 """Loop iterations, per level of nested scopes, that tasks get to end after something they waited for was abandoned.
-Counted in iterations, because a blocked loop may spend all of the time in one."""
+Iterations are counted, because a blocked loop may spend the whole time in one iteration."""
 
 _UNOWNED_S = 0.05
 _UNOWNED_LOOK_S = 0.005
@@ -99,7 +99,7 @@ class Stopping:
         """Start of the stop, in clock ticks since boot, the unit of process start times."""
 
     def shorten(self, grace_s: float, abandon_after_s: float) -> None:
-        """Shorten the remaining grace period and the time after it to these times; never lengthen them."""
+        """Shorten the remaining grace period and the time after it to at most these times, for child scopes too."""
         if self.phase in ("last", "ended"):
             return
         now = self._loop.time()
@@ -330,7 +330,7 @@ class Stopping:
         self._escalate_at = self._loop.time() + self._escalate_in_s
 
     def give_up(self) -> None:
-        """Abandon all members except tasks, because the time is over; abandon the tasks soon after."""
+        """Abandon all members except tasks, because the deadline has passed; abandon the tasks soon after."""
         if self.phase in ("last", "ended"):
             return
         self.phase = "last"

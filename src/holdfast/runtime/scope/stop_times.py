@@ -1,4 +1,4 @@
-"""The grace period of a stop and the time after it, from the arguments of the stop, the scope and its parent."""
+"""Times of a stop, computed from the arguments of the stop, of the scope and of the parent scope."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from holdfast.errors import InvalidRequest
 __all__ = ["StopTimes", "Times", "check_times"]
 
 Times = tuple[float, float]
-"""Grace period, and time after it until members are abandoned, in seconds."""
+"""Grace period, and time from its end until members are abandoned, in seconds."""
 
 _DEFAULT: Times = (5.0, 2.0)
 _UNLIMITED: Times = (math.inf, math.inf)
@@ -19,8 +19,8 @@ class StopTimes:
     """Times of the stops of one scope.
 
     Parameters:
-        grace_s, abandon_after_s: as in `Scope`; default: the parent's.
-        parent: times of the enclosing scope.
+        grace_s, abandon_after_s: arguments of the `Scope`; None means the parent's value, or else the default.
+        parent: times of the parent scope; None if the scope has no parent.
     """
 
     __slots__ = ("_given", "_limits", "own")
@@ -35,7 +35,7 @@ class StopTimes:
             self._limits = _completed(grace_s, abandon_after_s, _UNLIMITED)
 
     def complete(self, grace_s: float | None, abandon_after_s: float | None) -> Times | None:
-        """Return the given times of a stop, with the scope's own for a missing one; None if both are missing."""
+        """Return the times of a stop, with the scope's own value for a time that is None; None if both are None."""
         if grace_s is None and abandon_after_s is None:
             return None
         return _completed(grace_s, abandon_after_s, self.own)
@@ -45,7 +45,7 @@ class StopTimes:
         self._given = times
 
     def first(self, parent: Times | None) -> Times:
-        """Return the times of the first stop: its own, else those of the parent's stop, else the scope's.
+        """Return the times of the first stop: those that `give` set, else the limited parent's, else the scope's own.
 
         Parameters:
             parent: times of the parent's stop; None if the parent is not being stopped.

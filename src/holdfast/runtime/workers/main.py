@@ -1,15 +1,15 @@
 """The process in which isolated functions run: it serves one call after another and reports what each left behind.
 
-`holdfast.runtime.workers.pool` starts it, under its own reaper. Invariants
-- It serves one call at a time, in the main thread and in a fresh context. It exits after an idle timeout, when its
-  connection ends, and after a call that was interrupted.
-- Changes that a call makes to modules persist for the next call. Anything else it leaves (threads, processes,
-  descriptors, signal handlers, the directory, the environment, limits) is named in its answer, and the process takes no
-  more calls.
+`holdfast.runtime.workers.pool` starts the process, under its own reaper. Invariants
+- The process serves one call at a time, in the main thread and in a fresh context. It exits after an idle timeout, when
+  its connection ends, and after a call that was interrupted.
+- Changes that a call makes to modules persist for the next call. Anything else that a call leaves behind (threads,
+  processes, descriptors, signal handlers, the directory, the environment, limits) is named in the answer, and the host
+  sends the process no more calls.
 - An answer is sent whole or not at all, and to the host only: not into another file that has taken over the descriptor,
   and not by a copy of this process that the function forked.
-- SIGTERM interrupts the call: it triggers the current interrupt and, once, raises `Interrupted` in the function.
-  Between two calls it ends the process.
+- The first SIGTERM during a call triggers the call's interrupt and raises `Interrupted` in the function. A SIGTERM
+  between two calls ends the process.
 
 A frame is a kind, a length and that many bytes. ``CALL`` is a marshalled ``(head, pickled function and values)``,
 ``CAUSE`` a pickled `Cause` that precedes a SIGTERM. ``BEGUN`` is a marshalled ``(threads, descriptors, bytes of
@@ -64,7 +64,7 @@ class Head(TypedDict):
 
     Parameters:
         interrupt: name of the call's interrupt.
-        streamed: whether the host reads what the function prints; otherwise it goes to the host's standard error.
+        streamed: whether the host reads the printed output; if False, the output goes to the host's standard error.
         variables: module, name and value of the context variables to set.
     """
 
@@ -82,7 +82,7 @@ class IsolatedCall:
     """Handle of the running call for an isolated function; can be pickled.
 
     Parameters:
-        call_id: the same in every attempt, so that it can serve as the idempotency key for external services.
+        call_id: id of the call, the same in every attempt; can serve as the idempotency key for external services.
     """
 
     __slots__ = ("call_id",)
@@ -91,7 +91,7 @@ class IsolatedCall:
         self.call_id = call_id
 
     def output(self, text: str) -> None:
-        """Stream a piece of the call's output; block while the host is behind. Callable from any thread of the process.
+        """Stream a chunk of the call's output; block while the pipe to the host is full. Callable from any thread.
 
         Raises:
             RuntimeError: not called in the process of an isolated call.

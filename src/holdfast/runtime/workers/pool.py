@@ -148,7 +148,7 @@ class Worker:
                 os.close(self.output)
 
     def kill(self) -> None:
-        """Request a kill of its process tree, without waiting for the result."""
+        """Request a kill of the worker's process tree, without waiting for the result, and close the descriptors."""
         self.process.tree.ask_kill(0.0, KILL_BOUND_S)
         self.close()
 
@@ -192,7 +192,7 @@ class WorkerPool:
         self._counts: Counter[str] = Counter()
 
     def acquire(self, owner: str) -> Worker | None:
-        """Return an idle worker of this owner for one call, if any.
+        """Return an idle worker of this owner for one call; None if the owner has no usable idle worker.
 
         After the call, give the worker back with `release` or `discard`.
         """
@@ -216,7 +216,10 @@ class WorkerPool:
     async def start(
         self, owner: str, name: str, on_cut: Callable[[asyncio.Task[TreeResult]], object] | None = None
     ) -> Worker:
-        """Start a worker for one call; parameters and errors as in `ProcessHost.spawn`."""
+        """Start a worker for one call.
+
+        For ``name``, ``on_cut`` and the errors raised, see `ProcessHost.spawn`.
+        """
         environment = self._environment()
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
@@ -313,5 +316,5 @@ class WorkerPool:
             )
 
     def _environment(self) -> tuple[Any, ...]:
-        """Return what a new process would inherit; workers started with a different environment are not reused."""
+        """Return the path, directory, variables and identity of a new worker; workers that differ are not reused."""
         return (list(sys.path), os.getcwd(), start_environment(self.variables), identity())
