@@ -76,7 +76,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         messages: messages that the run took, oldest first.
         started_seq: seq of the run's ``run.started`` event; all events of the run are later.
         interrupt: cause of the interrupt recorded for this run; None if no interrupt is recorded.
-        events: events that the claim wrote: ``run.started`` for a new run, none for a resumed run.
+        events: events that the claim wrote: ``run.started`` for a new run; empty for a resumed or rescued run.
         questions: open questions for which a rescued suspended run still waits.
         resumed: whether the run was suspended and parked and now resumes. `Store.run_events` returns its journal.
     """
