@@ -85,7 +85,7 @@ def _make_folder(folder: str) -> None:
         os.mkdir(folder, 0o700)
     except FileExistsError:
         return
-    os.chmod(folder, 0o700)  # in case the umask removed the owner's permissions
+    os.chmod(folder, 0o700)  # where the umask took even its own rights away
     descriptor = os.open(os.path.join(folder, ".gitignore"), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write("*\n")
