@@ -135,7 +135,7 @@ class SqlTables:
             self._stored.clear()
 
     def flush(self) -> None:
-        """Write collected rows. Raises `SessionChanged` if a stored session or message has changed since it was read."""
+        """Write collected rows. Raises `SessionChanged` if a stored session or message was changed elsewhere."""
         large = self._collected_bytes > LARGE_BYTES
         self._collected_bytes = 0
         write = self._database.write_rows
