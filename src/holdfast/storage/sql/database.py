@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 __all__ = ["LARGE_BYTES", "Database"]
 
 LARGE_BYTES: Final = 65_536
-"""Size of bound rows above which they are written separately, because a cached statement may keep bound values."""
+"""Size in bytes above which rows need special handling, because a cached statement may keep its bound values."""
 
 
 class Database(Protocol):

@@ -1,8 +1,8 @@
 """The SQL of the stores: named blocks of ``schema.sql`` and ``statements.sql``, loaded once.
 
-A block begins with ``-- name: <name>`` and may contain comments. ``?`` stands for a parameter. A row in double brackets,
-``[[(?, ?)]]``, stands for one or more such rows. The blocks are written for SQLite; `for_postgres` translates them for
-PostgreSQL.
+A block begins with ``-- name: <name>`` and may contain comments. ``?`` stands for a parameter. A row in double
+brackets, ``[[(?, ?)]]``, stands for one or more such rows. The blocks are written for SQLite; `for_postgres` translates
+them for PostgreSQL.
 """
 
 from __future__ import annotations
