@@ -61,7 +61,7 @@ class SqlTables:
         database: database that runs the statements.
         epoch: epoch of the writing node.
         last_number: highest session number ever used.
-        between: callback for failpoints, called after some of a transaction's rows are written and before the rest.
+        between: callback for failpoints, called between the writes of a transaction.
     """
 
     def __init__(
