@@ -57,11 +57,13 @@ class BudgetUsage(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot of one budget.
 
     Parameters:
-        used, limit: the amount in use and the maximum. Requests with a user key get the caller's figures, all others
-            those of the whole host.
+        used, limit: the amount in use and the maximum. Requests with a user key get the caller's figures; all other
+            requests get those of the whole host (for ``stored``: the usage of the 20 largest principals, and the limit
+            per principal). For ``loop_time``, `used` is in seconds, and `limit` is a fraction of the loop's time.
         share: the maximum that one principal may hold.
         refused: number of refused charges; always 0 for requests with a user key.
-        principals: usage by principal, largest first; requests with a user key get only the caller's usage.
+        principals: usage of the 20 largest principals, largest first; requests with a user key get only the caller's
+            usage.
     """
 
     used: float

@@ -56,7 +56,8 @@ class RunHistory:
     def was_started_by(self, agent: Agent) -> bool:
         """Return whether an agent of the same kind as `agent`, with or without a model, may have started the run.
 
-        A run of an agent with a model resumes by steps; a run of a function resumes by calls.
+        A run of an agent with a model resumes from its recorded steps; a run of a function resumes from its recorded
+        calls.
         """
         run_id = self.claim.lease.run_id
         in_steps = any(isinstance(e, StepFinished) and e.run_id == run_id for e in self.events)

@@ -76,7 +76,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         messages: messages that the run took, oldest first.
         started_seq: seq of the run's ``run.started`` event; all events of the run are later.
         interrupt: cause of the interrupt recorded for this run; None if no interrupt is recorded.
-        events: events that the claim wrote: ``run.started`` for a new run, none for a resumed run.
+        events: events that the claim wrote: ``run.started`` for a new run; empty for a resumed or rescued run.
         questions: open questions for which a rescued suspended run still waits.
         resumed: whether the run was suspended and parked and now resumes. `Store.run_events` returns its journal.
     """
@@ -172,7 +172,14 @@ class SendResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class NotReady(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A claim found nothing to run: no message waits, a run is active, or nothing is due before ``not_before``."""
+    """Result of a claim that found nothing to run.
+
+    Parameters:
+        waiting: number of queued messages.
+        not_before: time at which the next queued message is due, in seconds since the epoch; 0 if no message waits or
+            a run is active.
+        busy: whether a run is active.
+    """
 
     waiting: int
     not_before: float = 0.0
@@ -326,15 +333,17 @@ class Fired(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Result of a check of a schedule.
 
     Parameters:
-        outcome: ``fired``; ``missed`` if ticks were counted and none fires now; ``duplicate`` if the tick had already
-            fired before the clock was set back; the code of the error if the message was refused; ``set_back`` if the
-            clock was set back and the schedule now has a different tick; ``changed`` if the schedule has changed since
-            it was read; ``waits`` if no tick is due; ``broken`` if the stored schedule is unreadable, in which case it
-            is checked again much later.
+        outcome: ``fired``; ``missed`` if ticks were counted as missed and none fires now; ``duplicate`` if the tick had
+            already fired before the clock was set back; the code of the error if the message was refused or the
+            schedule's ticks cannot be computed; ``set_back`` if the clock was set back and the schedule now has a
+            different tick; ``changed`` if the schedule has changed since it was read; ``waits`` if no tick is due or
+            the schedule is paused; ``broken`` if the stored schedule is unreadable, in which case it is checked again
+            an hour later.
         missed: number of ticks counted as missed.
         sent: result of the send, if `outcome` is ``fired`` or ``duplicate``.
         schedule: current state of the schedule; None if it was deleted.
-        problem: description of the schedule's problem, for display; None unless the problem is new.
+        problem: description of the schedule's problem, for display; None if the schedule has no problem or the problem
+            was already reported. Always set if `outcome` is ``broken``.
     """
 
     outcome: str
@@ -398,7 +407,7 @@ class Committed(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class InterruptRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A request to interrupt the active run; if ``run_id`` is given, only if it is the active run."""
+    """A request to interrupt the active run of a session. If ``run_id`` is given, no other run is interrupted."""
 
     principal: str
     key: str
@@ -417,7 +426,11 @@ class InterruptResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Stopped(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Result of a session's stop: the run to stop, and the messages that were withdrawn."""
+    """Result of stopping or deleting a session.
+
+    ``run_id`` is the run to stop, or None if the session was idle; ``withdrawn`` contains the queued messages that were
+    withdrawn.
+    """
 
     session: int
     number: int
@@ -427,7 +440,7 @@ class Stopped(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A session to claim: it has messages and no run, or a parked run to resume or stop."""
+    """A session to claim, which has queued messages and no active run, or a parked run to resume or stop."""
 
     session: int
     principal: str
@@ -442,7 +455,8 @@ class KeyRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     Parameters:
         role: ``user``, ``admin`` or ``trusted`` (may act for other users) for an API key. A key with the role
             ``approver`` grants no access to the API; a person types it to approve calls of the principal's sessions.
-        agents: names of the agents that the key may use; None means the server's public agents.
+        agents: names of the agents that the key may use; None allows the server's public agents, or all agents if
+            `role` is ``admin``.
     """
 
     key_id: str

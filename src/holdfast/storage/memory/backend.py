@@ -1,8 +1,9 @@
 # ruff: noqa: D102 - `Backend` documents its methods
 """The backend that keeps its rows in dictionaries.
 
-Each action runs in one step of the event loop, so no other code runs between its check and its write. Accepted data
-lives as long as the backend, which may be closed and opened again, as a new epoch; it does not outlive the process.
+Each action runs in one step of the event loop, so no other code runs between the action's checks and its changes.
+Accepted data lives as long as the backend object. The backend may be closed and opened again, which begins a new epoch;
+the data does not outlive the process.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ class MemoryBackend:
     """A `holdfast.storage.backend.Backend` in memory.
 
     Parameters:
-        yielding: whether to run the actions one after the other in a separate task, like the writer of a real store, so
-            that other tasks run in between. This is used to explore interleavings.
+        yielding: whether a separate task runs the writes one after another, like the writer of a real store, so that
+            other tasks run in between. Tests use this to explore interleavings.
     """
 
     engine = "memory"
@@ -86,7 +87,7 @@ class MemoryBackend:
             self._wakeup.set_result(None)
 
     async def _write_in_turn(self) -> None:
-        """Run the writer of a yielding backend until the backend is closing and everything is written."""
+        """Run the submitted writes of a yielding backend until the backend is closing and all writes are done."""
         while True:
             while self._waiting:
                 self._waiting.popleft()()

@@ -39,7 +39,7 @@ __all__ = ["MemoryReads"]
 
 
 class MemoryReads:
-    """See `holdfast.storage.backend.Reads`."""
+    """Implementation of `holdfast.storage.backend.Reads` on the dictionaries of `MemoryTables`."""
 
     __slots__ = ("_tables",)
 

@@ -1,7 +1,7 @@
 # ruff: noqa: D102 - `Tables` documents its methods
 """The tables of a store as dictionaries.
 
-Changes take effect at once and are never undone, so a transaction must refuse before its first change.
+Changes take effect at once and are never undone, so a transaction must refuse a request before its first change.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["MemoryTables"]
 
 
 class _Pack(msgspec.Struct, frozen=True, gc=False):
-    """Events that were written together, packed as in SQL to spare the garbage collector many objects."""
+    """Events that were written together, packed as in SQL so that the garbage collector has fewer objects to scan."""
 
     first_seq: int
     last_seq: int
@@ -45,7 +45,7 @@ class _Pack(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def events(self) -> list[Stored]:
-        """Return the events."""
+        """Unpack and return the events."""
         return unpack_events(self.last_seq, self.body)
 
 
@@ -65,7 +65,7 @@ class _Message(msgspec.Struct, gc=False):
 
 
 class _Attachment(msgspec.Struct, gc=False):
-    """An attachment of a principal, and when it was (last) uploaded."""
+    """An attachment of a principal, with the time of its last upload."""
 
     attachment: Attachment
     body: bytes
@@ -89,7 +89,7 @@ class _Session:
         self.shown: str | None = None
         self.attached: set[str] = set()
         self.size = 0
-        """Counted bytes that are dropped together with the session or its contents: all except its events."""
+        """Counted bytes of the session except its events. They are dropped with the session or its contents."""
 
 
 _ROW_BYTES = 512
@@ -255,7 +255,7 @@ class MemoryTables:
         self._count(row, memory_bytes(history.entries))
 
     def _count(self, row: SessionRow, amount: int) -> None:
-        """Count bytes that are dropped only together with the session or its contents."""
+        """Add to the counted bytes that are dropped only with the session or its contents."""
         self.sessions[row.session].size += amount
         self.grow(row.principal, amount)
 
@@ -266,7 +266,7 @@ class MemoryTables:
         return tuple(self.entries(row.session, history_id))
 
     def entries(self, session: int, history_id: str | None) -> list[Entry]:
-        """Return the transcript as of that history row; do not modify it."""
+        """Return the transcript as of the history row `history_id`. The caller must not modify the list."""
         found = self.sessions[session]
         if found.shown != history_id:
             chain: list[HistoryRow] = []
@@ -335,7 +335,7 @@ class MemoryTables:
             del self.by_due[bisect_left(self.by_due, (known.due_at, row.schedule))]
 
     def due_schedules(self, *, now: float, decided_after: float) -> Iterator[ScheduleRow]:
-        """Yield schedules that are due or were decided after ``decided_after``, the longest due first."""
+        """Yield schedules that are due or were decided after `decided_after`, the earliest due time first."""
         due = bisect_right(self.by_due, now, key=lambda item: item[0])
         end = len(self.by_due) if self._newest_decision > decided_after else due
         for index in range(end):
@@ -378,7 +378,7 @@ class MemoryTables:
         attachments_before: float,
         after: int,
     ) -> tuple[int, int | None]:
-        """Prune all sessions at once."""
+        """Prune all sessions in one call; `after` is ignored."""
         dropped = 0
         for session in list(self.sessions.values()):
             row = session.row

@@ -1,4 +1,4 @@
-"""Columns and JSON bodies of the rows in SQL: conversion of `SessionRow` and the other rows from and to them."""
+"""Conversion of `SessionRow` and the other row types to and from SQL columns and JSON bodies."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ __all__ = [
 
 
 LIVE_COLUMN = -11
-"""Index of the active run in `state_columns`, from the end: its only column that may be large."""
+"""Index, from the end, of the active run's column in `state_columns`, the only column that may be large."""
 _SHORT = 80
-"""Maximum characters of a queued content that stays in memory."""
+"""Maximum length, in characters, of a message content that stays in memory."""
 
 
 class _LiveRun(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -79,13 +79,13 @@ _decode_schedule = msgspec.json.Decoder(ScheduleRow).decode
 
 
 def mail_of(columns: tuple[Any, ...]) -> Mail:
-    """Return a message from ``waiting_messages`` or ``taken_message``."""
+    """Convert a row of the statement ``waiting_messages`` or ``taken_message`` to a message."""
     body, batch, due, target = columns
     return Mail(_decode_message(body), batch, due, target)
 
 
 def shelve(mails: Iterable[Mail]) -> tuple[Mail, ...]:
-    """Return the messages with short contents only; longer ones stay in their rows."""
+    """Return the messages without their long contents, which stay in the database."""
     return tuple([_shelved(mail) if len(mail.message.content) > _SHORT else mail for mail in mails])
 
 
@@ -95,7 +95,7 @@ def _shelved(mail: Mail) -> Mail:
 
 
 def known_of(rows: list[tuple[Any, ...]]) -> KnownMessage | None:
-    """Return the message from ``message_by_id`` or ``message_by_idempotency_key``, if any."""
+    """Convert the result of ``message_by_id`` or ``message_by_idempotency_key``; None if `rows` is empty."""
     if not rows:
         return None
     message_id, seq, body_hash, run_id, withdrawn_at = rows[0]
@@ -103,7 +103,7 @@ def known_of(rows: list[tuple[Any, ...]]) -> KnownMessage | None:
 
 
 def ended_of(rows: list[tuple[Any, ...]]) -> EndedRun | None:
-    """Return the run from ``ended_run``, if any."""
+    """Convert the result of the statement ``ended_run``; None if `rows` is empty."""
     if not rows:
         return None
     body, fence, started_seq, commit_seq, end_seq, next_run_id, previous_run_id, last_n, rolled_back = rows[0]
@@ -121,7 +121,7 @@ def ended_of(rows: list[tuple[Any, ...]]) -> EndedRun | None:
 
 
 def piece_of(history_id: str, columns: tuple[Any, ...]) -> HistoryRow:
-    """Return a history row from ``run_piece`` or ``edit_piece``."""
+    """Convert a row of the statement ``run_piece`` or ``edit_piece`` to the history row `history_id`."""
     previous_id, whole, last_n, entries = columns
     return HistoryRow(history_id, previous_id, bool(whole), last_n, tuple(unpack_entries(entries) if entries else ()))
 
@@ -157,7 +157,10 @@ def read_all_entries(database: Database, session: int, newest: str | None, *, li
 def read_some_entries(
     database: Database, session: int, newest: str | None, *, after: int, limit: int, limit_bytes: int
 ) -> list[Entry]:
-    """Like `read_entries`, but up to `limit_bytes`; only one piece of the transcript is in memory at a time."""
+    """Return entries like `read_entries`, but stop at the entry that reaches `limit_bytes`.
+
+    Only one piece of the transcript is in memory at a time.
+    """
     out: list[Entry] = []
     size = 0
     for piece, in_run in database.query("pieces_after", newest, session, after, session, session, after, limit):
@@ -171,7 +174,7 @@ def read_some_entries(
 
 
 def row_of(columns: tuple[Any, ...]) -> tuple[SessionRow, int, tuple[str, ...]]:
-    """Return a session without its messages, the number of queued ones, and the message ids of the active run."""
+    """Return a session without messages, the number of its queued messages, and the message ids of the active run."""
     row = SessionRow(*columns[:11])
     row.append_nth, row.append_seq, row.sweep, row.last_run_id, row.deleted_at, row.history_id, waiting = columns[12:]
     if row.run_id is None:
@@ -192,7 +195,7 @@ def row_of(columns: tuple[Any, ...]) -> tuple[SessionRow, int, tuple[str, ...]]:
 
 
 def load(database: Database, columns: tuple[Any, ...]) -> SessionRow:
-    """Return a session with its messages; large ones are shelved."""
+    """Return a session with its queued and taken messages, whose long contents are left out (see `shelve`)."""
     row, waiting, taken = row_of(columns)
     if waiting:
         with closing(database.rows("waiting_messages", row.session)) as rows:
@@ -247,7 +250,10 @@ def state_columns(row: SessionRow) -> tuple[object, ...]:
 
 
 def schedule_of(columns: tuple[Any, ...]) -> ScheduleRow:
-    """Return a schedule from its row. If the body is unreadable, return a ``broken`` one, so that others continue."""
+    """Convert a row to a schedule. If the row's body is unreadable, the schedule's ``broken`` describes the error.
+
+    No error is raised in that case, so that the other schedules continue.
+    """
     schedule, principal, schedule_id, revision, session, body = columns
     try:
         row = _decode_schedule(body)

@@ -8,11 +8,11 @@ from typing import Any, Final, Protocol
 __all__ = ["LARGE_BYTES", "Database"]
 
 LARGE_BYTES: Final = 65_536
-"""Maximum bytes of rows to bind to one statement, because a cached statement may keep them until its next use."""
+"""Size in bytes above which rows need special handling, because a cached statement may keep its bound values."""
 
 
 class Database(Protocol):
-    """A connection inside a transaction (or, for reads, outside of one)."""
+    """A database connection. Writes run inside a transaction; reads need no transaction."""
 
     def query(self, name: str, *parameters: object) -> list[tuple[Any, ...]]:
         """Return the rows of a named statement."""
@@ -31,14 +31,17 @@ class Database(Protocol):
         ...
 
     def read_large(self, name: str, *parameters: object, start: int, size: int) -> bytes | None:
-        """Return at most `size` bytes, from `start` on, of the value that a statement selects; None without a row."""
+        """Return at most `size` bytes of the value that a named statement selects, beginning at offset `start`.
+
+        None is returned if the statement selects no row.
+        """
         ...
 
     def write_rows(self, name: str, rows: Sequence[tuple[object, ...]], *, large: bool) -> int:
         """Execute a named statement for many rows; return the number of rows it wrote.
 
         Parameters:
-            large: whether the rows may exceed `LARGE_BYTES` in total. Measuring them takes as long as binding them, and
-                most are known to be small.
+            large: whether the rows may exceed `LARGE_BYTES` in total. The caller decides, because measuring rows takes
+                as long as binding them, and most rows are known to be small.
         """
         ...

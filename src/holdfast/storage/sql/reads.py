@@ -42,10 +42,10 @@ __all__ = ["SqlReads"]
 
 
 class SqlReads:
-    """See `holdfast.storage.backend.Reads`.
+    """Implementation of `holdfast.storage.backend.Reads` in SQL.
 
     Parameters:
-        database: runs the statements.
+        database: database that runs the statements.
     """
 
     def __init__(self, database: Database) -> None:

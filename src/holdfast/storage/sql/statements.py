@@ -1,8 +1,8 @@
 """The SQL of the stores: named blocks of ``schema.sql`` and ``statements.sql``, loaded once.
 
-A block begins with ``-- name: <name>`` and may have comments. ``?`` stands for a parameter. A row in double brackets,
-``[[(?, ?)]]``, stands for one or more such rows. The blocks run on SQLite and on PostgreSQL; `for_postgres` translates
-the differences.
+A block begins with ``-- name: <name>`` and may contain comments. ``?`` stands for a parameter. A row in double
+brackets, ``[[(?, ?)]]``, stands for one or more such rows. The blocks are written for SQLite; `for_postgres` translates
+them for PostgreSQL.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _blocks() -> dict[str, str]:
 
 
 def block(name: str) -> str:
-    """Return the text of a block. Raises `ConfigurationError` for an unknown name."""
+    """Return the text of the block `name`. Raises `ConfigurationError` if no such block exists."""
     try:
         return _blocks()[name]
     except KeyError:
@@ -37,7 +37,7 @@ def block(name: str) -> str:
 
 @cache
 def many(name: str, rows: int) -> str:
-    """Return the text of a block with its ``[[row]]`` repeated, so that one execution writes `rows` rows."""
+    """Return the text of the block `name` with its ``[[row]]`` repeated, so that one execution writes `rows` rows."""
     head, _, rest = block(name).partition("[[")
     row, _, tail = rest.partition("]]")
     return head + ", ".join([row] * rows) + tail
@@ -45,7 +45,7 @@ def many(name: str, rows: int) -> str:
 
 @cache
 def last_column(name: str) -> tuple[str, str]:
-    """Return the table and the last column of a block that inserts a row or selects one column."""
+    """Return the table and last column of an ``INSERT`` block, or the table and column of a one-column ``SELECT``."""
     found = re.match(r"INSERT INTO (\w+) \(.*?(\w+)\) VALUES|SELECT (\w+) FROM (\w+) ", block(name))
     assert found is not None, name
     into, last, selected, table = found.groups()

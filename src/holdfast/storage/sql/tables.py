@@ -1,11 +1,11 @@
 # ruff: noqa: D102 - `Tables` documents its methods
 """The tables of a store in SQL.
 
-Session rows are cached between transactions, because only this object writes them. Long message contents are not kept
-but read again when needed (`Mail.shelved`). Writes are collected, and `flush` writes many rows with one statement. A
-session is written only if its fence and counter are still those that were read (`SessionChanged` otherwise), so that a
-cached row never overwrites a change made elsewhere. After any error, the transaction is rolled back and `forget` is
-called.
+Session rows are cached between transactions, because normally only this object writes them. Long message contents are
+not cached but read again when needed (`Mail.shelved`). Writes are collected, and `flush` writes many rows with one
+statement. If a session's fence or next seq in the database differs from the value that was read, `flush` raises
+`SessionChanged`, so that a cached row never overwrites a change made elsewhere. After any error, the caller must roll
+the transaction back and call `forget`.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ class SessionChanged(Exception):
 
 
 class SqlTables:
-    """See the module, and `holdfast.storage.backend.Tables`.
+    """Implementation of `holdfast.storage.backend.Tables` in SQL, as described in the module.
 
     Parameters:
-        database: runs the statements.
+        database: database that runs the statements.
         epoch: epoch of the writing node.
         last_number: highest session number ever used.
-        between: called in `flush` after the first statement that wrote, for failpoints.
+        between: callback for failpoints, called between the writes of a transaction.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class SqlTables:
         self._uses: list[tuple[object, ...]] = []
 
     def forget(self) -> None:
-        """Drop cached and collected rows; assigned numbers stay used."""
+        """Drop cached and collected rows; session numbers already assigned are not reused."""
         for kept in (self._rows, self._names, self._seen, self._live, self._new, self._changed, self._messages):
             kept.clear()
         for counted in (self._characters, self._large, self._mails):
@@ -135,7 +135,7 @@ class SqlTables:
             self._stored.clear()
 
     def flush(self) -> None:
-        """Write collected rows. Raises `SessionChanged`."""
+        """Write collected rows. Raises `SessionChanged` if a stored session or message was changed elsewhere."""
         large = self._collected_bytes > LARGE_BYTES
         self._collected_bytes = 0
         write = self._database.write_rows
@@ -274,7 +274,7 @@ class SqlTables:
             self._live.pop(row.principal, None)
 
     def refuse_used_message_id(self, row: SessionRow, message_id: str) -> None:
-        """Do nothing: the primary key refuses it in `flush`."""
+        """Do nothing, because the table's primary key makes `flush` fail for a used message id."""
 
     def add_message(self, row: SessionRow, mail: Mail, *, idempotency_key: str | None, body_hash: bytes) -> None:
         message = mail.message
@@ -489,7 +489,10 @@ class SqlTables:
         return dropped, upto_next
 
     def _drop(self, principal: str, name: str, *parameters: object) -> int:
-        """Execute a statement that deletes rows and returns the bytes of each. Return the number of rows."""
+        """Execute a statement that deletes rows and returns their sizes; return the number of deleted rows.
+
+        The sizes are subtracted from the principal's stored bytes.
+        """
         sizes = self._database.query(name, *parameters)
         if sizes:
             self.grow(principal, -sum(int(size) for (size,) in sizes))
@@ -518,5 +521,5 @@ class SqlTables:
 
 
 def _are_large(rows: Iterable[tuple[Any, ...]]) -> bool:
-    """Whether rows of sessions exceed `LARGE_BYTES`, which they may because they contain questions."""
+    """Return whether session rows exceed `LARGE_BYTES` in total, which is possible because they contain questions."""
     return sum([len(row[LIVE_COLUMN] or b"") for row in rows]) > LARGE_BYTES

@@ -1,9 +1,11 @@
 # ruff: noqa: D102 - `Backend` documents its methods
 """The backend in one SQLite file: durable on one machine, for one host at a time.
 
-- All writes go through one thread (`holdfast.storage.sqlite.writer`) as group commits, WAL, ``synchronous=FULL``.
-- Reads have their own threads and connections; they see all committed data, including everything already answered.
-- A lock on ``<file>-lock`` refuses a second host, in another process or in this one.
+- One thread performs all writes as group commits (`holdfast.storage.sqlite.writer`), in WAL mode with
+  ``synchronous=FULL``.
+- Reads use separate threads and connections. A read sees all data committed before it starts, including every write
+  that was acknowledged.
+- A lock on ``<file>-lock`` keeps a second host, in this process or another, from opening the file.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Checkpoints of the write-ahead log in a separate thread, so that no commit has to wait for a long one.
+"""Checkpoints of the write-ahead log in a separate thread, so that commits need not wait for a long checkpoint.
 
-SQLite copies the log into the database within the commit that finds it too long (``wal_autocheckpoint``), and that
-commit takes as long as the copy. This thread copies earlier, a small part at a time, over its own connection, which
-blocks no writer and no reader. SQLite's own limit stays in place: that commit then has little left to copy, and if this
-thread is late or fails, the log grows no longer than without it. (https://sqlite.org/wal.html, "Checkpointing"; a
-passive checkpoint takes no lock that a commit needs.)
+If a commit finds the log too long (``wal_autocheckpoint``), SQLite copies the log into the database within that commit,
+which then takes as long as the copy. This thread copies the log earlier, a small part at a time, over a separate
+connection, and blocks neither the writer nor the readers. SQLite's own limit stays in place: when a commit reaches the
+limit, little is left to copy. If this thread is late or fails, the log grows no longer than without the thread. A
+passive checkpoint takes no lock that a commit needs (https://sqlite.org/wal.html, "Checkpointing").
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Final
 __all__ = ["Checkpoints"]
 
 _PAGES: Final = 1000
-"""Target number of log pages per checkpoint. A page that many commits write is copied once; smaller checkpoints would
-cost more in total, because each waits for the disk."""
+"""Target number of log pages per checkpoint. A checkpoint copies a page once, even if many commits wrote the page.
+Smaller checkpoints would cost more in total, because each checkpoint waits for the disk."""
 _FIRST_AFTER: Final = 50
 _AT_MOST_AFTER: Final = 1000
 
@@ -29,7 +29,7 @@ class Checkpoints:
     """Copies the log into the database regularly. The writer's thread calls `open`, `committed` and `close`.
 
     Parameters:
-        connect: opens a connection to the database.
+        connect: callback that opens a connection to the database.
     """
 
     def __init__(self, connect: Callable[[], sqlite3.Connection]) -> None:
@@ -48,7 +48,7 @@ class Checkpoints:
         self._thread.start()
 
     def committed(self) -> None:
-        """Count a commit."""
+        """Count a commit, and request a checkpoint after enough commits."""
         self._commits += 1
         if self._commits >= self._after and not self._requested:
             self._commits = 0
@@ -56,7 +56,7 @@ class Checkpoints:
             self._requests.put(True)
 
     def close(self) -> None:
-        """End the thread, interrupting a running checkpoint: nothing is lost."""
+        """End the thread. A running checkpoint is interrupted, which loses no data."""
         if self._thread is None or self._connection is None:
             return
         self._requests.put(False)

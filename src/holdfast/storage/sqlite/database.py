@@ -75,10 +75,10 @@ class SqliteDatabase:
         return None
 
     def _unbind(self, text: str, parameters: int) -> None:
-        """Free the last parameters of a cached statement, which keeps a copy of them.
+        """Free the parameters that a cached statement keeps from its last execution.
 
-        The ``sqlite3`` module has no call for this, so the statement is executed with nulls instead: a row of nulls is
-        refused, or matches no row.
+        The ``sqlite3`` module has no call for this, so the statement is executed with nulls, which has no effect: the
+        database refuses to insert a row of nulls, and an update with nulls matches no row.
         """
         with suppress(sqlite3.IntegrityError):
             self._connection.execute(text, (None,) * parameters)
@@ -89,7 +89,7 @@ def _size(values: Iterable[object]) -> int:
 
 
 def _parts(rows: Sequence[tuple[object, ...]]) -> Iterator[tuple[list[tuple[object, ...]], int]]:
-    """Yield the rows in lists of limited length and size, each with its size in bytes."""
+    """Yield the rows in lists of limited length and size, and the size of each list in bytes."""
     some: list[tuple[object, ...]] = []
     size = 0
     for row in rows:
@@ -103,7 +103,7 @@ def _parts(rows: Sequence[tuple[object, ...]]) -> Iterator[tuple[list[tuple[obje
 
 
 def connect(path: str) -> sqlite3.Connection:
-    """Open the file with the settings of a durable store."""
+    """Open the SQLite file at `path` with the settings of a durable store."""
     connection = sqlite3.connect(
         path, isolation_level=None, check_same_thread=False, cached_statements=_STATEMENTS_KEPT, timeout=5.0
     )

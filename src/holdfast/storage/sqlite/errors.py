@@ -18,7 +18,7 @@ _TRIED_BYTES: Final = 65_536
 
 
 def translate(error: Exception, path: str) -> Exception:
-    """Return Holdfast's error for one of SQLite's."""
+    """Return Holdfast's error for an error of SQLite or `SessionChanged`; return any other error unchanged."""
     if isinstance(error, SessionChanged):
         return StorageError("a session was changed concurrently; nothing was written", hint="retry")
     if not isinstance(error, sqlite3.Error):
@@ -47,7 +47,7 @@ def _caused(error: HoldfastError, cause: Exception) -> HoldfastError:
 
 
 def _of_disk(error: sqlite3.Error, path: str) -> StorageError:
-    """Return the error for a disk error. SQLite does not report its errno, so a test write finds it out."""
+    """Return Holdfast's error for an I/O error. SQLite does not report the errno, so a test write determines it."""
     match _write_errno(path):
         case 0:
             return StorageError(f"{path}: {error}; nothing was written")
@@ -62,7 +62,7 @@ def _of_disk(error: sqlite3.Error, path: str) -> StorageError:
 
 
 def _write_errno(path: str) -> int:
-    """Write to a temporary file beside the store; return the errno of the failure, or 0."""
+    """Return the errno with which a test write beside the store fails, or a limit would make it fail; 0 on success."""
     folder = os.path.dirname(path)
     try:
         if os.statvfs(folder).f_bavail == 0:

@@ -1,7 +1,8 @@
 """Lock that allows one host per database file: a lock on a side file that names its holder.
 
-It is a POSIX record lock: a forked child does not inherit it, and it is released when its process ends, however that
-happens. Record locks do not exclude a second holder in the same process, so this module also keeps its own registry.
+The lock is a POSIX record lock: a forked child does not inherit the lock, and the kernel releases it when the process
+ends for any reason. Record locks do not exclude a second holder in the same process, so this module also keeps a
+registry of the held locks.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ class FileLock:
         """Take the lock, or raise at once.
 
         Raises:
-            StoreLocked: if another host has the lock. The message contains that host's process id, if it is known.
-            StoreReadOnly: if the side file is not writable.
-            StoreFull: if the disk is full.
+            StoreLocked: if another host has the lock. The message contains that host's process id if it is known.
+            StoreReadOnly: if the side file cannot be created or opened for writing.
+            StoreFull: if the disk is too full to write the process id to the side file.
         """
         with _guard:
             # Closing any descriptor of the file would end this process's lock, so check before opening.

@@ -18,8 +18,8 @@ __all__ = ["copy_before_migration", "move_kept"]
 def copy_before_migration(connection: sqlite3.Connection, path: str, version: int) -> str:
     """Copy the database to ``<path>.version-<version>``, and return the path of the copy.
 
-    The copy is kept for the Holdfast version that wrote the database. It gets its name only when it is complete and on
-    disk, and replaces the copy of an earlier attempt.
+    The Holdfast version that wrote the database can open the copy. The copy gets this name only when it is complete,
+    and replaces the copy of an earlier attempt.
 
     Parameters:
         connection: connection to the database, outside any transaction.
@@ -27,7 +27,7 @@ def copy_before_migration(connection: sqlite3.Connection, path: str, version: in
         version: schema version of the database.
 
     Raises:
-        StoreReadOnly, ConfigurationError: if `create_private_file` raises it.
+        StoreReadOnly, ConfigurationError: if `create_private_file` cannot create the copy.
         sqlite3.Error: if copying fails, for example because the disk is full. The database is unchanged.
     """
     target = f"{path}.version-{version}"

@@ -2,9 +2,10 @@
 
 - Files are created with mode 0600 and Holdfast's own folder (``.holdfast``) with 0700, whatever the umask. SQLite gives
   its side files the mode of the database.
-- SQLite replays a rollback journal beside a database before it looks for the WAL: whoever can write one there controls
-  what the store contains. A store is in WAL mode from its first page on, so a journal is never its own.
-- A log (``-wal``) is replayed too. A log or database that another user put into a shared folder is refused.
+- SQLite replays a rollback journal beside a database before it looks for the WAL, so whoever can create a journal there
+  controls the store's contents. A store is in WAL mode from its first page on, so such a journal is never Holdfast's.
+- SQLite replays a log (``-wal``) too. A database or log in a shared folder is refused if it belongs to a user other
+  than this user, root or the folder's owner.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _VERSIONS_AT = 18
 
 
 def store_path(path: str) -> str:
-    """Return the real path of a store's file; follow links, but not at or in Holdfast's own folder."""
+    """Return the real path of a store's file, without following links at or in Holdfast's own folder."""
     folder, name = os.path.split(os.path.abspath(path))
     if os.path.basename(folder) != DATA_FOLDER:
         return os.path.realpath(path)
@@ -45,8 +46,8 @@ def prepare_folder(folder: str) -> None:
     """Check the folder of a store. Create Holdfast's own folder, with a ``.gitignore``, if it does not exist.
 
     Raises:
-        ConfigurationError: if the folder does not exist, or if Holdfast's own folder is a link, belongs to another user
-            or is accessible to others.
+        ConfigurationError: if a folder other than Holdfast's own does not exist, or if Holdfast's own folder is not a
+            folder, is a link, belongs to another user or is accessible to other users.
         StoreReadOnly: if the folder cannot be created.
     """
     if os.path.basename(folder) != DATA_FOLDER:
@@ -94,7 +95,7 @@ def create_private_file(path: str) -> None:
     """Create an empty database file that only this user can read, unless the file exists.
 
     Raises:
-        ConfigurationError: if another user created the file or a log beside it, or if the file is a link.
+        ConfigurationError: if `refuse_foreign_files` refuses the file or a side file.
         StoreReadOnly: if the file cannot be created.
     """
     refuse_foreign_files(path)
@@ -107,10 +108,11 @@ def create_private_file(path: str) -> None:
 
 
 def refuse_foreign_files(path: str) -> None:
-    """Check who created the database `path` and the log beside it, if they exist.
+    """Check who owns the database `path` and its side files ``-wal`` and ``-shm``, if they exist.
 
     Raises:
-        ConfigurationError: if another user created one of these files, or if one of them is a link.
+        ConfigurationError: if one of these files is not a regular file (for example, a link), or belongs to an
+            untrusted user. Outside Holdfast's own folder, root and the folder's owner are trusted, too.
     """
     for file in (path, f"{path}-wal", f"{path}-shm"):
         if os.path.lexists(file):
@@ -118,7 +120,7 @@ def refuse_foreign_files(path: str) -> None:
 
 
 def _check_file(path: str) -> None:
-    """Refuse a link, and a file not created by this user, root or the owner of its folder."""
+    """Refuse a file that is not a regular file or belongs to an untrusted user (see `refuse_foreign_files`)."""
     folder = os.path.dirname(path)
     trusted = {os.geteuid()}
     if os.path.basename(folder) != DATA_FOLDER:
@@ -131,10 +133,11 @@ def _check_file(path: str) -> None:
 
 
 def set_journal_aside(path: str) -> None:
-    """Move a rollback journal beside the database `path` away, before SQLite opens the database.
+    """Rename a rollback journal beside the database `path`. Call this before SQLite opens the database.
 
     Raises:
-        StoreCorrupt: if a journal exists and the database is not in WAL mode, so that the journal may belong to it.
+        StoreCorrupt: if a journal exists and the database is not in WAL mode, so that the journal may be the
+            database's own.
         StoreReadOnly: if the journal cannot be moved.
     """
     journal = f"{path}-journal"
@@ -160,7 +163,7 @@ def set_journal_aside(path: str) -> None:
 
 
 def sync_folder(folder: str) -> None:
-    """Flush the names in a folder to disk, for example after a rename."""
+    """Flush a folder's directory entries to disk, for example after a rename."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -169,7 +172,7 @@ def sync_folder(folder: str) -> None:
 
 
 def wider_mode(path: str) -> int:
-    """Return the mode bits of the file that grant access to others; 0 for a private or missing one."""
+    """Return the file's mode bits that grant access to other users; 0 if the file is private or missing."""
     try:
         return stat.S_IMODE(os.stat(path).st_mode) & 0o077
     except FileNotFoundError:

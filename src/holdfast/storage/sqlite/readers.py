@@ -21,11 +21,11 @@ _T = TypeVar("_T")
 
 _READS_TOGETHER: Final = 32
 _LONG_READ_S: Final = 0.001
-"""A slower read may be large: its result is returned at once, and not kept in memory until others are ready."""
+"""Threshold for long reads. A long read may be large, so its result is delivered at once, without further reads."""
 
 
 class Readers:
-    """Reader threads with a connection each; results that are ready together are returned in one call."""
+    """Reader threads, each with its own connection. A thread delivers results of short reads to the loop in batches."""
 
     def __init__(self, path: str, count: int) -> None:
         self._path = path

@@ -2,9 +2,9 @@
 
 The order of the steps guarantees this. First, the log is written back into the database and removed, so that the
 database is one file. Then the side files are copied, which changes nothing yet. The rename of the database is the
-decisive step: before it, the old store is complete; after it, the new one is. Finally, the rest of the old store is
-removed. A second call finishes what the first left undone. Both stores are locked throughout, so no host has either
-open.
+decisive step: until the rename, the old store is complete; after the rename, the new store is. Finally, the remaining
+files of the old store are removed. If a call is interrupted, a second call completes the move. Both stores are locked
+throughout, so no host can have either of them open.
 """
 
 from __future__ import annotations
@@ -44,10 +44,11 @@ def relocate_store(old: str, new: str) -> bool:
 
     Raises:
         StoreLocked: if a host or another program has one of the stores open.
-        ConfigurationError: if neither or both of the stores exist, if `old` is a link, or if the folder of `new` is
-            unusable.
-        StoreCorrupt: if `old` is not a Holdfast store.
-        StoreReadOnly: if a file is not writable.
+        ConfigurationError: if neither or both of the stores exist, if `old` is not a regular file or belongs to another
+            user, if the folder of `new` is unusable, or if a log or journal already exists beside `new`.
+        StoreCorrupt: if `old` is not a Holdfast store or is damaged.
+        StoreReadOnly: if a file cannot be copied, moved or removed.
+        StorageError: if SQLite cannot write the log back.
     """
     old, new = os.path.abspath(old), store_path(new)
     if os.path.lexists(old) and not stat.S_ISREG(os.lstat(old).st_mode):
@@ -94,7 +95,7 @@ def _relocate(old: str, new: str) -> bool:
 
 
 def _refuse_strange_log(new: str) -> None:
-    """Refuse side files of a store that does not exist: SQLite would replay them into the moved one."""
+    """Refuse a log or journal that already exists beside `new`: SQLite would replay it into the moved store."""
     for suffix in ("-wal", "-shm", "-journal"):
         if os.path.lexists(new + suffix):
             raise ConfigurationError(
@@ -104,7 +105,7 @@ def _refuse_strange_log(new: str) -> None:
 
 
 def _write_back(path: str) -> None:
-    """Write the log back into the database and remove it, so that the store is one file."""
+    """Write the log back into the database and remove the log, so that the database is one file."""
     try:
         connection = sqlite3.connect(path, isolation_level=None, timeout=1.0)
         try:
@@ -123,7 +124,7 @@ def _write_back(path: str) -> None:
 
 
 def _copy(source: str, target: str) -> None:
-    """Copy a side file or folder, replacing what an earlier attempt left."""
+    """Copy a side file or folder, replacing the copy of an earlier attempt."""
     _remove(target)
     if os.path.isdir(source) and not os.path.islink(source):
         shutil.copytree(source, target, symlinks=True)

@@ -68,7 +68,7 @@ def _passing(point: str, names: Sequence[str]) -> None:
 
 
 def _identity(path: str) -> tuple[int, int]:
-    """Return the identity of the file with this name; (0, 0) for a missing one."""
+    """Return the device and inode of the file `path`; (0, 0) if the file does not exist."""
     try:
         status = os.stat(path)
     except FileNotFoundError:
@@ -139,7 +139,7 @@ class WriteConnection:
         )
 
     def _check(self, connection: sqlite3.Connection) -> int:
-        """Return the schema version: 0 for a new file."""
+        """Check that the file is a supported store, and return its schema version; 0 for a new file."""
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         (application,) = connection.execute("PRAGMA application_id").fetchone()
         (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()

@@ -3,21 +3,21 @@
 How a write works:
 
 1. `Writer.submit` puts the write into a buffer on the loop's side and returns a future.
-2. Once no batch is in flight, the whole buffer is passed to the thread as one batch, which is written in one
-   transaction with one sync to disk.
-3. One call back into the loop resolves the futures of the batch, in order, and starts the next batch.
+2. Once no batch is in flight, up to ``_BATCH_LIMIT`` buffered writes are passed to the thread as one batch, which is
+   written in one transaction with one sync to disk.
+3. One callback in the loop sends the next batch, and resolves the futures of the written batch in order.
 
 Invariants:
 
 - A write's future is resolved only after its transaction is durable, whether or not its caller still waits.
-- A refusal (any `HoldfastError` from a verb) has changed nothing, so the rest of its batch continues.
-- A thread that fails permanently, because even the rollback failed, fails all waiting and all future writes.
-- After any other error the whole batch is rolled back and then retried one by one, each write in a transaction of its
-  own, so that only the faulty write fails.
+- A verb that refuses its write (raises a `HoldfastError`) has changed nothing, so the rest of the batch continues.
+- After any other error, the whole batch is rolled back. Its writes are then retried one by one, each in a separate
+  transaction, so that only the faulty write fails.
+- If this error handling itself fails, the thread ends, and all waiting and all future writes fail.
 - A loop that never idles would keep the GIL from the thread: each of the thread's calls into SQLite releases the GIL
-  and needs up to 5 ms to get it back. So if a batch takes long, the loop yields the GIL: it blocks until the thread has
-  prepared the batch, 2 ms at most. While the disk syncs, the loop sleeps for a few microseconds at a time, so that
-  the thread can report back. A loop that idles loses nothing by this.
+  and may then wait up to 5 ms to reacquire it. So if a batch takes long, the loop yields the GIL: it blocks until the
+  thread has prepared the batch, for at most 2 ms at a time. While the disk syncs, the loop sleeps for a few
+  microseconds at a time, so that the thread can report the result. An idle loop loses nothing by this.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SLOW_BATCH_S: Final = 0.001
 GIL_YIELD_S: Final = 0.002
 GIL_NAP_S: Final = 20e-6
 GIL_YIELD_EVERY_S: Final = 0.001
-"""Delays of loop timers here are at least a millisecond: loops round shorter ones to zero and would spin."""
+"""Interval between GIL yields. Loop timers here use at least 1 ms, because loops round shorter delays to zero."""
 
 
 class Write(NamedTuple):
@@ -64,7 +64,7 @@ class DatabaseConnection(Protocol):
     """Database side of the writer. Only the writer's thread calls its methods."""
 
     def open(self) -> SqlTables:
-        """Open the database for writing. `Writer.open` raises its errors."""
+        """Open the database for writing. If this fails, `Writer.open` raises the translated error."""
         ...
 
     def begin(self, verbs: Sequence[str]) -> None:
@@ -80,7 +80,7 @@ class DatabaseConnection(Protocol):
         ...
 
     def translate(self, error: Exception) -> Exception:
-        """Return the error to pass to a caller for a database error."""
+        """Translate a database error to the error that callers get."""
         ...
 
     def passing(self, point: str, verbs: Sequence[str]) -> None:
@@ -119,7 +119,7 @@ class Writer:
         self.gil_yields = 0
 
     async def open(self) -> SqlTables:
-        """Start the thread and open the database in it. Raises the errors of `DatabaseConnection.open`."""
+        """Start the thread and open the database in it. Raises the translated errors of `DatabaseConnection.open`."""
         self._loop = asyncio.get_running_loop()
         opened: asyncio.Future[SqlTables] = self._loop.create_future()
         self._ended = self._loop.create_future()
@@ -306,12 +306,12 @@ def call_loop(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], 
 
 
 def succeed(future: asyncio.Future[_T], result: _T) -> None:
-    """Set a future's result, unless it was cancelled."""
+    """Set a future's result, unless the future is already done (for example, cancelled)."""
     if not future.done():
         future.set_result(result)
 
 
 def fail(future: asyncio.Future[Any], error: BaseException) -> None:
-    """Set a future's error, unless it was cancelled."""
+    """Set a future's error, unless the future is already done (for example, cancelled)."""
     if not future.done():
         future.set_exception(error)

@@ -44,7 +44,10 @@ def add_attachment(
 
 
 def stored_attachments(tables: Tables, principal: str, wanted: Sequence[Attachment]) -> tuple[Attachment, ...]:
-    """Return the stored attachments with these digests. Raises `UnknownAttachment` if one does not exist."""
+    """Return the principal's stored attachments with the digests of `wanted`.
+
+    Raises `UnknownAttachment` if one of the attachments is not stored.
+    """
     kept = []
     for attachment in wanted:
         found = tables.attachment(principal, attachment.digest)

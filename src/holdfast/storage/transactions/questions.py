@@ -84,7 +84,13 @@ def answer(tables: Tables, principal: str, key: str, given: Answer) -> Answered:
 
 
 def _answer_in_log(tables: Tables, row: SessionRow, given: Answer) -> Answer:
-    """Return the earlier answer to this question. Raises `UnknownQuestion`, `CallMismatch`, `AlreadyAnswered`."""
+    """Return the answer in the log that `given` repeats.
+
+    Raises:
+        UnknownQuestion: if the question was not answered before.
+        CallMismatch: if the earlier answer approved a different call.
+        AlreadyAnswered: if the earlier answer has a different decision or text.
+    """
     seq = next((seq for question_id, seq in row.answered if question_id == given.question_id), None)
     if seq is None:
         raise UnknownQuestion(f"no open question {given.question_id!r} in session {row.key!r}")
@@ -133,7 +139,7 @@ def park(tables: Tables, lease: Lease, at: float) -> Parked:
 def resume(tables: Tables, row: SessionRow, run_id: str, at: float) -> Claim | None:
     """Claim the session's run if it is parked and has no open questions; otherwise return None.
 
-    ``run_id`` is recorded, so that a repeated claim is recognized.
+    The row records `run_id`, so that a repeated claim is recognized.
     """
     if row.holder != NOBODY or row.questions:
         return None

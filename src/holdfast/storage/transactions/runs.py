@@ -40,7 +40,7 @@ _SET_BACK_S: Final = 1.0
 
 
 def _choose(row: SessionRow, now: float) -> tuple[tuple[Mail, ...], tuple[Mail, ...]]:
-    """Return the messages that the next run takes, and those that stay."""
+    """Return the messages that the next run takes, and the messages that stay queued."""
     waiting = row.waiting
     if len(waiting) == 1:
         mail = waiting[0]
@@ -60,9 +60,9 @@ def _choose(row: SessionRow, now: float) -> tuple[tuple[Mail, ...], tuple[Mail, 
 
 
 def _due_at(mail: Mail, now: float) -> float:
-    """Return when a message may be taken.
+    """Return the time at which a run may take the message.
 
-    A message that was accepted in the future has waited for an unknown time, so it may be taken at once.
+    If the clock was set back after the message was accepted, the time it has waited is unknown, so the result is 0.
     """
     return 0.0 if now < mail.message.accepted_at - _SET_BACK_S else mail.due_at
 
@@ -254,7 +254,7 @@ def _commit_again(tables: Tables, row: SessionRow, ended: EndedRun) -> Committed
 
 
 def _unrecorded_stop(row: SessionRow, commit: RunCommit) -> Cause | None:
-    """Return why a user stopped the run, if the store failed to record that at the time."""
+    """Return the cause of a stop by a user that the store failed to record at the time; otherwise return None."""
     cause = commit.cause
     while cause is not None and cause.parent is not None:
         cause = cause.parent
@@ -268,8 +268,8 @@ def _final_state(
 ) -> Literal["completed", "failed", "interrupted"]:
     """Return the final state according to the state table: an error while stopping counts as an interrupt.
 
-    A run that ends by itself no longer waits for an answer. A run that is rolled back counts as interrupted, however it
-    ended.
+    A suspended run that completes or fails is treated as resumed, because it no longer waits for an answer. A run that
+    is rolled back counts as interrupted, whatever its `status`.
     """
     state = row.run_state
     if row.rolled_back:

@@ -2,12 +2,14 @@
 
 Invariants:
 
-- A tick's message and the schedule's step past that tick are one transaction: neither is durable without the other.
-- A refused message does not stop its schedule: the tick is counted and noted, and the next one fires on time. A
-  schedule whose ticks cannot be computed (its time zone is gone) is paused, so that it is not retried in a loop.
-- An unreadable schedule does not stop the others: it is postponed, and its stored body stays unchanged until the
-  schedule is replaced or deleted.
-- Only the revision that the caller read is fired: any change of the schedule creates another revision.
+- One transaction writes a tick's message and advances the schedule past that tick, so neither change is durable without
+  the other.
+- A refused message does not stop its schedule: the refusal is recorded, and the next tick fires on time. If a
+  schedule's ticks cannot be computed, for example because its time zone no longer exists, the schedule is paused, so
+  that it is not retried in a loop.
+- An unreadable schedule does not stop other schedules: the unreadable schedule is postponed, and its stored body stays
+  unchanged until the schedule is replaced or deleted.
+- A schedule fires only in the revision that the caller read. Every change of a schedule creates a new revision.
 """
 
 from __future__ import annotations
@@ -41,11 +43,11 @@ from holdfast.storage.views import schedule_view
 __all__ = ["delete_schedule", "fire_schedule", "pause_schedule", "put_schedule"]
 
 _PASSING = (SessionBusy, MailboxFull)
-"""Refusals that resolve by themselves."""
+"""Temporary refusals, which are not reported as problems of the schedule."""
 _LOOK_AGAIN_S = 3600.0
-"""Time after which an unreadable schedule is checked again: a newer version may have been installed."""
+"""Time after which an unreadable schedule is checked again, because a newer Holdfast may have been installed."""
 _BODY_HASH = b"schedule"
-"""Body hash of messages from schedules. Its length differs from that of any real hash, so they are never equal."""
+"""Body hash of messages from schedules. Real hashes have a different length, so it never equals one of them."""
 _replace = msgspec.structs.replace
 
 
@@ -210,7 +212,10 @@ def _fire_by_hand(tables: Tables, row: ScheduleRow, request: Fire) -> Fired:
 
 
 def _send(tables: Tables, row: ScheduleRow, request: Fire, idempotency_key: str) -> SendResult:
-    """Accept the message. Raises the errors of `messages.send`, and `UnknownAgent`; a refusal changes nothing."""
+    """Send the schedule's message; a refusal changes nothing.
+
+    Raises `UnknownAgent` if the host does not have the message's agent, and otherwise the errors of `messages.send`.
+    """
     send: Send = _replace(request.send, idempotency_key=idempotency_key, body_hash=_BODY_HASH)
     session = tables.find(send.principal, send.key)
     agent = send.agent

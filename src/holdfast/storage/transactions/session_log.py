@@ -32,7 +32,7 @@ _PACK_BYTES = 262_144
 
 
 class EventLog:
-    """Collects events of a session and numbers them; drops events after ``session.deleted``."""
+    """Collects and numbers events of a session. If the session was already deleted, further events are dropped."""
 
     __slots__ = ("closed", "events", "row")
 
@@ -61,7 +61,7 @@ class EventLog:
     def write(self, tables: Tables, run_id: str | None, at: float) -> tuple[Stored, ...]:
         """Write and return the added events.
 
-        They are written in packs of about ``_PACK_BYTES`` at most, because readers load whole packs.
+        The events are written in packs of at most about ``_PACK_BYTES``, because readers load whole packs.
         """
         events = self.events
         if not events:
@@ -76,7 +76,7 @@ class EventLog:
 
 
 def _parts(events: Sequence[Stored]) -> Iterator[Sequence[Stored]]:
-    """Yield the events in parts of about ``_PACK_BYTES``."""
+    """Yield the events in parts of at most ``_PACK_BYTES``; a single larger event is a part by itself."""
     start = size = 0
     for index, event in enumerate(events):
         size += len(event.body)
@@ -94,7 +94,7 @@ def check_quota(tables: Tables, principal: str, amount: int, limit: int) -> None
 
 
 def existing_session(tables: Tables, principal: str, key: str) -> SessionRow:
-    """Return the session with that key. Raises `UnknownSession`, `SessionDeleted`."""
+    """Return the principal's session `key`. Raises `UnknownSession` or `SessionDeleted` if it does not exist."""
     row = tables.find(principal, key)
     if row is None:
         raise UnknownSession(f"no such session: {key!r}")
@@ -193,7 +193,7 @@ def claim_of(tables: Tables, row: SessionRow, events: tuple[Stored, ...] = (), *
 
 
 def claim_again(tables: Tables, row: SessionRow) -> Claim:
-    """Return the result of the earlier claim, for a repeated call."""
+    """Return the result of the earlier claim again, because the caller repeats the claim."""
     if row.resumed_as is not None:
         return claim_of(tables, row, resumed=True)
     kind, body = encode_event(_started(row))
@@ -203,7 +203,8 @@ def claim_again(tables: Tables, row: SessionRow) -> Claim:
 def stop_run(row: SessionRow, log: EventLog, cause: Cause, at: float) -> bool:
     """Record an interrupt of the active run, and return whether the session row was changed.
 
-    The first cause is kept, but a later rollback is recorded, too. The run's questions no longer need an answer.
+    If an interrupt is already recorded, its cause is kept, but a rollback is recorded in addition. The run's open
+    questions are dropped.
     """
     assert row.run_id is not None
     takes_back = cause.kind == "rollback" and not row.rolled_back

@@ -1,4 +1,4 @@
-"""Transactions that stop: the interrupt of a run, the stop of a session and its deletion."""
+"""Transactions that interrupt a run, stop a session or delete a session."""
 
 from __future__ import annotations
 

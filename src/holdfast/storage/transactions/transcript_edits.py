@@ -1,6 +1,6 @@
 """Transactions that change a transcript while no run is active.
 
-A change writes a new history row or steps back to the previous one; written rows never change.
+A change either adds a new history row or makes the previous history row the newest; the rows themselves never change.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["check_retry", "drop_retried", "edit_history", "number_entries"]
 
 
 def number_entries(tables: Tables, row: SessionRow, entries: Sequence[Entry]) -> tuple[Entry, ...]:
-    """Number the entries consecutively, and write their agent states separately."""
+    """Number the entries consecutively, and write the texts of their agent states to separate rows."""
     replace = msgspec.structs.replace
     first = row.next_n
     row.next_n = first + len(entries)
@@ -43,10 +43,10 @@ def number_entries(tables: Tables, row: SessionRow, entries: Sequence[Entry]) ->
 
 
 def check_retry(tables: Tables, row: SessionRow | None, run_id: str) -> None:
-    """Check that this run can be retried.
+    """Check that the run `run_id` can be retried.
 
-    Raises `SessionBusy` if the session is not idle, and `HistoryChanged` if the run is not the last ended run or the
-    transcript was edited after the run.
+    Raises `SessionBusy` if the session is not idle, and `HistoryChanged` if the session does not exist, the run is not
+    the session's last ended run, or the transcript was edited after the run.
     """
     if row is None:
         raise HistoryChanged("the session has no run to retry")
@@ -61,7 +61,7 @@ def check_retry(tables: Tables, row: SessionRow | None, run_id: str) -> None:
 
 
 def drop_retried(tables: Tables, row: SessionRow, run_id: str, log: EventLog, at: float) -> None:
-    """Remove the run's entries from the transcript, if it has any."""
+    """Remove the entries of the run `run_id` from the transcript, if the run added entries."""
     newest = tables.history(row)
     if newest is not None and newest.history_id == run_id:
         restored = _step_back(tables, row, newest)
@@ -69,7 +69,7 @@ def drop_retried(tables: Tables, row: SessionRow, run_id: str, log: EventLog, at
 
 
 def _step_back(tables: Tables, row: SessionRow, newest: HistoryRow) -> int:
-    """Step back from the newest history row to the one before; return how many replaced entries are restored."""
+    """Make the previous history row the newest; return the number of replaced entries that this restores."""
     row.history_id = newest.previous_id
     return len(tables.transcript(row, newest.previous_id)) if newest.whole else 0
 
@@ -139,7 +139,7 @@ def _attached(request: EditHistory) -> list[Attachment]:
 
 
 def _check_idle(tables: Tables, row: SessionRow, request: EditHistory) -> HistoryRow | None:
-    """Return the newest history row. Raises `SessionBusy`, `HistoryChanged`."""
+    """Return the newest history row, if any. Raises `SessionBusy` or `HistoryChanged` if the edit is refused."""
     if row.run_id is not None or row.waiting:
         raise SessionBusy("the session has an active run or queued messages", hint="edit its history when it is idle")
     newest = tables.history(row)
