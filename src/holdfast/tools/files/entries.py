@@ -33,7 +33,7 @@ __all__ = [
 LIST_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 DEPTH_LIMIT = 64
 UNFIT = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
-"""Characters that names may not contain and are never shown: control characters and lone surrogates."""
+"""Characters that are not allowed in names and are never shown: ASCII control characters and lone surrogates."""
 
 _NAMES_LIMIT = 100_000
 _CHUNK_BYTES = 1 << 20

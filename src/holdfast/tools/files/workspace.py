@@ -250,7 +250,7 @@ class Workspace:
             data: the complete new content.
             check: called without arguments before each chunk and right before the rename; if `check` raises an
                 exception, the file stays unchanged.
-            expected: `Version` that the file must still have; ``"any"`` accepts every version.
+            expected: `Version` that the file must still have; ``"any"`` accepts any version.
 
         Raises:
             ToolFailed: if the write fails.

@@ -1,4 +1,4 @@
-"""Launcher of a confined program: enters new namespaces, sets limits, and executes the program.
+"""Launcher for a confined program: enters new namespaces, sets limits, and executes the program.
 
 A bare interpreter runs this file, so it imports only the standard library. The first argument is a JSON object with
 ``limits`` (numbers by name), ``places`` (the visible file system; null disables namespaces) and ``filter`` (the system
