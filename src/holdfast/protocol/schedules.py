@@ -132,11 +132,12 @@ class ScheduleKeywords(TypedDict, total=False):
 
 
 class Firing(Value, frozen=True, kw_only=True):
-    """The outcome of a tick.
+    """The outcome of a tick or of a manual run.
 
     Parameters:
-        outcome: ``fired``; ``missed``, if the miss policy dropped the tick; or the code of the error with which the
-            message was refused, such as ``busy``, ``mailbox_full``, ``unknown_agent`` or ``session_deleted``.
+        outcome: ``fired``; ``missed``, if the miss policy dropped the tick; ``duplicate``, if the tick's message had
+            already been sent; or the code of the error with which the message was refused, such as ``busy``,
+            ``mailbox_full``, ``unknown_agent`` or ``session_deleted``.
         tick_at: time of the tick, in seconds since the epoch; None for a manual run.
         at: time at which the outcome was decided, in seconds since the epoch.
         message_id: id of the message that was sent; None if no message was sent.
@@ -157,9 +158,10 @@ class ScheduleView(ScheduleSpec, frozen=True, kw_only=True):
         state: ``active``; ``paused``; ``finished`` after the last tick; or ``broken`` if the stored definition is
             unreadable, in which case only the ids and the session of the schedule are known.
         next_at: time of the next firing, including jitter; None while the schedule is paused or finished.
-        fired, missed, refused: number of ticks with this outcome.
-        last: outcome of the newest tick; None before the first tick.
-        problem: why the newest tick did not fire, if a person must solve the problem; otherwise None.
+        fired, missed, refused: number of ticks with this outcome; `fired` includes manual runs.
+        last: newest outcome of a tick or a manual run; None before the first one.
+        problem: why the schedule is broken, or why its newest tick did not fire if a person must solve the problem;
+            otherwise None.
     """
 
     schedule_id: str
@@ -179,11 +181,12 @@ class Progress(Value, frozen=True, kw_only=True):
     """The progress of a schedule.
 
     Parameters:
-        anchor_at: time of the first tick. With ``every_s``, all other ticks are whole intervals away from it.
+        anchor_at: reference time of the ticks. With ``every_s``, all ticks are whole intervals away from it. It is the
+            time of the first tick, until a late firing (``delay``) or a clock that was set back moves it.
         tick_at: time of the first tick that is neither fired nor counted; None after the last tick.
         due_at: time at which to fire that tick, which is `tick_at` plus the tick's jitter; None after the last tick.
-        decided_at: time of the newest decision about a tick.
-        fired, missed, refused: number of ticks with this outcome so far.
+        decided_at: time at which `tick_at` was last determined.
+        fired, missed, refused: number of ticks with this outcome so far; `fired` includes manual runs.
     """
 
     anchor_at: float

@@ -170,7 +170,10 @@ def reaches_no_outside(words: Sequence[Word]) -> bool:
 
 
 def subcommand(allowed: str, forbidden: str = r"(?!)") -> Rule:
-    """Return a rule that accepts an allowed first word if no word matches `forbidden` or names a file outside."""
+    """Return a rule that accepts allowed subcommands, and a command without arguments.
+
+    No word may match `forbidden`, and no argument of the subcommand may name a file outside the current folder.
+    """
     first, bad = re.compile(allowed), re.compile(forbidden)
 
     def rule(words: Sequence[Word]) -> bool:
@@ -183,7 +186,9 @@ def subcommand(allowed: str, forbidden: str = r"(?!)") -> Rule:
 
 
 def runs_script(flags: str, modules: Sequence[str] = ()) -> Rule:
-    """Return a rule for interpreters that run a script in the current folder or a known module, or print a version.
+    """Return a rule that lets an interpreter run a script below the current folder or one of `modules`.
+
+    The rule also accepts a single option that prints the version or a help text.
 
     The rule does not accept an interpreter without a script, because it would execute its standard input.
     """

@@ -109,7 +109,8 @@ class McpLink:
             caller: the caller's identity, which is sent in the request's ``_meta`` field; empty sends no identity.
 
         Raises:
-            LinkDown: if the server is not connected, or if the connection breaks during the call.
+            LinkDown: if the server is not connected within `connect_s` seconds, or if the connection breaks during the
+                call.
             mcp.MCPError: if the server refuses the call.
         """
         client = await self._connected()
