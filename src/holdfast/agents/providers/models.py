@@ -51,8 +51,9 @@ _REASONS: Mapping[str, Reason] = {
 def pydantic_model(name: str) -> PydanticModel:
     """Return the model ``provider:model``. Its key and address come from the provider's usual environment variables.
 
-    ``openai:…`` uses OpenAI's Responses API. If ``OPENAI_BASE_URL`` points to another server, which may not support that
-    API, ``openai:…`` uses Chat Completions. ``openai-chat:…`` and ``openai-responses:…`` choose the API explicitly.
+    ``openai:…`` uses OpenAI's Responses API. If ``OPENAI_BASE_URL`` points to another server, ``openai:…`` uses Chat
+    Completions, because that server may not support the Responses API. ``openai-chat:…`` and ``openai-responses:…``
+    choose the API explicitly.
 
     Raises:
         ConfigurationError: if the provider is unknown or its key is missing.

@@ -350,7 +350,7 @@ class ReactiveBridge:
 
         Raises:
             ConfigurationError: if a parameter is invalid.
-            InvalidRequest: if `full_s` is not a finite time.
+            InvalidRequest: if `full_s` is not a finite number of 0 or more.
         """
         mail = SessionSender(session_of, text, policy, idempotency_key, agent, full_s)
         return self._operator("ask", mail.asking, scheduler, shape)

@@ -113,7 +113,7 @@ class DirectoryEntry:
 
 
 def walk_folder(folder: int, above: str, depth: int, unsearched: Collection[str]) -> Iterator[DirectoryEntry]:
-    """Yield the entries in and below a folder as `Workspace.walk` does, and close the descriptor `folder`."""
+    """Yield the entries in and below a folder, including private ones, and close the descriptor `folder`."""
     try:
         with os.scandir(folder) as listed:
             names = sorted(entry.name for entry in itertools.islice(listed, _NAMES_LIMIT + 1))
