@@ -111,7 +111,7 @@ class Processes(Toolset):
         workspace: workspace in which commands start, or path of its root; None uses the default root of `Workspace`.
             Commands are not confined to the workspace: they have all rights of this process's user.
         limit: maximum number of running processes per session.
-        log_bytes: number of the newest output bytes to keep per process; up to twice as many may be kept.
+        log_bytes: maximum number of output bytes to keep per process; the oldest bytes are dropped first.
         lifetime_s: maximum run time of a process in seconds, after which the process is ended.
         wait_limit_s: maximum time that the model may wait for a process in one call, in seconds.
         pass_environment, environment: environment variables of processes, as for `Terminal`.
