@@ -322,7 +322,7 @@ def lists_processes(words: Sequence[Word]) -> bool:
 
 
 def tar(words: Sequence[Word]) -> bool:
-    """Accept archives that are read and unpacked below the current folder."""
+    """Accept creating, reading and unpacking archives below the current folder."""
     if not words or not is_literal(words):
         return False
     mode = (words[0].text or "").removeprefix("-")
@@ -334,7 +334,7 @@ _MAKE_REACHES = re.compile(r"(un)?install|publish|release|deploy\S*|push\S*|uplo
 
 
 def makes(words: Sequence[Word]) -> bool:
-    """Accept targets that build."""
+    """Accept targets, except those that install, publish or deploy, and no file outside the current folder."""
     return reaches_no_outside(words) and not any(_MAKE_REACHES.fullmatch(word.text or "") for word in words)
 
 
@@ -399,7 +399,10 @@ _GIT_VERBS: dict[str, Callable[[Texts], bool]] = {
 
 
 def uses_git(words: Sequence[Word]) -> bool:
-    """Accept commands that read, commit and fetch; reject those that discard, rewrite, push or run other programs."""
+    """Accept commands that read, commit, fetch, merge or switch branches.
+
+    Reject commands that discard changes, push, or run other programs.
+    """
     if not is_literal(words):
         return False
     outside_message = [
