@@ -55,7 +55,7 @@ class Shaped(TypedDict, total=False):
         block_s: maximum time that a producer's thread is blocked, in seconds; if the time runs out, the stream ends
             with `QueueFull`.
         ordered: whether results are emitted in the order of the items instead of in the order of completion. If true,
-            up to ``buffer`` results wait for a slow item.
+            fewer than ``concurrency`` + ``buffer`` results wait for a slow item.
         outcomes: whether an `Outcome` is emitted for each item instead of its result, so that an error does not end the
             stream.
     """
