@@ -51,8 +51,8 @@ class McpLink:
 
     Parameters:
         name: server name, for display.
-        open_streams: called to open the streams of a connection. Its argument is a callback that it calls with the
-            reason when the server side ends.
+        open_streams: function that opens the streams of a connection. The function receives a callback, which it calls
+            with the reason when the server side ends.
         connect_s: timeout in seconds for connecting, and for a call's wait for a connection.
         on_tools: called with the server's tools each time the tools have been listed.
     """
