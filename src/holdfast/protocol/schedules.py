@@ -7,9 +7,9 @@ Invariants:
 - A tick's jitter depends only on the schedule and the tick, so checking the schedule again, even after a crash, does
   not change it.
 - Ticks are in chronological order. If the clock is set back by at most `SET_BACK_S`, no tick is repeated: the schedule
-  waits until the clock catches up. If the clock is set back further, the earlier time was presumably wrong, so the
-  schedule continues from the new time. A repeated tick is recognized by its time, which is part of the idempotency key
-  of the tick's message.
+  waits until the clock catches up. If the clock is set back further, the time before the change was presumably wrong,
+  so the schedule continues from the new time. A repeated tick is recognized by its time, which is part of the
+  idempotency key of the tick's message.
 - One step handles a bounded number of ticks. A schedule that missed more ticks stays due until all are counted.
 
 A tick is on time until `ON_TIME_S` after it was due. The miss policy determines what happens to later ticks, which
@@ -66,7 +66,7 @@ ON_TIME_S: Final = 60.0
 BURST_LIMIT: Final = 100
 """Maximum number of missed ticks that ``burst`` fires."""
 SET_BACK_S: Final = 3 * 3600.0
-"""If the clock is set back by more than this, in seconds, the earlier time is presumed wrong (as in cron)."""
+"""If the clock is set back by more than this, in seconds, the time before the change is presumed wrong (as in cron)."""
 STEP_LIMIT: Final = 1000
 """Maximum number of ticks of a cron expression in one step."""
 LEAST_EVERY_S: Final = 1.0
@@ -87,7 +87,8 @@ class Cadence(Value, frozen=True, kw_only=True):
         timezone: time zone of the cron expression, such as ``Europe/Berlin``; not allowed with `every_s`.
         initial_delay_s: time to the first tick, in seconds; None means one interval. With `cron`, this is the minimum
             time to the first tick, and None means 0.
-        jitter_s: maximum delay of a tick, in seconds. Each tick is delayed by a fixed fraction of `jitter_s`.
+        jitter_s: maximum delay of a tick, in seconds. The delay depends only on the schedule and the
+            tick.
         max_runs: number of firings after which the schedule is finished; None means unlimited.
         miss: policy for missed ticks: ``skip``, ``burst`` or ``delay``, as described in the module.
     """
@@ -391,10 +392,11 @@ def begin(cadence: Cadence, seed: str, now: float) -> Progress:
 
 
 def step(cadence: Cadence, seed: str, progress: Progress, now: float) -> Step:
-    """Return the tick to fire now, and count missed ticks. If no tick is due, the progress is unchanged.
+    """Return the tick to fire now, and count missed ticks.
 
-    The returned progress is past the tick. The caller fires the tick and passes the outcome to `counted`. Raises
-    `InvalidSchedule` if the cron expression or the time zone is invalid.
+    If no tick is due, the progress is unchanged, unless the clock was set back by more than `SET_BACK_S`. If a tick is
+    returned, the returned progress is past that tick; the caller fires the tick and passes the outcome to `counted`.
+    Raises `InvalidSchedule` if the cron expression or the time zone is invalid.
     """
     first_at, due_at = progress.tick_at, progress.due_at
     if first_at is None or due_at is None:

@@ -211,7 +211,12 @@ class SessionAPI(Protocol):
         ...
 
     async def deny(self, question: Question | str, *, reason: str = "") -> Answer:
-        """Deny the call that needs approval. The model sees the reason. Raises the errors of `answer`."""
+        """Deny the call that needs approval. The model sees the reason.
+
+        Raises:
+            InvalidRequest: if the question asks for text.
+            UnknownQuestion, AlreadyAnswered: under the conditions of `answer`.
+        """
         ...
 
     async def schedule(
