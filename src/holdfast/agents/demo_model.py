@@ -70,7 +70,7 @@ class _Task:
         self.tools = {tool.name for tool in request.tools}
 
     def result(self, name: str) -> str | None:
-        """Return the shortened result of the newest call of the tool `name`; None if no call of it has a result."""
+        """Return the shortened result of the newest call of the tool `name`; None if that tool has no result."""
         found = next((message for message in reversed(self.results) if message.name == name), None)
         if found is None:
             return None

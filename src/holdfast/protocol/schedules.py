@@ -87,8 +87,7 @@ class Cadence(Value, frozen=True, kw_only=True):
         timezone: time zone of the cron expression, such as ``Europe/Berlin``; not allowed with `every_s`.
         initial_delay_s: time to the first tick, in seconds; None means one interval. With `cron`, this is the minimum
             time to the first tick, and None means 0.
-        jitter_s: maximum delay of a tick, in seconds. The delay depends only on the schedule and the
-            tick.
+        jitter_s: maximum delay of a tick, in seconds. The delay depends only on the schedule and the tick.
         max_runs: number of firings after which the schedule is finished; None means unlimited.
         miss: policy for missed ticks: ``skip``, ``burst`` or ``delay``, as described in the module.
     """

@@ -334,7 +334,7 @@ _MAKE_REACHES = re.compile(r"(un)?install|publish|release|deploy\S*|push\S*|uplo
 
 
 def makes(words: Sequence[Word]) -> bool:
-    """Accept targets, except those that install, publish or deploy, and no file outside the current folder."""
+    """Accept targets that do not install, publish or deploy, if no word names a file outside the current folder."""
     return reaches_no_outside(words) and not any(_MAKE_REACHES.fullmatch(word.text or "") for word in words)
 
 
