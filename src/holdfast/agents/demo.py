@@ -1,7 +1,7 @@
 """The demo agent: a scripted workbench that needs no key and does real work, for trying out stops and crashes.
 
-The agent is replayable, because all its work is done in idempotent calls through `Run.call`. So a run that was killed
-midway resumes after the restart, and reports that it has resumed.
+The agent is replayable, because its tasks, threads and programs run in idempotent calls through `Run.call`. A run that
+was killed midway resumes after the restart, and reports that it has resumed.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def demo_model(*, pace_s: float = 0.02) -> ScriptedModel:
 
 
 class _Task:
-    """The last request, and the results of the calls since then."""
+    """The last user message, the results of the calls since that message, and the names of the agent's tools."""
 
     def __init__(self, request: ModelRequest) -> None:
         messages = request.messages
@@ -70,7 +70,7 @@ class _Task:
         self.tools = {tool.name for tool in request.tools}
 
     def result(self, name: str) -> str | None:
-        """Return the shortened result of the last call of that tool, or None."""
+        """Return the shortened result of the newest call of the tool `name`; None if that tool has no result."""
         found = next((message for message in reversed(self.results) if message.name == name), None)
         if found is None:
             return None
@@ -90,7 +90,7 @@ def _answer(request: ModelRequest) -> ScriptedAnswer:
 
 
 def _one(tool: str, parameter: str, begin: str = "") -> Callable[[_Task, str], Iterator[Any]]:
-    """Return a rule that makes one call and answers with its result."""
+    """Return a rule that calls `tool` once and answers with the call's result."""
 
     def rule(task: _Task, rest: str) -> Iterator[Any]:
         if tool not in task.tools:

@@ -80,7 +80,7 @@ class AgentLimits(Value, frozen=True, kw_only=True):
     """Limits of an agent with a model. A run that reaches a budget is interrupted with cause ``budget``.
 
     Parameters:
-        steps: maximum number of model requests in one run.
+        steps: maximum number of steps in one run. Retries and summaries do not count as steps.
         tool_calls: maximum number of tool calls in one run. If the calls of a step exceed the remaining budget, none of
             these calls starts.
         tokens: maximum number of input and output tokens of one run; None means unlimited.
@@ -337,7 +337,7 @@ class Loop:
     def answered(self) -> StepFinished:
         """Return the complete answer, which must be stored before its calls start.
 
-        Raises `ModelFailed` if the answer is incomplete, empty or a refusal.
+        Raises `ModelFailed` if the answer is incomplete or a refusal, or if the answer is empty in the first step.
         """
         self._leave("requesting", "answered")
         end = self._parts[-1] if self._parts else None

@@ -120,7 +120,7 @@ class RunSuspended(EventBase, frozen=True, kw_only=True, tag="run.suspended"):
 
 
 class RunResumed(EventBase, frozen=True, kw_only=True, tag="run.resumed"):
-    """A question was answered; the run resumes once ``waiting``, the number of its open questions, is 0."""
+    """A question was answered or expired; the run resumes once ``waiting``, the number of its open questions, is 0."""
 
     run_id: str
     answer: Answer

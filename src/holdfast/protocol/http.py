@@ -170,7 +170,7 @@ class NothingBody(RequestBody, frozen=True, kw_only=True):
 
 
 class CompactBody(RequestBody, frozen=True, kw_only=True):
-    """Number of a person's newest messages to keep, with everything that followed them."""
+    """Number of newest user messages to keep, along with all entries after the first of these messages."""
 
     keep: Annotated[int, Meta(ge=0, le=1000)] = 4
 

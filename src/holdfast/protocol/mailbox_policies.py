@@ -148,7 +148,8 @@ def select_batch(waiting: Sequence[Waiting], *, take_all_waiting: int, now: floa
 
     Parameters:
         waiting: waiting messages, in order of seq.
-        take_all_waiting: seq up to which all messages are taken, even if they are not due; 0 takes only due messages.
+        take_all_waiting: seq up to which all messages are taken, even if they are not due. If the first message is
+            later than that (always with 0), only the first batch is taken, once it is due.
         now: current time, in seconds since the epoch.
     """
     if not waiting:

@@ -47,7 +47,7 @@ TERMINAL_PHASES: frozenset[RunPhase] = frozenset(("unloaded", "ended"))
 
 
 def next_phase(phase: RunPhase, event: PhaseInput) -> RunPhase:
-    """Return the phase after `event`. Raises `IllegalTransition`."""
+    """Return the phase after `event`. Raises `IllegalTransition` if `PHASE_TABLE` does not list the change."""
     try:
         return PHASE_TABLE[phase, event]
     except KeyError:

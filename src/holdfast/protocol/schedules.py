@@ -7,9 +7,9 @@ Invariants:
 - A tick's jitter depends only on the schedule and the tick, so checking the schedule again, even after a crash, does
   not change it.
 - Ticks are in chronological order. If the clock is set back by at most `SET_BACK_S`, no tick is repeated: the schedule
-  waits until the clock catches up. If the clock is set back further, the earlier time was presumably wrong, so the
-  schedule continues from the new time. A repeated tick is recognized by its time, which is part of the idempotency key
-  of the tick's message.
+  waits until the clock catches up. If the clock is set back further, the time before the change was presumably wrong,
+  so the schedule continues from the new time. A repeated tick is recognized by its time, which is part of the
+  idempotency key of the tick's message.
 - One step handles a bounded number of ticks. A schedule that missed more ticks stays due until all are counted.
 
 A tick is on time until `ON_TIME_S` after it was due. The miss policy determines what happens to later ticks, which
@@ -66,7 +66,7 @@ ON_TIME_S: Final = 60.0
 BURST_LIMIT: Final = 100
 """Maximum number of missed ticks that ``burst`` fires."""
 SET_BACK_S: Final = 3 * 3600.0
-"""If the clock is set back by more than this, in seconds, the earlier time is presumed wrong (as in cron)."""
+"""If the clock is set back by more than this, in seconds, the time before the change is presumed wrong (as in cron)."""
 STEP_LIMIT: Final = 1000
 """Maximum number of ticks of a cron expression in one step."""
 LEAST_EVERY_S: Final = 1.0
@@ -87,7 +87,7 @@ class Cadence(Value, frozen=True, kw_only=True):
         timezone: time zone of the cron expression, such as ``Europe/Berlin``; not allowed with `every_s`.
         initial_delay_s: time to the first tick, in seconds; None means one interval. With `cron`, this is the minimum
             time to the first tick, and None means 0.
-        jitter_s: maximum delay of a tick, in seconds. Each tick is delayed by a fixed fraction of `jitter_s`.
+        jitter_s: maximum delay of a tick, in seconds. The delay depends only on the schedule and the tick.
         max_runs: number of firings after which the schedule is finished; None means unlimited.
         miss: policy for missed ticks: ``skip``, ``burst`` or ``delay``, as described in the module.
     """
@@ -132,11 +132,12 @@ class ScheduleKeywords(TypedDict, total=False):
 
 
 class Firing(Value, frozen=True, kw_only=True):
-    """The outcome of a tick.
+    """The outcome of a tick or of a manual run.
 
     Parameters:
-        outcome: ``fired``; ``missed``, if the miss policy dropped the tick; or the code of the error with which the
-            message was refused, such as ``busy``, ``mailbox_full``, ``unknown_agent`` or ``session_deleted``.
+        outcome: ``fired``; ``missed``, if the miss policy dropped the tick; ``duplicate``, if the tick's message had
+            already been sent; or the code of the error with which the message was refused, such as ``busy``,
+            ``mailbox_full``, ``unknown_agent`` or ``session_deleted``.
         tick_at: time of the tick, in seconds since the epoch; None for a manual run.
         at: time at which the outcome was decided, in seconds since the epoch.
         message_id: id of the message that was sent; None if no message was sent.
@@ -157,9 +158,10 @@ class ScheduleView(ScheduleSpec, frozen=True, kw_only=True):
         state: ``active``; ``paused``; ``finished`` after the last tick; or ``broken`` if the stored definition is
             unreadable, in which case only the ids and the session of the schedule are known.
         next_at: time of the next firing, including jitter; None while the schedule is paused or finished.
-        fired, missed, refused: number of ticks with this outcome.
-        last: outcome of the newest tick; None before the first tick.
-        problem: why the newest tick did not fire, if a person must solve the problem; otherwise None.
+        fired, missed, refused: number of ticks with this outcome; `fired` includes manual runs.
+        last: newest outcome of a tick or a manual run; None before the first one.
+        problem: why the schedule is broken, or why its newest tick did not fire if a person must solve the problem;
+            otherwise None.
     """
 
     schedule_id: str
@@ -179,11 +181,12 @@ class Progress(Value, frozen=True, kw_only=True):
     """The progress of a schedule.
 
     Parameters:
-        anchor_at: time of the first tick. With ``every_s``, all other ticks are whole intervals away from it.
+        anchor_at: reference time of the ticks. With ``every_s``, all ticks are whole intervals away from it. It is the
+            time of the first tick, until a late firing (``delay``) or a clock that was set back moves it.
         tick_at: time of the first tick that is neither fired nor counted; None after the last tick.
         due_at: time at which to fire that tick, which is `tick_at` plus the tick's jitter; None after the last tick.
-        decided_at: time of the newest decision about a tick.
-        fired, missed, refused: number of ticks with this outcome so far.
+        decided_at: time at which `tick_at` was last determined.
+        fired, missed, refused: number of ticks with this outcome so far; `fired` includes manual runs.
     """
 
     anchor_at: float
@@ -388,10 +391,11 @@ def begin(cadence: Cadence, seed: str, now: float) -> Progress:
 
 
 def step(cadence: Cadence, seed: str, progress: Progress, now: float) -> Step:
-    """Return the tick to fire now, and count missed ticks. If no tick is due, the progress is unchanged.
+    """Return the tick to fire now, and count missed ticks.
 
-    The returned progress is past the tick. The caller fires the tick and passes the outcome to `counted`. Raises
-    `InvalidSchedule` if the cron expression or the time zone is invalid.
+    If no tick is due, the progress is unchanged, unless the clock was set back by more than `SET_BACK_S`. If a tick is
+    returned, the returned progress is past that tick; the caller fires the tick and passes the outcome to `counted`.
+    Raises `InvalidSchedule` if the cron expression or the time zone is invalid.
     """
     first_at, due_at = progress.tick_at, progress.due_at
     if first_at is None or due_at is None:

@@ -94,6 +94,7 @@ class SessionAPI(Protocol):
 
         Raises:
             WaitExpired: if the message is not settled after `timeout_s` seconds; its run continues.
+            WaitsForItself: if called in a run of this session before the message is settled.
             UnknownMessage, UnknownSession: if the message or the session does not exist.
         """
         ...
@@ -104,7 +105,7 @@ class SessionAPI(Protocol):
         If the caller is cancelled (`asyncio.timeout`, `Task.cancel`) or `timeout_s` expires, only the wait ends and
         the run continues, because the message is durable, other callers may be waiting for its answer, and a client's
         connection may break at any time. To end the run, interrupt the session; to bound its duration or cost, set the
-        host's ``run_timeout_s`` or the agent's limits.
+        host's ``run_timeout_s`` or the agent's limits. This method also raises the errors of `send`.
 
         Raises:
             RunFailed, RunInterrupted, MessageWithdrawn: if the message was settled without an answer.
@@ -210,7 +211,12 @@ class SessionAPI(Protocol):
         ...
 
     async def deny(self, question: Question | str, *, reason: str = "") -> Answer:
-        """Deny the call that needs approval. The model sees the reason. Raises the errors of `answer`."""
+        """Deny the call that needs approval. The model sees the reason.
+
+        Raises:
+            InvalidRequest: if the question asks for text.
+            UnknownQuestion, AlreadyAnswered: under the conditions of `answer`.
+        """
         ...
 
     async def schedule(

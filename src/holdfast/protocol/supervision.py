@@ -54,8 +54,8 @@ class Quorum:
     """Decides when enough branches have completed, and when the quorum is out of reach.
 
     Parameters:
-        need: branches that must complete: ``all`` of them, the ``first`` one, or a number of them, without waiting for
-            the rest. With ``some``, at least one must complete, but all branches are waited for.
+        need: how many branches must complete. ``all`` requires all branches. ``first`` requires one and a number
+            requires that many, without waiting for the rest. ``some`` requires at least one, after all have ended.
         total: number of branches.
 
     Raises:

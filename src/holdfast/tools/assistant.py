@@ -83,9 +83,9 @@ def assistant(
         model: a `Model` or a model name, such as ``anthropic:claude-sonnet-5`` or ``scripted:demo``.
         workspace: folder that the agent works in, which is created if missing; None gives each session its own folder
             in ``.holdfast/workspaces``.
-        approve: calls that need a person's approval. ``all`` means commands, scripts, fetches and file changes.
-            ``dangerous`` means dangerous commands (see `holdfast.tools.commands.danger`), and scripts if this machine
-            cannot confine them. ``none`` means that no call needs approval.
+        approve: calls that need a person's approval. ``all`` means commands, scripts, fetches, browser actions and file
+            changes. ``dangerous`` means dangerous commands (see `holdfast.tools.commands.danger`), and scripts if this
+            machine cannot confine them. ``none`` means none of these. Additional `tools` keep their own approval rules.
         network: network access of Python scripts (see `Sandbox`); None denies access if this machine can enforce that.
         browser: whether the agent gets a `Browser`.
         tools: additional tools, such as `McpServer` objects, for the agent and the child agent.

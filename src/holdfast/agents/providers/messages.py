@@ -1,10 +1,12 @@
 """Convert between our messages and pydantic-ai's.
 
-Calls use our ids. A provider gets its own id for a call if the step's ``state`` has it. Otherwise it gets a hash of our
-id: nine letters and digits, which every provider accepts, the same in every request.
+Our messages identify calls by our ids. In a request, a call has the id that the provider gave it, if the step's
+``state`` contains that id. Otherwise, the call has a hash of our id: nine characters that every provider accepts, the
+same in every request.
 
-The ``state`` of a step holds the data that the provider needs back besides text and calls: signatures, its own ids,
-reasoning. It refers to the step's text and calls instead of repeating them; if they no longer match, it is dropped.
+The ``state`` of a step holds the data that the provider needs back besides text and calls: signatures, the provider's
+ids, and reasoning. The state refers to the step's text and calls instead of repeating them. A state that no longer
+matches the text and calls is dropped.
 """
 
 from __future__ import annotations

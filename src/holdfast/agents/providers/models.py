@@ -51,8 +51,9 @@ _REASONS: Mapping[str, Reason] = {
 def pydantic_model(name: str) -> PydanticModel:
     """Return the model ``provider:model``. Its key and address come from the provider's usual environment variables.
 
-    ``openai:…`` uses OpenAI's Responses API, or Chat Completions if ``OPENAI_BASE_URL`` points to another server, which
-    may support nothing else; ``openai-chat:…`` and ``openai-responses:…`` choose explicitly.
+    ``openai:…`` uses OpenAI's Responses API. If ``OPENAI_BASE_URL`` points to another server, ``openai:…`` uses Chat
+    Completions, because that server may not support the Responses API. ``openai-chat:…`` and ``openai-responses:…``
+    choose the API explicitly.
 
     Raises:
         ConfigurationError: if the provider is unknown or its key is missing.
@@ -137,7 +138,10 @@ class PydanticModel(Toolset):
     async def _open(
         self, stack: AsyncExitStack, model: ProviderModel, request: ModelRequest, files: Mapping[str, _File]
     ) -> StreamedResponse:
-        """Send the request. Files that this provider rejects are only named, so that they do not break the session."""
+        """Send the request. If building the request fails, retry with only the images, then without files.
+
+        A file that is left out is described in text, so that a rejected file does not break the session.
+        """
         from httpx2 import StreamError, TransportError
         from pydantic_ai.exceptions import AgentRunError
 

@@ -55,7 +55,7 @@ class Shaped(TypedDict, total=False):
         block_s: maximum time that a producer's thread is blocked, in seconds; if the time runs out, the stream ends
             with `QueueFull`.
         ordered: whether results are emitted in the order of the items instead of in the order of completion. If true,
-            up to ``buffer`` results wait for a slow item.
+            fewer than ``concurrency`` + ``buffer`` results wait for a slow item.
         outcomes: whether an `Outcome` is emitted for each item instead of its result, so that an error does not end the
             stream.
     """
@@ -350,7 +350,7 @@ class ReactiveBridge:
 
         Raises:
             ConfigurationError: if a parameter is invalid.
-            InvalidRequest: if `full_s` is not a finite time.
+            InvalidRequest: if `full_s` is not a finite number of 0 or more.
         """
         mail = SessionSender(session_of, text, policy, idempotency_key, agent, full_s)
         return self._operator("ask", mail.asking, scheduler, shape)

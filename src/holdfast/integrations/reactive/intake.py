@@ -86,7 +86,8 @@ class Intake:
         limit: maximum number of items that wait.
         overflow: policy for an item that arrives when the buffer is full.
         block_s: maximum time that a producer is blocked, in seconds.
-        wake: function that is called after every change, without arguments, outside the lock and from any thread.
+        wake: function that is called without arguments after an item has arrived or the stream has ended, outside the
+            lock and from any thread.
         name: name of the stream in errors.
     """
 
@@ -122,8 +123,8 @@ class Intake:
         """Accept an item. Thread-safe; may block, see `Overflow`.
 
         Raises:
-            StreamEnded: the source has already completed or failed.
-            Interrupted: the current interrupt was triggered during the wait; the item is not accepted.
+            StreamEnded: if the source has already completed or failed.
+            Interrupted: if the current interrupt is triggered during the wait; the item is not accepted.
         """
         blocked: _Blocked | None = None
         full = False

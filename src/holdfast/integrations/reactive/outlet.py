@@ -135,7 +135,7 @@ class Outlet:
             self._failed(raised)
 
     def _failed(self, error: Exception, who: str = "the observer of a reactive stream") -> None:
-        """Report the observer's error to the loop's exception handler, as after any callback."""
+        """Report an error of the observer or the scheduler to the loop's exception handler, and shut the outlet."""
         self.fault = error
         context = {"message": f"{who} raised {type(error).__name__}", "exception": error}
         if asyncio._get_running_loop() is self._loop:

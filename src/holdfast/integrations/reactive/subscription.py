@@ -174,7 +174,7 @@ class Flow:
             self.settle(error)
 
     def settle(self, error: Exception | None) -> None:
-        """Finalize the counts and notify the observer, once. On the loop, after all the stream's work has ended."""
+        """Finalize the counts and notify the observer, once. Called after all the stream's work has ended."""
         if self._settled:
             return
         self.stop_source()
@@ -314,7 +314,7 @@ class ItemFlow(Flow):
             self._working += 1
 
     async def _one(self, scope: Scope, index: int, item: Any) -> None:
-        """Work on one item. If the scope stops before this starts, the item is counted when the flow ends."""
+        """Work on one item. If the scope stops before this task starts, the item is counted when the flow ends."""
         try:
             value = await self._work(scope, index, item)
         except Exception as error:

@@ -170,7 +170,10 @@ def reaches_no_outside(words: Sequence[Word]) -> bool:
 
 
 def subcommand(allowed: str, forbidden: str = r"(?!)") -> Rule:
-    """Return a rule that accepts an allowed first word if no word matches `forbidden` or names a file outside."""
+    """Return a rule that accepts allowed subcommands, and a command without arguments.
+
+    No word may match `forbidden`, and no argument of the subcommand may name a file outside the current folder.
+    """
     first, bad = re.compile(allowed), re.compile(forbidden)
 
     def rule(words: Sequence[Word]) -> bool:
@@ -183,7 +186,9 @@ def subcommand(allowed: str, forbidden: str = r"(?!)") -> Rule:
 
 
 def runs_script(flags: str, modules: Sequence[str] = ()) -> Rule:
-    """Return a rule for interpreters that run a script in the current folder or a known module, or print a version.
+    """Return a rule that lets an interpreter run a script below the current folder or one of `modules`.
+
+    The rule also accepts a single option that prints the version or a help text.
 
     The rule does not accept an interpreter without a script, because it would execute its standard input.
     """
@@ -317,7 +322,7 @@ def lists_processes(words: Sequence[Word]) -> bool:
 
 
 def tar(words: Sequence[Word]) -> bool:
-    """Accept archives that are read and unpacked below the current folder."""
+    """Accept creating, reading and unpacking archives below the current folder."""
     if not words or not is_literal(words):
         return False
     mode = (words[0].text or "").removeprefix("-")
@@ -329,7 +334,7 @@ _MAKE_REACHES = re.compile(r"(un)?install|publish|release|deploy\S*|push\S*|uplo
 
 
 def makes(words: Sequence[Word]) -> bool:
-    """Accept targets that build."""
+    """Accept targets that do not install, publish or deploy, if no word names a file outside the current folder."""
     return reaches_no_outside(words) and not any(_MAKE_REACHES.fullmatch(word.text or "") for word in words)
 
 
@@ -394,7 +399,10 @@ _GIT_VERBS: dict[str, Callable[[Texts], bool]] = {
 
 
 def uses_git(words: Sequence[Word]) -> bool:
-    """Accept commands that read, commit and fetch; reject those that discard, rewrite, push or run other programs."""
+    """Accept commands that read, commit, fetch, merge or switch branches.
+
+    Reject commands that discard changes, push, or run other programs.
+    """
     if not is_literal(words):
         return False
     outside_message = [

@@ -52,7 +52,7 @@ def _takes_few_bytes(words: Sequence[Word]) -> bool:
 
 
 def _program(name: str) -> str | None:
-    """Return the name of a program in the table; None for a path that leads outside the current folder."""
+    """Return the name under which to look up a program; None for a path that leads outside the current folder."""
     folder, slash, base = name.rpartition("/")
     if not slash or folder in _SYSTEM_FOLDERS:
         return base

@@ -33,7 +33,7 @@ __all__ = [
 LIST_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 DEPTH_LIMIT = 64
 UNFIT = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
-"""Characters that names may not contain and are never shown: control characters and lone surrogates."""
+"""Characters that are not allowed in names and are never shown: ASCII control characters and lone surrogates."""
 
 _NAMES_LIMIT = 100_000
 _CHUNK_BYTES = 1 << 20
@@ -113,7 +113,7 @@ class DirectoryEntry:
 
 
 def walk_folder(folder: int, above: str, depth: int, unsearched: Collection[str]) -> Iterator[DirectoryEntry]:
-    """Yield the entries in and below a folder as `Workspace.walk` does, and close the descriptor `folder`."""
+    """Yield the entries in and below a folder, including private ones, and close the descriptor `folder`."""
     try:
         with os.scandir(folder) as listed:
             names = sorted(entry.name for entry in itertools.islice(listed, _NAMES_LIMIT + 1))

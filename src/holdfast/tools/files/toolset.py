@@ -39,7 +39,7 @@ class Files(Toolset):
 
     Parameters:
         workspace: workspace, or path of its root; None uses the default root of `Workspace`.
-        read_bytes: maximum number of bytes that one call returns.
+        read_bytes: number of bytes after which ``read_file`` returns no further lines.
         approval: whether a person must approve each file change, or a predicate that decides from the arguments.
 
     Raises:

@@ -147,7 +147,8 @@ class Workspace:
             make_folders: whether to create missing folders on the path.
 
         Raises:
-            ToolFailed: if the path leads out of the root or through a non-folder, or follows too many links.
+            ToolFailed: if the path is invalid or private, leads out of the root or through a non-folder, or follows too
+                many links, or if a folder on the path is missing or inaccessible.
         """
         parts = deque(self._parts(path)[1])
         folders: list[int] = []
@@ -250,10 +251,11 @@ class Workspace:
             data: the complete new content.
             check: called without arguments before each chunk and right before the rename; if `check` raises an
                 exception, the file stays unchanged.
-            expected: `Version` that the file must still have; ``"any"`` accepts every version.
+            expected: `Version` that the file must still have; ``"any"`` accepts any version.
 
         Raises:
-            ToolFailed: if the write fails.
+            ToolFailed: if the path is unusable, the file is read-only or not a regular file, `data` is larger than
+                `file_limit_bytes`, or the write fails.
             FileChanged: if the file's version is not `expected`.
         """
         if len(data) > self.file_limit_bytes:

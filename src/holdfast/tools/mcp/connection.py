@@ -51,8 +51,8 @@ class McpLink:
 
     Parameters:
         name: server name, for display.
-        open_streams: called to open the streams of a connection. Its argument is a callback that it calls with the
-            reason when the server side ends.
+        open_streams: function that opens the streams of a connection. The function receives a callback, which it calls
+            with the reason when the server side ends.
         connect_s: timeout in seconds for connecting, and for a call's wait for a connection.
         on_tools: called with the server's tools each time the tools have been listed.
     """
@@ -109,7 +109,8 @@ class McpLink:
             caller: the caller's identity, which is sent in the request's ``_meta`` field; empty sends no identity.
 
         Raises:
-            LinkDown: if the server is not connected, or if the connection breaks during the call.
+            LinkDown: if the server is not connected within `connect_s` seconds, or if the connection breaks during the
+                call.
             mcp.MCPError: if the server refuses the call.
         """
         client = await self._connected()

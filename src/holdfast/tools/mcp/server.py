@@ -68,8 +68,8 @@ class McpServer(Toolset):
             None sends them to a program, but not to a URL.
         per_principal: whether to start a separate program for each principal at the principal's first call, so that
             principals share no state in the program.
-        principals: maximum number of programs that `per_principal` runs at the same time; when it is reached, the
-            least recently used idle program is stopped.
+        principals: maximum number of programs that `per_principal` runs at the same time. When the maximum is reached,
+            the least recently used idle program is stopped; if no program is idle, the new principal's call fails.
 
     Raises:
         ConfigurationError: if `command` and `url` are both given or both missing, if the prefix, the URL or a header
@@ -147,7 +147,7 @@ class McpServer(Toolset):
 
     @property
     def problem(self) -> str | None:
-        """Reason why the server is not connected; None while it is connected or before `lifespan` is entered."""
+        """Reason why the server is not connected; None while the server is connected or outside of `lifespan`."""
         return self._link.problem if self._link is not None else None
 
     def tools(self) -> Sequence[Tool]:
@@ -158,7 +158,7 @@ class McpServer(Toolset):
     async def lifespan(self, home: ToolsetContext) -> AsyncGenerator[None, None]:
         """Connect to the server, and reconnect as needed until the block exits.
 
-        If the first attempt fails because the server does not respond, connecting is retried in the background.
+        If the first attempt to connect fails for any reason other than those below, it is retried in the background.
 
         Raises:
             MissingExtra: if the package ``mcp`` is not installed.

@@ -49,7 +49,10 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
         return procfs.lives(int(pid), int(started))
 
     def kill(self) -> int:
-        """Kill the process tree and return the number of killed processes, which is 0 if the pid was reused."""
+        """Kill the process tree and return the number of killed processes.
+
+        Kill nothing if the recorded process has ended or cannot be identified by its start time.
+        """
         if not self.started or self.boot != _boot() or not procfs.lives(self.pid, self.started):
             return 0
         tree = [(pid, procfs.start_time(pid)) for pid in (self.pid, *procfs.descendants(self.pid))]

@@ -57,7 +57,7 @@ class OutputLog:
         return self.total - min(len(self._kept), self.limit_bytes)
 
     def feed(self, data: bytes) -> None:
-        """Append data and drop the oldest bytes beyond the limit."""
+        """Append data. Only the newest `limit_bytes` bytes remain readable; older bytes are dropped in batches."""
         self.total += len(data)
         self._kept += data[-self.limit_bytes :] if self.limit_bytes else b""
         if len(self._kept) > 2 * self.limit_bytes:

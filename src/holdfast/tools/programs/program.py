@@ -206,7 +206,7 @@ class Program:
         """Write to the program's input and return how many bytes the program accepted within `timeout_s` seconds.
 
         Raises:
-            ToolFailed: if the program has no input or has closed its input.
+            ToolFailed: if the program was started without input, or if either side has closed the input.
         """
         if self._entry is None:
             raise ToolFailed("its input is closed")

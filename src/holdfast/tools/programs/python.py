@@ -84,7 +84,7 @@ class Python(Toolset):
         tools: tools that scripts may call; None means the agent's tools.
         timeout_s: default timeout of a script, in seconds; time spent in tool calls does not count.
         timeout_limit_s: maximum timeout that the model may request, in seconds.
-        output_bytes: maximum number of output bytes in the result, and maximum size of the script's value.
+        output_bytes: maximum number of output bytes in the result, and of characters of the script's value.
         calls_at_once: maximum number of concurrent tool calls of a script; further calls wait.
         calls: maximum total number of tool calls of a script.
         interpreter: path of the Python interpreter (3.9 or later) that runs scripts with its installed packages.

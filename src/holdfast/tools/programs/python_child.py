@@ -153,7 +153,11 @@ def _function(link: ScriptLink, tool: str, parameters: list[str]) -> Callable[..
 
 
 def _run(source: str, namespace: dict[str, Any]) -> Any:
-    """Run the script; return the value of its last line if it is an expression, else the variable ``result``."""
+    """Run the script and return its value.
+
+    The value is that of the last statement if this is an expression whose value is not None. Otherwise, it is the
+    variable ``result``, or None if the script does not set it.
+    """
     linecache.cache[_NAME] = (len(source), None, source.splitlines(keepends=True), _NAME)
     tree: ast.Module = compile(source, _NAME, "exec", ast.PyCF_ONLY_AST)  # type: ignore[assignment]
     last = tree.body[-1] if tree.body else None

@@ -1,4 +1,4 @@
-"""Launcher of a confined program: enters new namespaces, sets limits, and executes the program.
+"""Launcher for a confined program: enters new namespaces, sets limits, and executes the program.
 
 A bare interpreter runs this file, so it imports only the standard library. The first argument is a JSON object with
 ``limits`` (numbers by name), ``places`` (the visible file system; null disables namespaces) and ``filter`` (the system
@@ -6,11 +6,12 @@ call filter in hexadecimal digits; null disables the filter). The remaining argu
 
 - The confinement is complete before the program starts. If the setup fails, the launcher writes one line to standard
   error and exits with 125.
-- There are three processes. The launcher waits outside the process-id namespace, its child is the first process of
-  the namespace, and the program is the child of the first process. When the program ends, the kernel kills all
-  processes that the program left in the namespace.
-- The program has no capability in its user namespace, so it cannot undo a read-only mount, and it cannot create a
-  user namespace of its own.
+- With namespaces, there are three processes. The launcher waits outside the process-id namespace, its child is the
+  first process of the namespace, and the program is the child of the first process. When the program ends, the kernel
+  kills all processes that the program left in the namespace. Without namespaces, the launcher itself becomes the
+  program.
+- With namespaces, the program has no capability in its user namespace, so it cannot undo a read-only mount, and it
+  cannot create a user namespace of its own.
 - The program's child processes run under the same filter, because exec does not remove it.
 """
 
@@ -170,7 +171,10 @@ def _limit(limits: dict[str, Any]) -> None:
 
 
 def _enter_namespaces(*, network: bool) -> None:
-    """Enter new namespaces for mounts, processes, IPC, host name and network, with the same user and group ids."""
+    """Enter new namespaces for users, mounts, processes, IPC and host name, keeping the user and group ids.
+
+    Unless `network` is true, enter a new network namespace, too.
+    """
     uid, gid = os.getuid(), os.getgid()
     flags = _CLONE_NEWUSER | _CLONE_NEWNS | _CLONE_NEWPID | _CLONE_NEWIPC | _CLONE_NEWUTS
     _check(_libc.unshare(flags | (0 if network else _CLONE_NEWNET)), "unshare")

@@ -147,7 +147,7 @@ class Web(Toolset):
         """Fetch a URL and return its text.
 
         Raises:
-            ToolFailed: the URL is not allowed, or the fetch failed.
+            ToolFailed: if the URL is not allowed or the fetch fails.
         """
         content = None if body is None else body.encode("utf-8", "replace")
         headers = {"user-agent": self._user_agent, "accept": _ACCEPT, "accept-encoding": "gzip, deflate"}

@@ -52,9 +52,9 @@ def decoded(data: bytes, charset: str | None, *, html: bool) -> str:
     """Decode bytes to text.
 
     Parameters:
-        data: bytes to decode; an incomplete character at the end is dropped.
+        data: bytes to decode. If the charset is unknown, an incomplete UTF-8 character at the end is dropped.
         charset: charset that the server specified; None if it specified no charset.
-        html: whether to look for a charset declaration in `data`.
+        html: whether to look for a charset declaration in `data` if `charset` is None.
     """
     for mark, encoding in _MARKS:
         if data.startswith(mark):
