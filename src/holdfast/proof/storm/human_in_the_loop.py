@@ -136,7 +136,7 @@ class People:
         return wrong
 
     async def _unrest(self, key: str) -> str | None:
-        """Answer a session's questions until the session is quiescent; return a description if it gets stuck."""
+        """Answer a session's questions until the session is quiescent; if it gets stuck, describe the problem."""
         session = self._client.session(key)
 
         async def look() -> SessionView:
