@@ -1,7 +1,7 @@
 """The agents of a storm, which follow a plan of mixed work and record their observations as stamps.
 
 The agent ``storm`` is declared replayable, because all its effects are calls; the agent ``storm-plain`` does the same
-work but is not replayable. `agents` creates both; `agents_of_environment` creates both in a server that a storm started.
+work but is not replayable. `agents` creates both; `agents_of_environment` creates both in a server of a storm.
 """
 
 from __future__ import annotations
