@@ -96,8 +96,8 @@ def explore(
     """Run ``test()`` on a new event loop for each schedule, and raise `ScheduleFailure` for the first that fails.
 
     A schedule fails if the test or a callback raises, if the test deadlocks, if the schedule takes more than
-    ``max_steps`` steps, if tasks are unfinished when the test ends, or if a task's error is never retrieved. Time is
-    virtual. To check that the test is deterministic, the explorer repeats each failing schedule once, and also the
+    ``max_steps`` steps, if tasks or threads are unfinished when the test ends, or if the error of a task or thread is
+    never retrieved. Time is virtual. To check that the test is deterministic, the explorer repeats each failing schedule once, and also the
     1st, 2nd, 4th, 8th … schedule. Call `explore` outside any running event loop.
 
     Parameters:
