@@ -399,7 +399,8 @@ class Drained(RecordBase, frozen=True, kw_only=True, tag="drained"):
     """The report of a drain.
 
     Parameters:
-        elapsed_s: duration as reported by the host.
+        elapsed_s: duration in seconds, as the host reported it; for a storm's own server, at least the time from
+            SIGTERM to the exit of the server's process.
         finished: number of runs that ended on their own.
         interrupted, parked: ids of the runs that the drain interrupted, and ids of the runs that it suspended.
         orphans: names of all work that the drain left running, with the pids of processes.

@@ -130,7 +130,7 @@ class ScheduleOutcome:
         )
 
     def compared_with(self, again: ScheduleOutcome) -> ScheduleOutcome:
-        """Return this outcome, or a ``nondeterminism`` failure if it differs from ``again``, a run with equal choices."""
+        """Return this outcome, or a ``nondeterminism`` failure if ``again``, from the same choices, differs from it."""
         for at, (width, picked) in enumerate(zip(self.widths, self.picked, strict=True)):
             if at >= len(again.widths):
                 return self._differs(f"the second time it ended before choice {at}")

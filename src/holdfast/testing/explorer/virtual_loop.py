@@ -73,7 +73,7 @@ class VirtualLoop(BareLoop):
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        """Set a timer, as asyncio does."""
+        """Set a timer as asyncio does; timers with the same deadline fire in the order in which they were set."""
         timer = self.make_timer(when, callback, args, context)
         self.set_timer(timer)
         return timer
