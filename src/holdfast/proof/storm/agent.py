@@ -31,7 +31,7 @@ STORM_VARIABLE = "HOLDFAST_STORM_NAME"
 
 _home: ContextVar[str | None] = ContextVar("holdfast_storm_home", default=None)
 """Principal and key of the session in whose run the code was started. Stamps record this value, so that the checker
-sees the code in which the ambient context is missing or wrong."""
+finds code that runs with the ambient context of another session."""
 
 _STUCK_S = 0.9
 _LISTENS = 10
