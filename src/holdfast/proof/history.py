@@ -1,4 +1,4 @@
-"""The history of a storm: everything its clients, readers, agents and watchers saw, as a closed set of records.
+"""The history of a storm: the observations of its clients, readers, agents and watchers, as records of fixed types.
 
 Only `holdfast.proof.checker` judges a history. A history is self-contained, so a saved file can be judged again later.
 Rules for the recorder:
@@ -399,8 +399,9 @@ class Drained(RecordBase, frozen=True, kw_only=True, tag="drained"):
     """The report of a drain.
 
     Parameters:
-        elapsed_s: duration as reported by the host.
-        finished: number of runs that ended by themselves.
+        elapsed_s: duration in seconds, as the host reported it; for a storm's own server, at least the time from
+            SIGTERM to the exit of the server's process.
+        finished: number of runs that ended on their own.
         interrupted, parked: ids of the runs that the drain interrupted, and ids of the runs that it suspended.
         orphans: names of all work that the drain left running, with the pids of processes.
     """
@@ -451,7 +452,7 @@ class StatisticsRead(RecordBase, frozen=True, kw_only=True, tag="statistics.read
     """Figures of a host, read before the load (``baseline``), during it (``busy``) or after it (``quiet``).
 
     ``tasks``, ``threads``, ``descriptors`` and ``processes`` are those of the host's process. ``in_tree`` is the
-    number of runs, tasks, threads and processes that the host's task tree shows below its sessions.
+    number of runs, scopes, tasks, threads and processes that the host's task tree shows below its sessions.
     """
 
     incarnation: int
@@ -469,10 +470,10 @@ class StatisticsRead(RecordBase, frozen=True, kw_only=True, tag="statistics.read
 
 
 class PeopleSettled(RecordBase, frozen=True, kw_only=True, tag="people.settled"):
-    """Everything that the rest of the history does not record was checked at the end of the storm.
+    """The load that the rest of the history does not record was checked at the end of the storm.
 
-    This covers the human-in-the-loop sessions, the schedules, and the actions of an administrator. ``checked`` is the
-    number of checks, and ``wrong`` describes the problems found.
+    This load consists of the human-in-the-loop sessions, the schedules, and the actions of an administrator.
+    ``checked`` is the number of checks, and ``wrong`` describes the problems found.
     """
 
     checked: int

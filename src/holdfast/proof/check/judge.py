@@ -83,7 +83,7 @@ async def _try(target: SubjectTarget, promise: str) -> tuple[Verdict, str, tuple
 
 
 async def _control(subject: Subject) -> None:
-    """Ask one plain question, so that a broken adapter is not taken for a broken promise."""
+    """Send one plain message, so that a broken adapter is not mistaken for a broken promise."""
     await subject.ask("open", "control", "carl")
     said = await subject.ask("result", await subject.ask("submit", "control", "reply hello"))
     if "hello" not in said:

@@ -174,7 +174,7 @@ class Tasks:
 
 
 def beat(file: str, seconds: float) -> str:
-    """Write to a file fifty times a second."""
+    """Append to the file about fifty times a second, for `seconds`."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         with open(file, "a") as out:
@@ -184,25 +184,25 @@ def beat(file: str, seconds: float) -> str:
 
 
 def pound(file: str, seconds: float) -> str:
-    """Write to a file, fifty times a second, like the tool beat."""
+    """Append to the file about fifty times a second, for `seconds`, like the tool `beat`."""
     return beat(file, seconds)
 
 
 def block(file: str, seconds: float) -> str:
-    """Wait in one long call that nothing ends."""
+    """Create the file, then sleep for `seconds` in one call that cannot be interrupted."""
     Path(file).write_text("on")
     time.sleep(seconds)
     return "waited"
 
 
 def nap(seconds: float) -> str:
-    """Wait for a moment, as a sync function."""
+    """Sleep for `seconds`, in a sync function."""
     time.sleep(seconds)
     return "rested"
 
 
 async def idle(file: str, seconds: float) -> str:
-    """Wait, as an async function."""
+    """Create the file, then sleep for `seconds`, in an async function."""
     os.close(os.open(file, os.O_CREAT | os.O_WRONLY))
     await asyncio.sleep(seconds)
     return "idled"

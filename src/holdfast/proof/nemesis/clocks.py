@@ -1,4 +1,4 @@
-"""Clock faults: the wall clock is set forward and back by hours, under load and between two starts."""
+"""Clock faults: the server's wall clock is set forward and back by hours, under load and between two starts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast.proof.nemesis.episode import Episode
 __all__ = ["QUESTION_TTL_S", "clock_jumps"]
 
 QUESTION_TTL_S = 3600.0
-"""How long a question stays open in this episode, in seconds."""
+"""Time, in seconds, after which an open question expires in this episode."""
 
 _JUMPS_S = (3 * 3600.0, -3 * 3600.0, 26 * 3600.0, -26 * 3600.0, 0.0)
 _QUIET_S = 0.3
@@ -24,8 +24,11 @@ _POLL_S = 0.05
 
 
 async def clock_jumps(episode: Episode) -> None:
-    """Set the clock while batches are being collected, questions are open and idempotency keys are stored; then between
-    two starts."""
+    """Set the server's clock while the server runs and between two starts, and check everything that depends on time.
+
+    While the clock is set, batches are being collected, schedules tick, questions are open and idempotency keys are
+    stored.
+    """
     first = episode.content("emit")
     session = episode.admin.session(f"known-{ids.message_id()}")
     sent = await session.send(first, idempotency_key="known", agent=None)
@@ -52,7 +55,7 @@ async def clock_jumps(episode: Episode) -> None:
 
 
 async def _collects_in_time(episode: Episode, clock_s: float) -> None:
-    """Check that a batch that is being collected when the clock is set runs on time."""
+    """Set the clock while a batch of messages is being collected, and check that the messages complete in time."""
     session = episode.admin.session(f"collects-{ids.message_id()}")
     receipt = await session.send(
         episode.content("emit"), policy="collect", quiet_s=_QUIET_S, max_wait_s=_MOST_WAIT_S, agent=None
@@ -71,7 +74,7 @@ async def _collects_in_time(episode: Episode, clock_s: float) -> None:
 
 
 async def _is_set(episode: Episode, clock_s: float) -> None:
-    """Check that the server's records have the time of the new clock."""
+    """Check that the server dates a new session by the clock as it is now set."""
     session = episode.admin.session(f"dated-{ids.message_id()}")
     await session.send(episode.content("emit"), agent=None)
     off_s = (await session.info()).created_at - system_clock.now() - clock_s
@@ -81,7 +84,7 @@ async def _is_set(episode: Episode, clock_s: float) -> None:
 
 
 async def _fires(episode: Episode, planned: RemoteSchedule, clock_s: float) -> None:
-    """Check that a schedule keeps its period after the clock is set."""
+    """Check that a schedule still fires within a few seconds after the clock was set."""
     before = (await planned.info()).fired
     end = system_clock.monotonic() + _IN_TIME_S
     after = before
@@ -104,7 +107,7 @@ async def _state_within(episode: Episode, key: str, message_id: str) -> str:
 
 
 async def _question_is_open(episode: Episode) -> None:
-    """Check that a question stays open when the clock is set back, and expires by the next start when set forward."""
+    """Check that a question stays open if the clock is set back, and expires if it is set forward before a restart."""
     tally = episode.tally
     asked = [episode.admin.session(f"asks-{ids.message_id()}") for _ in range(2)]
     receipts = [
@@ -124,7 +127,7 @@ async def _question_is_open(episode: Episode) -> None:
 
 
 async def _open_questions(session: object, count: int) -> bool:
-    """Wait a moment until `count` questions are open; return whether they are."""
+    """Wait up to about five seconds until the session has `count` open questions; return False on a timeout."""
     for _ in range(100):
         if len(await session.questions()) == count:  # type: ignore[attr-defined]
             return True
@@ -133,7 +136,7 @@ async def _open_questions(session: object, count: int) -> bool:
 
 
 async def _restart(episode: Episode, clock_s: float) -> None:
-    """Kill the server, set the clock, and start it."""
+    """Kill the server, set its clock, start the next server, and check the clock and a new message."""
     episode.progress(f"killed, and started with the clock {clock_s / 3600:+g} h off")
     await episode.kill()
     episode.set_clock(clock_s)

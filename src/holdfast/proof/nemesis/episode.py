@@ -1,8 +1,8 @@
-"""One episode of a nemesis: a dedicated server with levers and a disk, under the storm's load, for one fault.
+"""One episode of a nemesis: a dedicated server under the storm's load, into which one fault is injected.
 
-Every episode has the same steps: a warm-up and a baseline, load, the injections of the fault, then quiescence, a last
-reading of everything and a clean shutdown. The observations of clients, readers and agents form one history, judged by
-the storm's checker. What only the fault can observe is checked here and recorded in a `Tally`.
+Every episode has the same steps: a warm-up, a baseline, load, the injections of the fault, quiescence, a final read of
+all sessions, and a clean shutdown. The observations of clients, readers and agents form one history, which the storm's
+checker judges. Checks that are specific to the fault are recorded in a `Tally`.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ class EpisodePlan(msgspec.Struct, frozen=True, kw_only=True):
 
     Parameters:
         sessions: number of sessions that the load drives.
-        span_s: duration of each injection of a fault.
-        connections: number of connections to open and drop.
+        span_s: approximate duration of one phase of a fault, in seconds.
+        connections: number of connections that the fault ``connections`` opens and drops.
         seed: random seed.
-        agents: the user's own agents, as ``module:name``; if empty, the storm's agents are used.
-        say: prefix of each message to the user's own agents.
+        agents: agents to serve, as ``module:name``; if empty, the storm's own agents are served.
+        say: first part of each message to these agents; not used for the storm's own agents.
     """
 
     sessions: int = 12
@@ -88,7 +88,7 @@ class _Server(msgspec.Struct):
 
 
 class Tally:
-    """Counts of a fault: injections of each kind, checks, and findings."""
+    """Results of a fault: the number of injections of each kind, the number of checks, and the findings."""
 
     def __init__(self) -> None:
         self.injected: Counter[str] = Counter()
@@ -96,7 +96,7 @@ class Tally:
         self.found: list[str] = []
 
     def check(self, holds: bool, otherwise: str) -> bool:
-        """Record one check; `otherwise` is the finding if it fails."""
+        """Count one check, and return `holds`. If the check failed, record the finding `otherwise`."""
         self.checked += 1
         if not holds:
             self.found.append(otherwise)
@@ -148,7 +148,7 @@ class Episode:
     # ── the server ───────────────────────────────────────────────────────────────────────────────────────────────
 
     async def start(self) -> bool:
-        """Start the next server with its clock lever set; return False if it exited before it became ready."""
+        """Start the next server with the current clock offset; return False if it exited before it became ready."""
         environment = {CLOCK_VARIABLE: str(self.levers.clock_s)}
         if self.disk.keeper is not None:
             environment[DISK_VARIABLE] = str(self.disk.keeper)
@@ -167,15 +167,15 @@ class Episode:
         raise ServerUnreachable(f"the server did not start after {after}: {refusal.message}", hint=refusal.hint)
 
     async def refused(self) -> StartupFailure:
-        """Return why the server did not start, and record its end."""
+        """Record the exit of a server that did not start, and return the reason for the failed start."""
         return read_startup_failure(await self.server.refused(), self.server.tail())
 
     def set_clock(self, clock_s: float) -> None:
-        """Set the wall clock offset of the next server."""
+        """Set the offset of the next server's wall clock, in seconds."""
         self.levers = Levers(clock_s=clock_s)
 
     def is_alive(self) -> bool:
-        """Whether the server is still running; an exit is a finding unless its clean shutdown has started."""
+        """Check that the server is still running. Once the clean shutdown has started, always return True."""
         if self._ending:
             return True
         return self.tally.check(self.server.alive, f"the server ended by itself: {self.server.tail()}")
@@ -186,7 +186,7 @@ class Episode:
         await self.server.kill()
 
     async def pull(self, **changes: Any) -> None:
-        """Change the levers (see `Levers`), and count their effects since the last change."""
+        """Change the server's levers (see `Levers`), and count the effects that they have had since the last call."""
         levers = msgspec.structs.replace(self.levers, **changes)
         self.levers = msgspec.structs.replace(levers, hints=0)
         reader, writer = await asyncio.open_unix_connection(str(self.folder / "levers"))
@@ -206,7 +206,7 @@ class Episode:
     # ── the load ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def watch(self, seconds: float) -> None:
-        """Let the load run for `seconds`. Raises the error with which the load failed, if any."""
+        """Let the load run for `seconds`, then record the list of processes. If the load fails, raise its error."""
         end = system_clock.monotonic() + seconds
         while (left := end - system_clock.monotonic()) > 0:
             await asyncio.sleep(min(0.25, left))
@@ -216,14 +216,17 @@ class Episode:
             await note_processes(self.recorder, self.server.storm)
 
     def content(self, *pieces: Any, span_s: float = 0.05) -> str:
-        """Return message content for the served agents."""
+        """Return unique message content for the served agents; only the storm's own agents execute `pieces`."""
         name = ids.message_id()
         if self.ask.agents:
             return f"{self.ask.say} [{name}]"
         return encode_plan(Plan(name=name, pieces=pieces, span_s=span_s))
 
     async def send_alone(self, count: int) -> None:
-        """Send one message to each of `count` new sessions, until it is accepted; nothing else wakes these sessions."""
+        """Send one message to each of `count` new sessions, which no later message wakes.
+
+        If the store fails, the same message is sent again, up to 20 times in total.
+        """
         for _ in range(count):
             key = ids.message_id()
             self._alone.append(key)
@@ -236,7 +239,7 @@ class Episode:
                     continue
 
     async def nobody_is_left(self, after: str) -> None:
-        """Check that each message that `send_alone` has sent since the last check is settled."""
+        """Check that each session that `send_alone` has created since the last check becomes idle within 10 seconds."""
         deadline = system_clock.monotonic() + _GOES_ON_S
         alone, self._alone = self._alone, []
         for key in alone:
@@ -256,7 +259,7 @@ class Episode:
             self.tally.check(not told, f"a session whose one message was sent during {after} is {told}")
 
     async def goes_on(self, after: str) -> None:
-        """Check that the message of a new session is answered soon after a fault, without a restart."""
+        """Check that a message to a new session completes within 10 seconds; `after` names the preceding event."""
         session = self.admin.session(f"after-{ids.message_id()}")
         self.progress(f"after {after}: checking a new message")
         told = "not at all"
@@ -292,7 +295,10 @@ class Episode:
     # ── from beginning to end ────────────────────────────────────────────────────────────────────────────────────
 
     async def begin(self) -> None:
-        """Start the first server, record its baseline, and start the load."""
+        """Start the first server, record its baseline, and start the load.
+
+        Raises `ServerUnreachable` if the server does not start.
+        """
         if not await self.start():
             refusal = await self.refused()
             raise ServerUnreachable(
@@ -307,7 +313,7 @@ class Episode:
         await self.watch(0.3)
 
     async def finish(self) -> None:
-        """Wait for quiescence, read everything once more, and shut down cleanly."""
+        """Stop the load, wait for quiescence, read all sessions once more, and shut the server down cleanly."""
         await self.load.stop()
         await self.load.complete()
         self.progress("coming to rest")
@@ -322,7 +328,7 @@ class Episode:
             await until_gone(self.recorder, self.server.storm, LIMITS.death_s)
 
     async def _quiet(self) -> None:
-        """Wait a while until the server shows no live work; the last statistics show any that remains."""
+        """Wait up to ``death_s`` until the server's tree shows no live work; the final statistics show what remains."""
         deadline = system_clock.monotonic() + LIMITS.death_s
         while in_tree(await self.admin.tree(everybody=True)) and system_clock.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.1)
@@ -349,14 +355,14 @@ async def open_episode(
     small: bool,
     progress: Progress,
 ) -> AsyncIterator[Episode]:
-    """Yield an episode whose server has not started yet, and clean up at the end.
+    """Yield an episode whose server has not been started yet; at the end, kill the server and remove the disk.
 
     Parameters:
         recorder: recorder of the history.
         folder: empty folder for all files of the episode.
         changes: server settings that differ from the storm's.
         kills: whether the fault kills the server.
-        small: whether the server gets a separate small disk.
+        small: whether the store is on a separate small disk, if the machine allows that.
     """
     sees = _SEES_OF_OTHERS if ask.agents else _SEES
     recorder.note(Opened, seed=ask.seed, mode="kill", sees=(*sees, "kills") if kills else sees, limits=LIMITS)

@@ -18,7 +18,7 @@ from holdfast.proof.nemesis.signals import signals
 __all__ = ["FAULTS", "KILLS", "Fault", "chosen"]
 
 KILLS = "kill"
-"""Name of the fault that runs as a separate storm, with SIGKILL at every failpoint."""
+"""Name of the fault that runs as a separate storm, in which SIGKILL is sent at every failpoint and at random."""
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,10 +28,10 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
         name: name of the fault on the command line.
         title: description of the fault in one sentence.
         kinds: kinds of injections, each of which must happen at least once.
-        inject: async callback that injects the fault into an episode, under load.
-        settings: server settings that differ from the storm's.
+        inject: async function that injects the fault; called with the episode, while the load runs.
+        settings: server settings for this fault, which override those of the storm.
         kills: whether the fault also kills the server.
-        disk: whether the server's store is on a separate small disk.
+        disk: whether the server's store is on a separate small disk, if the machine allows that.
     """
 
     name: str

@@ -19,6 +19,8 @@ __all__ = ["pry"]
 async def pry(access: Access, recorder: StormRecorder, session: StormSession, principal: str) -> None:
     """Try a random operation on the session as `principal`, and record the answer and sometimes a list of sessions.
 
+    If the answer is `Draining` or `RateLimited`, nothing is recorded.
+
     Raises:
         ServerUnreachable, StorageError: if no host answered.
     """

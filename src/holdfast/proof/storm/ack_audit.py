@@ -1,7 +1,8 @@
 """Record of acknowledged changes, checked at the end of a storm.
 
-It covers what is outside a storm's history: keys, files, schedules, deletions. A request whose answer was lost may or
-may not have taken effect. One that was answered has taken effect, even if the server was killed a moment later.
+The record covers changes to keys, sessions and schedules that a storm's history does not contain. A request whose
+answer was lost may or may not have taken effect. A request that was acknowledged must have taken effect, even if the
+server was killed a moment later.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class AckAudit:
         self._may_be[name] = self._may_be.get(name, frozenset((GONE,))) | {state}
 
     def answer(self, name: str, state: str) -> None:
-        """Record that the server acknowledged this state."""
+        """Record that the server acknowledged this state of the item."""
         self._may_be[name] = frozenset((state,))
 
     @property

@@ -1,7 +1,7 @@
 """Actions of an administrator on a server: creating and revoking keys, and deleting sessions.
 
 A storm's history does not record these actions, because a deleted session cannot be read back. `settle` checks that
-every acknowledged change was kept.
+every acknowledged change is still in effect.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Keys(msgspec.Struct):
 
 
 class AdminLoad:
-    """The actions of one administrator. Use it on one loop.
+    """The actions of one administrator. Use this class on one event loop only.
 
     Parameters:
         client: the administrator's client.
@@ -63,7 +63,7 @@ class AdminLoad:
         self._sessions.answer(session.key, GONE)
 
     async def settle(self) -> list[str]:
-        """Return the items whose state contradicts an acknowledgement."""
+        """Return a description of each key and session whose state contradicts an acknowledgement."""
         try:
             keys = (await self._client.read("/v1/keys", _Keys)).keys
             there = [key for key in self._sessions.names if await self._is_there(key)]

@@ -1,7 +1,7 @@
-"""The agents of a storm: they follow a plan of mixed work and write stamps of what they observe.
+"""The agents of a storm, which follow a plan of mixed work and record their observations as stamps.
 
-The agent ``storm`` is replayable, because its effects are calls; the agent ``storm-plain`` is not. `agents` returns
-both for a side file of stamps. A storm's own server gets its agents from `agents_of_environment`.
+The agent ``storm`` is declared replayable, because all its effects are calls; the agent ``storm-plain`` does the same
+work but is not replayable. `agents` creates both; `agents_of_environment` creates both in a server of a storm.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ STAMPS_VARIABLE = "HOLDFAST_STORM_STAMPS"
 STORM_VARIABLE = "HOLDFAST_STORM_NAME"
 
 _home: ContextVar[str | None] = ContextVar("holdfast_storm_home", default=None)
-"""The session that the code was started for; shows where the runtime propagates the ambient context."""
+"""Principal and key of the session in whose run the code was started. Stamps record this value, so that the checker
+finds code that runs with the ambient context of another session."""
 
 _STUCK_S = 0.9
 _LISTENS = 10
@@ -48,7 +49,7 @@ case "$1" in
   *) ( setsid "$0" -c "$1" "$0" middle "$1" & ) ; beat ;;
 esac
 """
-"""A program that ignores SIGTERM and leaves a grandchild in another session, whose parent is gone."""
+"""A shell program that ignores SIGTERM, SIGINT and SIGHUP, and starts an orphaned descendant in another session."""
 
 
 class _Teller:
@@ -88,7 +89,7 @@ class _Teller:
         return shell_stamp(words, self._stamps.path)
 
     def ended(self, branch: str, member: str, interrupt: Interrupt | None) -> None:
-        """Stamp the end of a branch, and whether it saw its interrupt."""
+        """Stamp the end of a branch; before that, stamp the branch's interrupt if it was triggered."""
         if interrupt is not None and interrupt.triggered:
             self.stamp("told", branch, member, cause=_first_reason(interrupt.cause), seen_session=_home.get())
         self.stamp("end", branch, member)
@@ -101,7 +102,7 @@ def _first_reason(cause: Cause | None) -> str | None:
 
 
 class _Work:
-    """The pieces of a plan, for one message of one run."""
+    """Executor of the pieces of a plan, for one message of one run."""
 
     def __init__(self, run: Run, plan: Plan, teller: _Teller) -> None:
         self._run = run
@@ -205,7 +206,7 @@ class _Work:
             teller.ended(name, "thread", interrupt)
 
     async def _wait(self, name: str) -> None:
-        """Wait for the interrupt, with a timeout long enough not to be mistaken for it."""
+        """Wait for the interrupt. The timeout is long enough that a timeout is not mistaken for an interrupt."""
         self._teller.stamp("branch", name)
         try:
             await self._run.interrupt.sleep(_WAIT_S)
@@ -221,7 +222,7 @@ class _Work:
             self._teller.ended(name, "thread", interrupt)
 
     def _stuck(self, name: str) -> None:
-        """Block a thread for a while. The run waits for the thread, unless the run is interrupted."""
+        """Block the thread for `_STUCK_S` seconds, without watching the interrupt."""
         self._teller.stamp("branch", name, "thread", cooperative=False)
         time.sleep(_STUCK_S)
         self._teller.stamp("end", name, "thread", cooperative=False)
@@ -289,6 +290,5 @@ def agents(stamps: Stamps, storm: str, *, host: int) -> tuple[Agent, Agent]:
 
 
 def agents_of_environment() -> tuple[Agent, Agent]:
-    """Return the agents for the side file and the storm name from the environment. Raises `KeyError` outside a
-    storm."""
+    """Return the agents for the side file and storm that the environment names. Raises `KeyError` outside a storm."""
     return agents(Stamps(Path(os.environ[STAMPS_VARIABLE])), os.environ[STORM_VARIABLE], host=os.getpid())

@@ -52,7 +52,7 @@ async def contend(load: Load, *, places: int, greedy: int, polite: int, span_s: 
 async def _starts(
     load: Load, name: str, places: int, greedy: int, polite: int, span_s: float
 ) -> tuple[dict[str, list[float]], float]:
-    """Return when each principal's runs started, and when all of them had been accepted."""
+    """Return the start times of each principal's runs, and the time at which all messages had been accepted."""
     principals = load.access.principals
     holders = [
         StormSession(principals[number % len(principals)], f"{load.prefix}-hold-{name}-{number}", PLAIN, load.chance)

@@ -73,7 +73,7 @@ class _Hosts:
         self._recorder.note(HostExited, incarnation=self.incarnation)
 
     async def close(self) -> None:
-        """Close the open host, if any: the storm was aborted."""
+        """Close the newest host. This is called at the end of the storm, even if the storm failed."""
         await self._access.host.close()
 
 

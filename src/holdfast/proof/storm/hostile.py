@@ -1,10 +1,10 @@
 """A hostile principal in a storm: one user with a valid key who attacks the server while the others work.
 
-It opens exports, transcripts and event streams that it does not read. It floods its mailboxes, its write rate and its
-streams. It pipelines requests, and sends half a head or single bytes. It also uploads, schedules, interrupts idle
-sessions, and reads with keys that are being revoked. Whatever it sends through its own `Load` is part of the history,
-so each accepted message is judged like any other. Other actions are counted: how often they were done, and how often
-they had an effect.
+The principal opens exports, transcripts and event streams without reading them. It sends more messages than a mailbox
+holds, more writes than its rate limit allows, and opens more streams than its limit. It pipelines requests, and sends
+half a head or single bytes. It also uploads files, creates schedules, interrupts idle sessions, and reads with keys
+that are being revoked. Messages that it sends through its own `Load` are part of the history, so each accepted message
+is judged like any other. For each kind of action, the history records how often it was done and had an effect.
 
 Invariants
 
@@ -88,7 +88,7 @@ class _Made(msgspec.Struct):
 
 
 class Hostile:
-    """The actions of one hostile principal. Use it on one loop.
+    """The actions of one hostile principal. Use this class on one event loop only.
 
     Parameters:
         recorder: recorder of the history.
@@ -172,9 +172,9 @@ class Hostile:
         )
 
     async def end(self) -> None:
-        """Release everything, and record how often each action was done. The server must be up.
+        """Release everything, record how often each action was done, and stop the hostile load. The server must be up.
 
-        Raises the error with which an action failed, if any.
+        If an action or the load has failed, its error is raised.
         """
         await self.let_go()
         for schedule_id in self._schedules:
@@ -196,7 +196,7 @@ class Hostile:
         await self.load.abandon()
 
     async def let_go(self) -> None:
-        """Stop all actions, and drop every open connection. Raises the error that broke an action."""
+        """Stop all actions, and drop every open connection. If an action has failed, its error is raised."""
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
@@ -254,7 +254,7 @@ class Hostile:
         return line
 
     def _count(self, act: str, status: int) -> bool:
-        """Count an action by the status of its answer; return whether it was accepted."""
+        """Count an action by the HTTP status of the server's answer; return whether the request was accepted."""
         self._did[act] += 1
         let_in, refused = 200 <= status < 300, status in _REFUSED
         self._felt[act] += let_in or refused
@@ -262,10 +262,10 @@ class Hostile:
         return let_in
 
     async def _asked(self, act: str, line: RawConnection, method: str, path: str, body: bytes = b"") -> bool:
-        """Send a request and read only the status; return whether it was accepted.
+        """Send a request, and read only the status of the answer; return whether the request was accepted.
 
         Raises:
-            OSError, TimeoutError: the server did not answer.
+            OSError, TimeoutError: if the server does not answer.
         """
         head, body = line.request(method, path, body)
         async with asyncio.timeout(_ANSWER_S):
@@ -393,7 +393,7 @@ class Hostile:
             await line.say(head)
             if not self._count(act, await line.status()):
                 return
-        self._felt[act] -= 1  # only its end counts
+        self._felt[act] -= 1  # only the end of the stream counts as an effect
         last_at = [system_clock.monotonic()]
         reading = asyncio.create_task(self._read(line, last_at), name="hostile reader of a revoked stream")
         try:
@@ -412,7 +412,7 @@ class Hostile:
             self._recorder.note(StreamRevoked, key_id=made.key.key_id, late_s=late_s, ended=ended)
 
     async def _talk(self) -> None:
-        """Start a run in its large session that emits text continuously."""
+        """Start a run that emits text continuously, in the principal's large session."""
         plan = Plan(name=f"{self.load.prefix}{ids.message_id()}", pieces=_WORDS, span_s=_WORD_S)
         await self.load.send(self._large, self.load.message(self._large, plan, "interrupt"))
 

@@ -1,7 +1,7 @@
-"""Simulated people: they steer, answer questions, attach files, and edit histories.
+"""Simulated people, who steer agents, answer questions, attach files, and undo runs.
 
-A storm's history does not record these sessions, because an edit changes entries that were read before. `settle` checks
-them instead: it waits until the sessions are quiescent, and returns the problems.
+A storm's history does not record the sessions of these people, because an undo removes transcript entries that may have
+been read before. Instead, `People.settle` waits until the sessions are quiescent, and checks them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SESSIONS = 6
 
 
 class People:
-    """One person with some sessions. Use it on one loop.
+    """One simulated person with several sessions. Use this class on one event loop only.
 
     Parameters:
         client: the person's client.
@@ -56,7 +56,7 @@ class People:
         self._accepted[session.key, receipt.message_id] = name
 
     async def steer(self) -> None:
-        """Steer an agent while it works, once its session has no waiting messages or open questions."""
+        """Wait until a session is quiescent; then start a run in the session and steer the run twice."""
         key = self._chance.choice(self._keys)
         await self._unrest(key)
         session = self._client.session(key)
@@ -66,7 +66,7 @@ class People:
             await self._send(session, "emit", policy="steer")
 
     async def ask(self) -> None:
-        """Make an agent ask, and answer the open questions."""
+        """Send a message that makes the agent ask a question, and answer the session's open questions."""
         session = self._session()
         await self._send(session, "call", "ask", "emit")
         await asyncio.sleep(_POLL_S)
@@ -81,7 +81,7 @@ class People:
                 self._answered.add(question.question_id)
 
     async def edit(self) -> None:
-        """Undo the last answer, or summarize the conversation."""
+        """Send a message, and then undo the session's last run."""
         session = self._session()
         await self._send(session, "emit")
         await asyncio.sleep(_LISTEN_S)
@@ -89,7 +89,7 @@ class People:
         self._taken_back += [(session.key, entry.run_id) for entry in removed if entry.run_id is not None]
 
     async def attach(self) -> None:
-        """Upload a file."""
+        """Upload a file as an attachment to one of the sessions."""
         body = self._chance.randbytes(64)
         attachment = await self._session().attach(body, media_type="text/plain", name="note.txt")
         self._attached[attachment.digest] = body
@@ -111,7 +111,7 @@ class People:
         return [*wrong, *await self._come_back(), *await self._lost_files()]
 
     async def _come_back(self) -> list[str]:
-        """Return the runs that are in a transcript although they were undone."""
+        """Return a description of each undone run whose entries are still in a transcript."""
         there: set[tuple[str, str | None]] = set()
         for key in {key for key, _ in self._taken_back}:
             try:
@@ -122,7 +122,7 @@ class People:
         return [f"run {run} was taken back, and stands in session {key}" for key, run in {*self._taken_back} & there]
 
     async def _lost_files(self) -> list[str]:
-        """Return the uploaded files that are missing or changed."""
+        """Return a description of each uploaded file that is missing or changed."""
         wrong = []
         for digest, body in self._attached.items():
             self.checked += 1
@@ -136,7 +136,7 @@ class People:
         return wrong
 
     async def _unrest(self, key: str) -> str | None:
-        """Answer a session's questions until it is quiescent; return the problem if it gets stuck."""
+        """Answer a session's questions until the session is quiescent; if it gets stuck, describe the problem."""
         session = self._client.session(key)
 
         async def look() -> SessionView:

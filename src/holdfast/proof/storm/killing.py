@@ -85,7 +85,11 @@ class _KillStorm:
         await self.server.kill()
 
     async def begin(self, progress: Progress, *, contention: bool) -> None:
-        """Start the first server, record its baseline, count turns under contention, start the load, and kill it."""
+        """Start the first server, record its baseline, start the load, and kill the server.
+
+        If `contention` is set, count each principal's runs under contention before the load starts. If the storm has a
+        hostile principal, the principal acts before the kill.
+        """
         await self.start()
         await self.load.warm_up()
         await self.figures("baseline")
@@ -99,7 +103,11 @@ class _KillStorm:
         await self.kill()
 
     async def besiege(self, hostile: Hostile, progress: Progress) -> None:
-        """Let a hostile principal act until all its actions have had an effect, and then again during the kills."""
+        """Let a hostile principal act until all its actions have had an effect, for at most 60 seconds.
+
+        Read the server's resources before this and after the principal has released everything. Then let the principal
+        act again, during the kills.
+        """
         progress("a hostile principal beside the others")
         await self.settle_memory()
         hostile.read_holdings("before")
@@ -116,7 +124,7 @@ class _KillStorm:
         hostile.begin()
 
     async def settle_memory(self) -> None:
-        """Wait, for a bounded time, until the server's memory stops growing under the current load."""
+        """Wait up to about 20 seconds until the server's memory stops growing under the current load."""
         most, quiet_s, began = 0, 0.0, system_clock.monotonic()
         while quiet_s < _QUIET_S and system_clock.monotonic() - began < _SETTLE_LONGEST_S:
             await self.watch(0.5)
@@ -299,7 +307,7 @@ async def kill_storm(
         prefix: prefix of all names, which must differ from that of any other storm in the same history.
         first: number of the first incarnation.
         contention: whether to also count turns while all run slots are in use.
-        hostile: whether to add a hostile principal, from the start of the load to the last kill.
+        hostile: whether to add a hostile principal, which acts until the load is stopped.
 
     Raises:
         ServerUnreachable: if the server cannot be started.
@@ -363,7 +371,10 @@ async def kill_storm(
 
 
 async def make_keys(store_url: str) -> dict[str, str]:
-    """Create a key for each principal and one for the storm itself, in a store that no server has open."""
+    """Create a user key for each principal, including the hostile one, and a key for the administrator ``admin``.
+
+    Return the keys by principal. No server may have the store open.
+    """
     store = open_store(store_url)
     at = system_clock.now()
     await store.open(node_id=ids.node_id(), at=at)

@@ -112,7 +112,10 @@ class Load:
                 self._tasks.append(asyncio.create_task(reader.roam(), name=f"storm reader {reader.name}"))
 
     async def stop(self) -> None:
-        """Let each driver finish its current action, and stop the readers. Raises the first error of any of them."""
+        """Let each driver finish its current action, and stop the readers.
+
+        If drivers or readers have failed, raise one of their errors; errors of drivers are raised first.
+        """
         self._stopping.set()
         drivers = [task for task in self._tasks if "driver" in task.get_name()]
         readers = [task for task in self._tasks if "reader" in task.get_name()]
@@ -125,7 +128,7 @@ class Load:
                 raise result
 
     async def complete(self) -> None:
-        """Do once the actions that a short load may have missed, in several sessions. Call this after `stop`."""
+        """Do each action that a short load may have missed, in up to eight sessions. Call this after `stop`."""
         await asyncio.gather(*(self._complete(session) for session in self.sessions[:_COMPLETED]))
 
     async def _complete(self, session: StormSession) -> None:
@@ -155,7 +158,7 @@ class Load:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def warm_up(self) -> None:
-        """Run everything once for each principal, so that one-time allocations exist afterwards."""
+        """Run most kinds of work once for each principal, so that one-time allocations precede the baseline."""
         for principal in self.access.principals:
             name = self._name()
             session = StormSession(principal, f"{self.prefix}-warm-{principal}", PLAIN, self.chance)
@@ -235,7 +238,10 @@ class Load:
         )
 
     async def send(self, session: StormSession, message: StormMessage) -> bool:
-        """Send a message until it is acknowledged or refused; return whether it was acknowledged."""
+        """Send a message until it is acknowledged or refused, at most 50 times; return whether it was acknowledged.
+
+        The message is sent again if the call is lost, if the host is draining, or if the store fails.
+        """
         for _ in range(_RESENDS):
             token = self.recorder.token()
             handle = self.access.session(session.principal, session.key)
@@ -351,7 +357,7 @@ class Load:
         await self._flood(self.chance.choice(self.sessions))
 
     async def _flood(self, session: StormSession) -> None:
-        """Send more than the mailbox holds while a run is active, then stop the session."""
+        """Send more messages than the mailbox holds while a run is active, then stop the session."""
         plan = Plan(name=self._name(), pieces=("nap",), span_s=20 * self._span_s)
         await self.send(session, self.message(session, plan, "queue"))
         small = [Plan(name=self._name(), pieces=("emit",), span_s=0.0) for _ in range(self.limits.mailbox + 3)]
@@ -359,7 +365,7 @@ class Load:
         await self._stop_session(session)
 
     async def linger(self, count: int, span_s: float) -> None:
-        """Give `count` sessions work that lasts `span_s`, so that it is active when the host ends."""
+        """Send long work to `count` random sessions, so that runs are active when the host ends."""
         lingering = self.chance.sample(self.sessions, min(count, len(self.sessions)))
         pieces: tuple[Piece, ...] = ("call", "emit", "task", "thread", "process", "nap")
         await asyncio.gather(

@@ -57,7 +57,7 @@ _RICH: tuple[Piece, ...] = ("emit", "call", "once", "task", "thread", "child", "
 
 
 def until_told(plan: Plan) -> Plan:
-    """Return the plan with branches added that wait for the interrupt."""
+    """Return a copy of the plan with a last piece that waits for the interrupt in several branches."""
     return msgspec.structs.replace(plan, pieces=(*plan.pieces, "wait"))
 
 

@@ -14,7 +14,7 @@ R = TypeVar("R", bound=Record)
 
 
 class StormRecorder:
-    """The records of a storm. Used on one loop."""
+    """The records of a storm. Use this class on one event loop only."""
 
     def __init__(self) -> None:
         self.records: list[Record] = []
@@ -27,6 +27,6 @@ class StormRecorder:
         return record
 
     def token(self) -> str:
-        """Return a new name for a call."""
+        """Return a unique name for a call."""
         self._tokens += 1
         return f"t{self._tokens}"

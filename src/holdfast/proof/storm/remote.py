@@ -94,7 +94,7 @@ async def remote_storm(
 
 
 async def _may_act(url: str, key: str | None) -> bool:
-    """Whether the key may act for other users. Raises `HoldfastError` if it has no access at all."""
+    """Return whether the key may act for other users. Raises `HoldfastError` if the key has no access at all."""
     async with Client(url, key, user=PRINCIPALS[0], retry_s=0.0) as client:
         try:
             await client.sessions(limit=1)

@@ -46,7 +46,7 @@ async def conduct_embedded(
 ) -> None:
     """Run a storm over a host in this process, then one over a small dedicated server, which is killed a few times.
 
-    The host in this process cannot be killed.
+    The second storm is needed because the host in this process cannot be killed.
 
     Parameters:
         recorder: recorder of the history.

@@ -1,7 +1,7 @@
-"""Schedules of a storm: some tick continuously; others are created, paused and deleted.
+"""Schedules of a storm: some tick continuously; others are created, paused, resumed and deleted.
 
-A ticking schedule is the only sender of its session, so in the end the session has one message per tick; `settle`
-checks that. A storm's history does not record its schedules, so they are checked here.
+A storm's history does not record schedules, so `ScheduleLoad.settle` checks them. Only the ticking schedule sends
+messages to its session, so the session must have accepted one message per tick.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SEEN_S = 0.1
 
 
 class ScheduleLoad:
-    """The schedules of one principal. Use it on one loop.
+    """The schedules of one principal. Use this class on one event loop only.
 
     Parameters:
         client: the principal's client.
@@ -40,7 +40,7 @@ class ScheduleLoad:
         self.checked = 0
 
     async def tick(self) -> None:
-        """Create all ticking schedules; existing ones keep ticking."""
+        """Create all ticking schedules; schedules that already exist keep ticking."""
         for key in self._keys:
             await self._client.schedule(
                 key, self._text(key), every_s=_EVERY_S, schedule_id=key, agent=REPLAYABLE, miss="burst"
@@ -57,7 +57,7 @@ class ScheduleLoad:
             self._changed.ask(name, state)
             await act()
             self._changed.answer(name, state)
-            await asyncio.sleep(_SEEN_S)  # a kill now finds it in an acknowledged state
+            await asyncio.sleep(_SEEN_S)  # a kill now finds the schedule in an acknowledged state
 
     @staticmethod
     def _text(name: str) -> str:
@@ -83,7 +83,7 @@ class ScheduleLoad:
         return wrong
 
     async def _unlike_answered(self) -> list[str]:
-        """Return the schedules whose state contradicts an acknowledgement."""
+        """Return a description of each schedule whose state contradicts an acknowledgement."""
         states: dict[str, str] = {}
         for name in self._changed.names:
             self.checked += 1

@@ -51,7 +51,7 @@ class SnapshotReader:
         return view.seq
 
     async def settlement(self, session: StormSession, message_id: str) -> None:
-        """Read the outcome of a message. Raises `HoldfastError`."""
+        """Read a message's settlement, and record it. Raises `HoldfastError` if the read fails."""
         handle = self._access.session(session.principal, session.key)
         began_at = system_clock.monotonic()
         settlement = await handle.message(message_id)
@@ -64,7 +64,7 @@ class SnapshotReader:
         )
 
     async def rest(self, sessions: Sequence[StormSession]) -> None:
-        """Wait until every session is quiescent, or one of them is stuck (the last reading will show it)."""
+        """Wait until every session is quiescent, or until one session is stuck, which the final read then shows."""
         for session in sessions:
             seq, deadline = -1, 0.0
             while session.exists:

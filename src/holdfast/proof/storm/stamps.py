@@ -1,4 +1,4 @@
-"""The side file to which agents write stamps of what they observe, and its reader.
+"""The side file to which agents write their observations as stamps, and the reader of this file.
 
 Each line is one `os.write` to a file opened for appending, so lines of several processes do not mix, and a killed
 process's lines are kept. Shell programs write a shorter line: ``U``, the machine's uptime (which is in step with the
@@ -33,7 +33,7 @@ class Stamps:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def write(self, stamp: Stamp) -> None:
-        """Append one stamp. Raises `OSError`."""
+        """Append one stamp. Raises `OSError` if the write fails."""
         os.write(self._descriptor, _encoder.encode(stamp) + b"\n")
 
     def close(self) -> None:

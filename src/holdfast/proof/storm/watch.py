@@ -1,4 +1,4 @@
-"""Watchers of a storm: the list of its processes, and the statistics of its host."""
+"""Watchers of a storm, which record the list of the storm's processes and the statistics of the host."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["in_tree", "list_processes", "note_processes", "own_figures", "proces
 
 
 def list_processes(storm: str) -> list[ProcessSeen]:
-    """Return all living processes that carry the marker of this storm."""
+    """Return all living processes whose environment contains the marker of the storm named `storm`."""
     begin = f"{MARKER}={storm} ".encode()
     seen = []
     for name in os.listdir("/proc"):
@@ -33,7 +33,7 @@ def list_processes(storm: str) -> list[ProcessSeen]:
             with open(f"/proc/{name}/stat", "rb") as file:
                 state = file.read().rpartition(b")")[2].split()[0]
         except OSError:
-            continue  # it has ended, or belongs to another user
+            continue  # the process has ended, or belongs to another user
         if state in (b"Z", b"X"):
             continue
         for value in environment.split(b"\0"):
@@ -47,14 +47,14 @@ def list_processes(storm: str) -> list[ProcessSeen]:
 
 
 async def note_processes(recorder: StormRecorder, storm: str) -> None:
-    """Read the list of processes and record it."""
+    """List the storm's living processes, and record the list."""
     began_at = system_clock.monotonic()
     alive = await asyncio.to_thread(list_processes, storm)
     recorder.note(ProcessesListed, began_at=began_at, alive=tuple(alive))
 
 
 async def until_gone(recorder: StormRecorder, storm: str, seconds: float) -> None:
-    """Wait up to `seconds` until no process of the storm is left, then record the list."""
+    """Wait up to `seconds` until all processes of the storm have ended; then record the list of processes."""
     deadline = system_clock.monotonic() + seconds
     while await asyncio.to_thread(list_processes, storm) and system_clock.monotonic() < deadline:  # noqa: ASYNC110
         await asyncio.sleep(0.1)
@@ -62,7 +62,7 @@ async def until_gone(recorder: StormRecorder, storm: str, seconds: float) -> Non
 
 
 def in_tree(node: TreeNode) -> int:
-    """Return how many runs, scopes, tasks, threads and processes a tree shows below its sessions."""
+    """Return the number of runs, scopes, tasks, threads and processes in a task tree."""
     own = 0 if node.kind in ("host", "session") else 1
     return own + sum(in_tree(child) for child in node.children)
 
@@ -79,7 +79,7 @@ def _children(pid: int) -> Iterator[int]:
 
 
 def _connections() -> set[str]:
-    """Return the TCP sockets of this machine, as a process's descriptors name them."""
+    """Return the machine's TCP sockets as ``socket:[inode]``, the form of the links in ``/proc/<pid>/fd``."""
     found: set[str] = set()
     for table in ("tcp", "tcp6"):
         with suppress(FileNotFoundError), open(f"/proc/net/{table}", encoding="ascii") as file:
@@ -88,7 +88,7 @@ def _connections() -> set[str]:
 
 
 def _descriptors(pid: int) -> int:
-    """Count the open descriptors of a process, except TCP connections, which belong to its clients."""
+    """Count the open descriptors of a process, except TCP sockets, because their number depends on the clients."""
     connections = _connections()
     count = 0
     for descriptor in os.listdir(f"/proc/{pid}/fd"):
@@ -98,7 +98,7 @@ def _descriptors(pid: int) -> int:
 
 
 def process_figures(pid: int) -> dict[str, int]:
-    """Return threads, descriptors and direct children of a process. Raises `OSError` if it is gone."""
+    """Return the numbers of threads, descriptors and child processes. Raises `OSError` if the process has ended."""
     return {
         "threads": len(os.listdir(f"/proc/{pid}/task")),
         "descriptors": _descriptors(pid),
@@ -107,7 +107,7 @@ def process_figures(pid: int) -> dict[str, int]:
 
 
 def own_figures(host: Host, incarnation: int, moment: str, recorder: StormRecorder) -> None:
-    """Record the statistics of a host in this process."""
+    """Record the statistics of a host that runs in this process."""
     statistics = host.statistics()
     running: dict[str, int] = {}
     for run in host.live.values():

@@ -96,9 +96,9 @@ def explore(
     """Run ``test()`` on a new event loop for each schedule, and raise `ScheduleFailure` for the first that fails.
 
     A schedule fails if the test or a callback raises, if the test deadlocks, if the schedule takes more than
-    ``max_steps`` steps, if tasks are unfinished when the test ends, or if a task's error is never retrieved. Time is
-    virtual. To check that the test is deterministic, the explorer repeats each failing schedule once, and also the
-    1st, 2nd, 4th, 8th … schedule. Call `explore` outside any running event loop.
+    ``max_steps`` steps, if tasks or threads are unfinished when the test ends, or if the error of a task or thread is
+    never retrieved. Time is virtual. To check that the test is deterministic, the explorer repeats each failing
+    schedule once, and also the 1st, 2nd, 4th, 8th … schedule. Call `explore` outside any running event loop.
 
     Parameters:
         test: async function under test; called without arguments for each schedule, while the schedule's loop runs.
@@ -278,8 +278,8 @@ def run_virtual(coro: Coroutine[Any, Any, T], *, max_steps: int = 1_000_000) -> 
         max_steps: maximum number of steps; a longer run fails as a livelock.
 
     Raises:
-        ScheduleFailure: if the run deadlocks or livelocks, if tasks are unfinished when the coroutine ends, or if a
-            callback or a task that was never awaited failed.
+        ScheduleFailure: if the run deadlocks, livelocks or uses real I/O, if tasks are unfinished when the coroutine
+            ends, or if a callback or a task that was never awaited failed.
         BaseException: if the coroutine raises; its exception is raised unchanged.
     """
     outcome = run_one(VirtualLoop(max_steps=max_steps), lambda: coro, None)

@@ -45,13 +45,14 @@ class ScheduleFailure(AssertionError):
 
     Parameters:
         kind: ``error`` (the test raised), ``callback`` (a loop callback raised), ``deadlock`` (nothing can run and no
-            timer is set), ``livelock`` (more than ``max_steps`` steps), ``leak`` (tasks are left over), ``unretrieved``
-            (a task's error was never retrieved), ``not_explorable`` (a real thread, process or socket was used),
-            ``nondeterminism`` (the same choices gave another result).
+            timer is set), ``livelock`` (more than ``max_steps`` steps), ``leak`` (tasks or threads were unfinished at
+            the end of the test), ``unretrieved`` (the error of a task or thread was never retrieved),
+            ``not_explorable`` (a real thread, process or socket was used), ``nondeterminism`` (the same choices gave
+            another result).
         text: description of the failure.
         replay: the choices of the schedule, to be passed to ``explore(test, replay=...)``.
         schedules: number of schedules that were run, including the failing schedule.
-        tasks: for each unfinished task, its name and where it waits.
+        tasks: descriptions of the unfinished tasks and threads, each with its name and the place where it waits.
         origin: end of the message, with the last steps and how to replay the schedule.
         recorded: the schedule with everything needed to run it again; ``recorded.save("it.json")`` writes it to a file.
     """

@@ -101,7 +101,7 @@ def _succeed(future: asyncio.Future[T], result: T) -> None:
 
 
 def _carried(error: BaseException, label: str) -> BaseException:
-    """Return ``error``, or a `RuntimeError` with it as the cause if a future must not carry it, as a `SystemExit`."""
+    """Return ``error``, or a `RuntimeError` caused by ``error`` if futures cannot carry it, such as `SystemExit`."""
     if isinstance(error, (Exception, Interrupted)) and not isinstance(error, StopIteration):
         return error
     instead = RuntimeError(f"thread {label!r} raised {type(error).__name__}: {error}")
@@ -294,7 +294,7 @@ def _is_left_alone(module: str) -> bool:
 
 @contextmanager
 def swapped_in() -> Iterator[None]:
-    """Replace the thread primitives within the block."""
+    """Replace the thread primitives within the block; at the end, restore them and end idle threads."""
     dispatcher = interrupt_dispatch.dispatcher
     changes = (*_SWAPPED, (interrupt_dispatch, "dispatcher", _Dispatcher(dispatcher)), *_imported_by_name())
     before = [getattr(module, name) for module, name, _ in changes]

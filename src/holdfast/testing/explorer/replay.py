@@ -75,7 +75,7 @@ class Replay:
             ) from error
 
     def changed_since(self) -> str:
-        """Describe the versions that changed since the recording; empty if none did."""
+        """Describe the versions that have changed since the recording; return an empty text if none has changed."""
         now = _versions()
         return ", ".join(
             f"{name} was {then}, is {now[name]}" for name, then in self.versions.items() if now.get(name, then) != then

@@ -90,7 +90,7 @@ class RLock:
         self._depth = 0
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        """Acquire the lock once more."""
+        """Acquire the lock, which this thread may already hold; timeouts are in virtual seconds."""
         lock = self._lock
         if not (lock.is_locked and lock.owner is lock.strands.running) and not lock.acquire(blocking, timeout):
             return False
@@ -195,7 +195,7 @@ class Thread:
         return self._strand is not None and not self._strand.ended
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait until the thread has ended."""
+        """Wait until the thread has ended, for at most ``timeout`` virtual seconds; None waits indefinitely."""
         strand = self._strand
         assert strand is not None, "a thread that was not started"
         self._strands.wait(lambda: strand.ended, strand.joining, f"the end of thread {self.name!r}", timeout)

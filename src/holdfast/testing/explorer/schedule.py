@@ -30,7 +30,7 @@ from holdfast.testing.explorer.virtual_loop import VirtualLoop
 __all__ = ["NOT_REPEATED", "ScheduleOutcome", "run_one"]
 
 NOT_REPEATED = frozenset({"nondeterminism", "not_explorable"})
-"""Kinds of failure that are not repeated."""
+"""Kinds of failure for which the schedule is neither run again nor shortened."""
 _SHOWN_STEPS = 40
 _ASYNCIO = os.path.dirname(asyncio.__file__)
 
@@ -130,7 +130,7 @@ class ScheduleOutcome:
         )
 
     def compared_with(self, again: ScheduleOutcome) -> ScheduleOutcome:
-        """Return this outcome, or a ``nondeterminism`` failure if ``again``, from the same choices, differs."""
+        """Return this outcome, or a ``nondeterminism`` failure if ``again``, from the same choices, differs from it."""
         for at, (width, picked) in enumerate(zip(self.widths, self.picked, strict=True)):
             if at >= len(again.widths):
                 return self._differs(f"the second time it ended before choice {at}")
@@ -190,7 +190,7 @@ _NONDETERMINISM_HINT = (
 
 
 def run_one(loop: VirtualLoop, test: Callable[[], Coroutine[Any, Any, Any]], picker: Chooser | None) -> ScheduleOutcome:
-    """Run ``test()`` on the loop, then close the loop.
+    """Run ``test()`` on the loop, close the loop, and return the outcome.
 
     Raises:
         RuntimeError: if an event loop is already running in this thread.

@@ -17,8 +17,8 @@ class Shrunk:
 
     Parameters:
         choices: the choices of the original failure.
-        attempt: called with a candidate; runs it, and returns the choices that the run made if it failed in the same
-            way, otherwise None.
+        attempt: called with a candidate; runs the test with these choices. Returns the choices that the run made if the
+            run failed in the same way, otherwise None.
         runs: maximum number of candidates to run.
     """
 

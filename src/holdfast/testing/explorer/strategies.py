@@ -75,7 +75,10 @@ class PctChooser:
         return True
 
     def pick(self, runnable: Sequence[LoopStep]) -> int:
-        """Return the index of the step with the highest priority; at a moment of change, put its actor last."""
+        """Return the index of the step with the highest priority; at a moment of change, put its actor last.
+
+        A step that has been runnable for more than 1000 steps is picked first, whatever its priority.
+        """
         oldest = runnable[0]
         if oldest.overdue(_OVERDUE_STEPS):
             return 0
@@ -142,7 +145,7 @@ class ReplayChooser:
 
 
 class NearChooser(ReplayChooser):
-    """Repeats choices that may not exist; in place of a choice that does not, picks the last runnable step."""
+    """Repeats given choices; if a choice does not exist, picks the last runnable step instead."""
 
     def pick(self, runnable: Sequence[LoopStep]) -> int:
         """Return the next recorded choice, or the nearest choice that exists."""

@@ -181,7 +181,7 @@ class OwnRLock(metaclass=_StandIn):
         return lock.is_locked and lock.owner is lock.strands.running
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        """Acquire the lock once more; timeouts are in virtual seconds."""
+        """Acquire the lock, which this thread may already hold; timeouts are in virtual seconds."""
         if not self._in_schedule():
             return bool(self._real().acquire(blocking, timeout))
         if self._mine():
@@ -213,7 +213,7 @@ class OwnRLock(metaclass=_StandIn):
             self._lock.release()
 
     def _pause(self) -> None:
-        # Acquiring it again is invisible to other threads, but the code before and after that is not.
+        # Re-acquiring the lock is invisible to other threads, but the code before and after that is not.
         if self._lock._found_held:
             self._lock.strands.pause()
 
@@ -227,7 +227,7 @@ class OwnRLock(metaclass=_StandIn):
         state = "locked" if self._lock.is_locked else "unlocked"
         return f"<explored {state} threading.RLock, taken {self._depth} times>"
 
-    # what a condition does with it
+    # called by conditions that use this lock
 
     def _is_owned(self) -> bool:
         return self._mine() if self._in_schedule() else is_owned(self._real())

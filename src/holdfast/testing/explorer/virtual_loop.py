@@ -99,7 +99,7 @@ class VirtualLoop(BareLoop):
             self._timers_cancelled = 0
 
     def next_timer(self) -> float | None:
-        """Return the time at which the next timer fires, or None without a timer."""
+        """Return the time at which the next timer fires, or None if no timer is set."""
         timers = self._timers
         while timers and timers[0][2].cancelled():
             heapq.heappop(timers)
@@ -107,7 +107,7 @@ class VirtualLoop(BareLoop):
         return timers[0][0] if timers else None
 
     def pass_time(self) -> bool:
-        """Jump to the next timer and make all timers of that instant runnable; return False without a timer."""
+        """Jump to the next timer, and make all timers of that instant runnable; return False if no timer is set."""
         when = self.next_timer()
         if when is None:
             return False

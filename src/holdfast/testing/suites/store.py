@@ -6,9 +6,9 @@ With pytest::
     def test_my_store_conforms(check, tmp_path):
         run_store_check(check, lambda: MyStore(tmp_path))
 
-A check is called with a function that returns a store object; all objects that it returns share the same data (a store
-whose data lives in one object may return this object again). A check may open the store several times, and raises
-`AssertionError` if the store breaks the rule.
+A check is called with a function that returns a store object. All objects that the function returns must share the same
+data; if the data lives in the object itself, the function may return the same object each time. A check may open the
+store several times, and raises `AssertionError` if the store breaks the rule.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from holdfast.storage.port import (
 __all__ = ["Check", "Driver", "MakeStore", "interrupt_of", "opened", "refused"]
 
 MakeStore = Callable[[], Store]
-"""A function that returns a store object; the stores that it returns share the same data."""
+"""A function that returns a store object; all objects that the function returns share the same data."""
 Check = Callable[[MakeStore], Awaitable[None]]
 """A function that checks one rule of the port and raises `AssertionError` if the store breaks the rule."""
 
@@ -68,7 +68,7 @@ class _Watched:
 
 
 class Driver:
-    """Short forms of the store's verbs, with fresh ids and default times."""
+    """Wrapper of a store whose methods call the store's verbs with new ids and default times."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -164,7 +164,7 @@ def _without_holes(events: Sequence[Stored]) -> None:
 
 
 async def refused(answer: Awaitable[object], error: type[HoldfastError]) -> HoldfastError:
-    """Await ``answer``, and return the ``error`` that it raises. Raise `AssertionError` if it raises none."""
+    """Await ``answer``, and return the ``error`` that it raises. Raise `AssertionError` if ``answer`` succeeds."""
     try:
         result = await answer
     except error as refusal:

@@ -93,7 +93,7 @@ def _fire_of(
 
 
 async def _fire(on: Driver, at: float, schedule_id: str = "s", **more: Any) -> Fired:
-    """Fire a schedule in its current state."""
+    """Read a schedule, and fire it in the state that was read."""
     due, _ = await _read(on, schedule_id)
     return await on.store.fire_schedule(_fire_of(on, due, at, **more))
 
