@@ -200,7 +200,7 @@ class Zygote:
     def _tend(self) -> bool | None:
         """Reap ended children, continue stopped ones, and kill orphans of killed reapers.
 
-        Return True if orphans are left, False if all children are forks of the zygote, None if there are no children.
+        Return True if orphans are left, False if all children are forks of the zygote, None without children.
         """
         now = time.monotonic()
         childless = False

@@ -35,7 +35,7 @@ class StopTimes:
             self._limits = _completed(grace_s, abandon_after_s, _UNLIMITED)
 
     def complete(self, grace_s: float | None, abandon_after_s: float | None) -> Times | None:
-        """Return the times of a stop, with the scope's own value for a time that is None; None if both are None."""
+        """Return the times of a stop, with the scope's own value for a missing time; None if both are missing."""
         if grace_s is None and abandon_after_s is None:
             return None
         return _completed(grace_s, abandon_after_s, self.own)
