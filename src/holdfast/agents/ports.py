@@ -69,7 +69,10 @@ class RunHost(Protocol):
         ...
 
     async def steer(self, step: int) -> Sequence[Message]:
-        """Take the messages steered to the run, at the start of step number `step`. On return, the take is durable."""
+        """Take the messages steered to the run, at the start of step number `step`.
+
+        On return, the store has durably recorded that the run took them at that step.
+        """
         ...
 
     async def suspend(self, question: Question) -> None:

@@ -115,7 +115,7 @@ class HostParts:
         self.drain.on_quiescent(run)
 
     def on_ended(self, run: LiveRun, claim: Claim, committed: Committed | None) -> None:
-        """Release or reuse the slot of a run that is no longer in memory."""
+        """Remove a run that has ended or was unloaded from memory, and release or reuse its slot."""
         self.drain.on_ended(run)
         self.launcher.on_ended(run, claim, committed)
 

@@ -31,7 +31,7 @@ class RunObserver(Protocol):
         """Handle a run that waits only for people."""
 
     def on_ended(self, run: LiveRun, claim: Claim, committed: Committed | None) -> None:
-        """Handle a run that is no longer in memory. If the run was committed, `committed` is the store's result."""
+        """Handle a run that has ended or was unloaded. If the run was committed, `committed` is the store's result."""
 
     def on_question(self, due_at: float) -> None:
         """Handle a new question, which expires at `due_at`."""

@@ -1,8 +1,9 @@
 """Detect the shutdown of a web server around a host, so that event streams end and the server can exit.
 
 A server such as uvicorn waits for its open connections before it runs the lifespan's shutdown. Because event streams
-stay open, such a server would never exit. uvicorn's signal handler is a method of its server object, which sets
-``should_exit`` when the shutdown begins. This module polls that flag and does not change the server.
+stay open, such a server would never exit. uvicorn sets ``should_exit`` on its server object when the shutdown
+begins, and its signal handler is a method of that object. So this module finds the server through the installed signal
+handler and polls the flag; it does not change the server.
 """
 
 from __future__ import annotations

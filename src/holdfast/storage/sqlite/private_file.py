@@ -4,8 +4,8 @@
   its side files the mode of the database.
 - SQLite replays a rollback journal beside a database before it looks for the WAL, so whoever can create a journal there
   controls the store's contents. A store is in WAL mode from its first page on, so such a journal is never Holdfast's.
-- SQLite replays a log (``-wal``) too. A database or log in a shared folder is refused if it belongs to a user other
-  than this user, root or the folder's owner.
+- SQLite replays a log (``-wal``) too. A database or log in a shared folder is refused unless it belongs to the
+  current user, root or the folder's owner.
 """
 
 from __future__ import annotations

@@ -203,7 +203,7 @@ class VirtualLoop(BareLoop):
         Raises:
             Deadlock: if nothing can run and no timer is set.
             Livelock: if the run takes more than ``max_steps`` steps.
-            NotExplorable: if the test uses a real thread, process or socket.
+            NotExplorable: if the test does real I/O, starts a process, or calls `call_soon` from another thread.
             TypeError: if ``test()`` does not return a coroutine.
         """
         main: list[asyncio.Task[Any]] = []

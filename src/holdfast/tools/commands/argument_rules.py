@@ -66,7 +66,7 @@ _SECRET_NAMES = (".env", ".ssh", ".aws", ".gnupg", ".kube", ".netrc", ".holdfast
 
 
 def is_secret(word: Word) -> bool:
-    """Return whether a word names a place that holds credentials, another process or a device."""
+    """Return whether a word is a path to credentials, to another process's data under ``/proc``, or to a device."""
     text = word.known if word.text is None else word.text
     if word.has_glob and any(map(_may_be_secret, text.split("/"))):
         return True
