@@ -41,7 +41,7 @@ async def nothing() -> str:
 
 
 @agent
-async def child(run):  # type: ignore[no-untyped-def]
+async def child(run: Any) -> str:
     return "ok"
 
 
@@ -62,7 +62,7 @@ def _inside(work: Callable[..., Awaitable[object]], operations: int) -> Workload
         found = 0.0
 
         @agent(name="measured")
-        async def measures(run):  # type: ignore[no-untyped-def]
+        async def measures(run: Any) -> None:
             nonlocal found
             found = await _timed(lambda: work(run), operations)
 
@@ -113,17 +113,17 @@ async def _durable_runs() -> float:
         return await _runs(f"sqlite:///{Path(folder) / 'cost.db'}")
 
 
-async def _emits(run) -> None:  # type: ignore[no-untyped-def]
+async def _emits(run: Any) -> None:
     for _ in range(COUNT):
         await run.emit("x")
 
 
-async def _calls(run) -> None:  # type: ignore[no-untyped-def]
+async def _calls(run: Any) -> None:
     for number in range(COUNT):
         await run.call(_noop_of, number)
 
 
-async def _children(run) -> None:  # type: ignore[no-untyped-def]
+async def _children(run: Any) -> None:
     for _ in range(50):
         await run.delegate(child, "go")
 

@@ -205,7 +205,6 @@ def test_a_store_that_is_overrun_for_a_while_loses_no_run(tmp_path: Path, monkey
                     await session.send("y")
             assert (await session.wait(receipt.message_id, timeout_s=20)).text == "done"
             await session.wait((await session.send("z")).message_id, timeout_s=20)
-            while host.admission.statistics().running:  # the slot is given back just after the answer
-                await asyncio.sleep(0.001)
+            await host.parts.queue.unused()  # the slot is given back just after the answer
 
     asyncio.run(main())
