@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import pty
+import re
 import select
 import signal
 import struct
@@ -14,20 +15,23 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import chdir, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyte
 from typer.testing import CliRunner
 
 from holdfast.cli import app
-from holdfast.cli.keys import _ring
+from holdfast.cli.keys import _opened
 from holdfast.settings import load_settings
 
 HOLDFAST = [str(Path(sys.executable).parent / "holdfast")]
 LIMIT_S = 30.0
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07]*\x07|[ -/]*[0-~])")
+_UNFINISHED = re.compile(r"\x1b[^@-Z\\^-~]*\Z|\x1b\[[0-?]*[ -/]*\Z")
 
 
 def clean_environment(**more: str) -> dict[str, str]:
@@ -117,7 +121,7 @@ def approval_key(folder: Path) -> str:
     """Make an approval key for the sessions of `local` in a folder whose server is not started yet."""
 
     async def make() -> str:
-        async with _ring(load_settings().store) as ring:
+        async with _opened(load_settings().store) as (ring, _):
             return (await ring.create(principal="local", role="approver"))[1]
 
     with chdir(folder):
@@ -137,45 +141,83 @@ def served(folder: Path, *arguments: str, **environment: str) -> Iterator[Served
 
 
 class Terminal:
-    """A command on a terminal of its own, as a person has it."""
+    """A command on a terminal of its own, as a person has it, 40 lines high and ``COLUMNS`` wide, or 200."""
 
     def __init__(self, *arguments: str, folder: Path, **environment: str) -> None:
-        self._screen = ""
+        self.raw = b""
+        """All that the command has written."""
+        self._written = ""
+        self._rest = ""
         self._read = 0
+        columns = int(environment.get("COLUMNS", "200"))
+        self._screen = pyte.Screen(columns, 40)
+        self._stream = pyte.ByteStream(self._screen)
         pid, self._fd = pty.fork()
         if pid == 0:
+            fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
             os.chdir(folder)
-            os.execve(HOLDFAST[0], [*HOLDFAST, *arguments], clean_environment(TERM="xterm", **environment))
+            state = {"TERM": "xterm", "XDG_STATE_HOME": str(folder / "state")}
+            os.execve(HOLDFAST[0], [*HOLDFAST, *arguments], clean_environment(**{**state, **environment}))
         self.pid = pid
-        fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 200, 0, 0))
 
     def type(self, text: str) -> None:
         """Type something."""
         os.write(self._fd, text.encode())
 
     def expect(self, text: str) -> str:
-        """Wait until `text` is on the screen, after what was expected before; what came up to its end."""
+        """Wait until `text` is written, after what was expected before; what came up to its end, without escapes.
+
+        Text that a command changes in place is not written in one piece: wait for it with `until`.
+        """
         deadline = time.monotonic() + LIMIT_S
-        while (at := self._screen.find(text, self._read)) < 0:
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([self._fd], [], [], left)[0] or not self._more():
-                raise AssertionError(f"{text!r} did not come; since then:\n{self._screen[self._read :]}")
-        found, self._read = self._screen[self._read : at + len(text)], at + len(text)
+        while (at := self._written.find(text, self._read)) < 0:
+            self._more(deadline, f"{text!r} did not come; since then:\n{self._written[self._read :]}")
+        found, self._read = self._written[self._read : at + len(text)], at + len(text)
         return found
 
-    def _more(self) -> bool:
+    def until(self, is_shown: Callable[[list[str]], bool]) -> list[str]:
+        """Wait until the lines on the screen are as wanted, and return them."""
+        deadline = time.monotonic() + LIMIT_S
+        while not is_shown(lines := self.display()):
+            self._more(deadline, "not shown; the screen has:\n" + "\n".join(lines))
+        return lines
+
+    def prompt(self, sign: str = ">") -> None:
+        """Wait until the input line is empty after `sign`; what came before counts as expected."""
+        self.until(lambda lines: bool(lines) and lines[self._screen.cursor.y :] == [sign])
+        self._read = len(self._written)
+
+    def display(self) -> list[str]:
+        """The lines that the screen has now, down to the last one with text."""
+        lines = [line.rstrip() for line in self._screen.display]
+        while lines and not lines[-1]:
+            lines.pop()
+        return lines
+
+    def _more(self, deadline: float, why_not: str) -> None:
+        left = deadline - time.monotonic()
+        if left <= 0 or not select.select([self._fd], [], [], left)[0] or not self._take():
+            raise AssertionError(why_not)
+
+    def _take(self) -> bool:
         try:
             data = os.read(self._fd, 65_536)
         except OSError:
             return False
-        self._screen += data.decode("utf-8", "replace")
+        self.raw += data
+        self._stream.feed(data)
+        text = self._rest + data.decode("utf-8", "replace")
+        unfinished = _UNFINISHED.search(text)
+        end = unfinished.start() if unfinished else len(text)
+        self._written += _ESCAPES.sub("", text[:end])
+        self._rest = text[end:]
         return bool(data)
 
     def end(self) -> int:
         """Wait for the end of the command, and return its exit code."""
         deadline = time.monotonic() + LIMIT_S
         while time.monotonic() < deadline:
-            if select.select([self._fd], [], [], 0.05)[0] and not self._more():
+            if select.select([self._fd], [], [], 0.05)[0] and not self._take():
                 break
         _, status = os.waitpid(self.pid, 0)
         os.close(self._fd)
@@ -185,6 +227,16 @@ class Terminal:
         """End it whatever it does."""
         os.kill(self.pid, signal.SIGKILL)
         self.end()
+
+
+def address_of(screen: Terminal) -> str:
+    """The URL that a server on a terminal prints; a port that was free before its start may be taken at its start."""
+    return screen.expect(" (pid").split()[-2]
+
+
+def shows(text: str) -> Callable[[list[str]], bool]:
+    """Whether a screen has a text."""
+    return lambda lines: any(text in line for line in lines)
 
 
 @contextmanager

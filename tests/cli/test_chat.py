@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.cli.processes import LIMIT_S, Served, served, start, terminal
+from holdfast.cli.chat import TWICE_S
+from holdfast.proof.storm.server import free_port
+from tests.cli.processes import LIMIT_S, Served, served, shows, start, terminal
 
 CTRL_C, CTRL_D = "\x03", "\x04"
 
@@ -16,27 +19,30 @@ CTRL_C, CTRL_D = "\x03", "\x04"
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """One server for all tests of this module; each uses a session of its own."""
-    with served(tmp_path_factory.mktemp("chat"), HOLDFAST_GRACE_S="0.3") as running:
+    with served(tmp_path_factory.mktemp("chat"), HOLDFAST_GRACE_S="5") as running:
         yield running
 
 
 def runs(server: Served, session: str) -> list[str]:
-    """How the session's runs ended, the first one first."""
-    lines = server.run("export", "-s", session, "--events", "--json").stdout.splitlines()
-    events = [json.loads(line) for line in lines]
-    return [event["status"] for event in events if event["kind"] == "run.finished"]
+    """How the session's runs ended, the first one first, once none is left."""
+    while True:
+        lines = server.run("export", "-s", session, "--events", "--json").stdout.splitlines()
+        events = [json.loads(line) for line in lines]
+        ended = [event["status"] for event in events if event["kind"] == "run.finished"]
+        if len(ended) == sum(event["kind"] == "run.started" for event in events):
+            return ended
 
 
 def test_a_conversation_and_its_end_by_ctrl_d(server: Served) -> None:
     with terminal("chat", "-s", "talk", folder=server.folder, HOLDFAST_URL=server.url) as screen:
         screen.expect("session talk")
-        screen.expect("> ")
+        screen.prompt()
         screen.type("count one two\n")
         screen.expect("2 words.")
-        screen.expect("> ")
+        screen.prompt()
         screen.type("fail\n")
         screen.expect("failed: RuntimeError")
-        screen.expect("> ")
+        screen.prompt()
         screen.type(CTRL_C)
         screen.expect("no active run; press Ctrl-D to exit")
         screen.type(CTRL_D)
@@ -51,9 +57,9 @@ def test_a_conversation_and_its_end_by_ctrl_d(server: Served) -> None:
 
 def test_ctrl_c_once_interrupts_the_run_and_what_waits_goes_on(server: Served) -> None:
     with terminal("chat", "-s", "once", folder=server.folder, HOLDFAST_URL=server.url) as screen:
-        screen.expect("> ")
+        screen.prompt()
         screen.type("stream 100000\n")
-        screen.expect("2 ")
+        screen.until(shows("word5"))
         screen.type("count a b c\n")
         screen.expect("queued")
         screen.type(CTRL_C)
@@ -67,8 +73,8 @@ def test_ctrl_c_once_interrupts_the_run_and_what_waits_goes_on(server: Served) -
 
 def test_ctrl_c_twice_stops_the_session_and_withdraws_what_waits(server: Served) -> None:
     with terminal("chat", "-s", "twice", folder=server.folder, HOLDFAST_URL=server.url) as screen:
-        screen.expect("> ")
-        screen.type("resist 0.2\n")
+        screen.prompt()
+        screen.type("resist 1\n")
         screen.expect("\n")
         screen.type("count a b c\n")
         screen.expect("queued")
@@ -77,6 +83,8 @@ def test_ctrl_c_twice_stops_the_session_and_withdraws_what_waits(server: Served)
         screen.type(CTRL_C)
         screen.expect("stopping the session")
         screen.expect("gone after")
+        screen.expect("withdrawn: count a b c")
+        assert sum("gone after" in line for line in screen.display()) == 1, "both presses have the same receipt"
         screen.type(CTRL_D)
         assert screen.end() == 0
     states = [
@@ -87,18 +95,56 @@ def test_ctrl_c_twice_stops_the_session_and_withdraws_what_waits(server: Served)
     assert sorted(states) == ["interrupted", "withdrawn"]
 
 
+def test_each_run_takes_a_first_ctrl_c_of_its_own(server: Served) -> None:
+    pressed_at = -TWICE_S
+
+    def interrupt_a_run() -> None:
+        nonlocal pressed_at
+        screen.type("stream 100000\n")
+        screen.expect("word5")
+        while time.monotonic() - pressed_at < 2 * TWICE_S:
+            time.sleep(0.05)  # sooner, it would be a second press
+        screen.type(CTRL_C)
+        pressed_at = time.monotonic()
+        said = screen.expect("gone after")  # the receipt and the run's end come on two connections, in any order
+        if "interrupted: user, Ctrl-C" not in said:
+            said += screen.expect("interrupted: user, Ctrl-C")
+        assert "stopping" not in said
+        screen.prompt()
+
+    with terminal("chat", "-s", "each", folder=server.folder, HOLDFAST_URL=server.url) as screen:
+        screen.prompt()
+        interrupt_a_run()
+        interrupt_a_run()
+        screen.type("count a b\n")
+        screen.expect("2 words.")
+        screen.prompt()
+        interrupt_a_run()
+        screen.type(CTRL_C)
+        screen.expect("no active run")
+        interrupt_a_run()
+        screen.type(CTRL_D)
+        assert screen.end() == 0
+    causes = [
+        event["cause"]["reason"]
+        for line in server.run("export", "-s", "each", "--events", "--json").stdout.splitlines()
+        if (event := json.loads(line))["kind"] == "run.finished" and event["status"] == "interrupted"
+    ]
+    assert causes == ["Ctrl-C"] * 4
+
+
 def test_ctrl_d_during_a_run_leaves_it_running_and_chat_comes_back_to_it(server: Served) -> None:
     with terminal("chat", "-s", "back", folder=server.folder, HOLDFAST_URL=server.url) as screen:
-        screen.expect("> ")
+        screen.prompt()
         screen.type("stream 100000\n")
-        screen.expect("2 ")
+        screen.until(shows("word5"))
         screen.type(CTRL_D)
         screen.type(CTRL_D)
-        screen.expect("the run continues")
+        screen.expect("the run continues; 'holdfast chat -s back' returns to it")
         assert screen.end() == 0
     with terminal("chat", "-s", "back", folder=server.folder, HOLDFAST_URL=server.url) as screen:
         screen.expect("a run is already active")
-        screen.expect("5 ")
+        screen.until(shows("word"))
         screen.type(CTRL_C)
         screen.expect("interrupted: user, Ctrl-C")
         screen.type(CTRL_D)
@@ -106,10 +152,10 @@ def test_ctrl_d_during_a_run_leaves_it_running_and_chat_comes_back_to_it(server:
 
 
 def test_a_chat_survives_kill_9_and_shows_how_the_run_goes_on(tmp_path: Path) -> None:
-    server = start(tmp_path)
-    port = server.url.rpartition(":")[2]
+    port = str(free_port())
+    server = start(tmp_path, "--port", port)
     with terminal("chat", "-s", "killed", folder=tmp_path, HOLDFAST_URL=server.url) as screen:
-        screen.expect("> ")
+        screen.prompt()
         screen.type("steps 6\n")
         screen.expect("Step 2 of 6")
         server.process.kill()
@@ -120,7 +166,7 @@ def test_a_chat_survives_kill_9_and_shows_how_the_run_goes_on(tmp_path: Path) ->
             screen.expect("reconnected")
             screen.expect("the run continues, attempt 2")
             screen.expect("Step 6 of 6")
-            screen.expect("> ")
+            screen.prompt()
             screen.type("count a b\n")
             screen.expect("2 words.")
             screen.type(CTRL_D)
@@ -150,7 +196,7 @@ def test_without_a_server_it_says_so_at_once(tmp_path: Path) -> None:
 def test_ctrl_d_leaves_also_while_the_server_is_away(tmp_path: Path) -> None:
     server = start(tmp_path)
     with terminal("chat", "-s", "away", folder=tmp_path, HOLDFAST_URL=server.url) as screen:
-        screen.expect("> ")
+        screen.expect("session away")
         server.process.kill()
         server.process.communicate(timeout=LIMIT_S)
         screen.type("is anybody there\n")

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.cli.chat import _Conversation, _Lines
+from holdfast.cli.chat import _Conversation
+from holdfast.cli.chat_lines import PlainLines
+from holdfast.cli.chat_place import ChatPlace
 from holdfast.cli.chat_view import JsonChatView
 from holdfast.errors import InvalidRequest
 from holdfast.protocol.events import Event, RunFinished, RunResumed, RunSuspended
@@ -55,7 +57,7 @@ def test_a_y_that_was_on_its_way_does_not_approve_what_took_the_place_of_the_que
     async def main() -> None:
         session: Any = StandIn()
         client: Any = None
-        conversation = _Conversation(client, session, None, JsonChatView(), _Lines())
+        conversation = _Conversation(client, session, None, ChatPlace(JsonChatView(), PlainLines()))
         hear(conversation, [suspended("r1", "a")])
         hear(conversation, REPLACED[how])
         shown = conversation.shown("approval")
@@ -74,7 +76,7 @@ def test_a_y_to_the_first_question_and_to_one_after_an_own_answer_counts_at_once
     async def main() -> None:
         session: Any = StandIn()
         client: Any = None
-        conversation = _Conversation(client, session, None, JsonChatView(), _Lines())
+        conversation = _Conversation(client, session, None, ChatPlace(JsonChatView(), PlainLines()))
         hear(conversation, [suspended("r1", "a")])
         await conversation._answer(conversation.shown("approval"), "y")
         hear(conversation, [suspended("r1", "b")])

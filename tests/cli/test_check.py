@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -49,14 +48,3 @@ def test_an_adapter_or_promise_that_there_is_not_is_told_with_what_there_is() ->
     done = run("check", "--promise", "world peace")
     assert done.returncode == Exit.USAGE
     assert "no leaks" in done.stderr
-
-
-def test_docs_are_written_only_in_the_source_tree(tmp_path: Path) -> None:
-    done = run("check", f"{REFERENCE}:Right", "--promise", "transcript valid", "--write-docs", folder=tmp_path)
-    assert done.returncode == Exit.USAGE
-    assert "source tree" in done.stderr
-    (tmp_path / "docs" / "measured").mkdir(parents=True)
-    done = run("check", f"{REFERENCE}:Right", "--promise", "transcript valid", "--write-docs", folder=tmp_path)
-    assert done.returncode == Exit.OK, done.stderr
-    assert "Right" in (tmp_path / "docs" / "measured" / "conformance.md").read_text()
-    assert sys.version.split()[0] in (tmp_path / "docs" / "measured" / "conformance.md").read_text()

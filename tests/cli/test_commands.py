@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -9,8 +10,10 @@ import re
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import closing
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -144,6 +147,16 @@ def test_an_output_that_has_no_room_is_told_in_words(server: Served) -> None:
         assert "incomplete output: No space left on device" in found.stderr
 
 
+def test_doctor_on_a_full_disk_advises_to_free_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: Path) -> float:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("holdfast.cli.doctor._sync_latency", full)
+    found = run("doctor", "--json", folder=tmp_path, HOLDFAST_PORT="9")
+    checks = {check["name"]: check for check in json.loads(found.stdout)["checks"]}
+    assert checks["disk latency"]["advice"] == "free some space"
+
+
 def test_doctor_finds_a_healthy_server_and_says_what_to_do_otherwise(server: Served, tmp_path: Path) -> None:
     healthy = server.run("doctor", "--json")
     checks = {check["name"]: check for check in json.loads(healthy.stdout)["checks"]}
@@ -152,7 +165,8 @@ def test_doctor_finds_a_healthy_server_and_says_what_to_do_otherwise(server: Ser
     faults = {check["name"] for check in json.loads(healthy.stdout)["checks"] if check["state"] == "fault"}
     assert faults <= {"orphans"}, "other programs of this machine may have left some"
     assert healthy.returncode == (1 if faults else 0)
-    assert str(server.process.pid) in checks["store"]["found"]
+    in_use = f"{server.folder}/.holdfast/holdfast.db is in use by a running server (process {server.process.pid})"
+    assert checks["store"]["found"].endswith(in_use.removeprefix(f"{server.folder}/"))
     assert "ready" in checks["server"]["found"]
     assert "fdatasync" in checks["disk latency"]["found"]
     (tmp_path / "holdfast.db").write_text("no database" * 1000)  # where older versions kept it
@@ -162,7 +176,16 @@ def test_doctor_finds_a_healthy_server_and_says_what_to_do_otherwise(server: Ser
     assert "restore a backup" in sick.stdout
     fresh = run("doctor", "--store", f"sqlite:///{tmp_path}/new.db", folder=tmp_path, HOLDFAST_PORT="9")
     assert "FAULT   store" not in fresh.stdout
-    assert "holdfast serve" in fresh.stdout
+    assert "start one: holdfast serve\n" in fresh.stdout
+    port = server.url.rpartition(":")[2]
+    here = json.loads(run("doctor", "--port", port, "--json", folder=server.folder).stdout)["checks"]
+    assert any(check["name"] == "server" and "ready" in check["found"] for check in here)
+    elsewhere = run("doctor", "--port", "9", folder=tmp_path)
+    assert "no server runs at http://127.0.0.1:9" in elsewhere.stdout
+    assert "start one: holdfast serve --port 9\n" in elsewhere.stdout
+    assert run("doctor", "--port", "9", "--url", server.url).returncode == Exit.USAGE
+    coloured = run("doctor", folder=tmp_path, HOLDFAST_PORT="9", CLICOLOR_FORCE="1", NO_COLOR="")
+    assert "\x1b[32mok\x1b[0m      versions" in coloured.stdout
     assert not (tmp_path / "new.db").exists(), "a doctor leaves nothing behind"
 
 
@@ -194,6 +217,8 @@ def test_keys_are_made_in_the_store_or_through_the_server(tmp_path: Path) -> Non
         assert server.run("keys", "revoke", "k_none", HOLDFAST_KEY=secret).returncode == 4
         drained = server.run("drain", "--deadline", "0.1", "--json", HOLDFAST_KEY=secret)
         assert (drained.returncode, json.loads(drained.stdout)["orphans"]) == (0, [])
+        again = server.run("drain", HOLDFAST_KEY=secret)
+        assert again.stderr.endswith(f"end it with Ctrl-C in its terminal, or: kill {server.process.pid}\n")
         refused = server.run("send", "count a", HOLDFAST_KEY=secret)
         assert (refused.returncode, "shutting down" in refused.stderr) == (4, True)
         assert server.end() == 0
@@ -230,7 +255,7 @@ def test_help_is_quick_because_it_loads_next_to_nothing() -> None:
         timeout=30,
         check=True,
     )
-    assert "Commands:" in found.stdout
+    assert "\nTalk:\n" in found.stdout
     assert found.stderr.strip() == "[]"
     for command in (
         "serve",
@@ -263,17 +288,19 @@ def test_every_command_explains_itself_and_takes_json() -> None:
         options = {option for parameter in command.params for option in parameter.opts}
         assert "--json" in options, name
         for parameter in command.params:
+            if getattr(parameter, "hidden", False):
+                continue  # not for people
             assert getattr(parameter, "help", None), f"{name} {parameter.name}"
 
 
 def test_summary_of_every_command_is_the_first_sentence_of_its_help() -> None:
     import typer.main
 
-    from holdfast.cli.app import COMMANDS, app
+    from holdfast.cli.commands import COMMANDS, app
 
     commands = getattr(typer.main.get_command(app), "commands", {})
     assert {name: command.get_short_help_str(1000) for name, command in commands.items()} == {
-        name: summary for name, (_, summary) in COMMANDS.items()
+        name: spec.summary for name, spec in COMMANDS.items()
     }
 
 
@@ -315,6 +342,7 @@ def test_arguments_that_cannot_work_are_refused_in_words(server: Served) -> None
 def test_what_an_agent_says_cannot_drive_the_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
     text = "a\x1b]0;title\x07\tb\nc\r\u202e"
     say(text)
     assert capsys.readouterr().out == text + "\n", "a pipe gets what was said"
@@ -353,7 +381,7 @@ def test_an_export_of_nothing_leaves_the_file_as_it_was(server: Served, tmp_path
 def test_export_of_events_as_an_archive_is_refused_without_a_traceback(tmp_path: Path) -> None:
     found = run("export", "--events", "--archive", "--url", "http://127.0.0.1:1", folder=tmp_path)
     assert found.returncode == Exit.USAGE
-    assert "--events and --archive exclude each other" in found.stderr
+    assert "--events and --archive are mutually exclusive" in found.stderr
 
 
 def test_a_schedule_is_added_listed_paused_resumed_run_and_removed(server: Served) -> None:
@@ -396,3 +424,43 @@ def test_a_schedule_is_added_listed_paused_resumed_run_and_removed(server: Serve
         found = server.run("schedule", *arguments, "--json")
         assert (found.returncode, json.loads(found.stderr)["error"]["code"]) == (code, word)
     assert server.run("schedule", "add", "x", "--every", "never").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "quoted"),
+    [
+        (["send", "hello", "world"], 'holdfast send "hello world"'),
+        (["ask", "a", "b", "c"], 'holdfast ask "a b c"'),
+        (["ask", "costs", "$5"], "holdfast ask 'costs $5'"),
+    ],
+)
+def test_a_text_without_quotes_is_answered_with_the_quoted_command(words: list[str], quoted: str) -> None:
+    found = run(*words)
+    assert (found.returncode, found.stderr.splitlines()[-1]) == (Exit.USAGE, f"  quote the text: {quoted}")
+    assert "--help' lists the options" in run("ps", "hello", "world").stderr, "a command that takes no text"
+
+
+def test_a_text_above_the_limit_names_the_setting(server: Served) -> None:
+    found = server.run("send", "-", "-s", "large", stdin="a" * 3_000_000)
+    assert found.returncode == Exit.REFUSED
+    assert "larger than 1,000,000 bytes" in found.stderr
+    assert "body_limit_bytes (HOLDFAST_BODY_LIMIT_BYTES)" in found.stderr
+
+
+@pytest.mark.parametrize("status", [200, 404])
+def test_doctor_finds_a_fault_if_another_program_has_the_port(status: int, tmp_path: Path) -> None:
+    class Foreign(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(b"<p>hello</p>")
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Foreign) as foreign:
+        threading.Thread(target=foreign.serve_forever, daemon=True).start()
+        found = run("doctor", "--port", str(foreign.server_port), folder=tmp_path)
+        foreign.shutdown()
+    (line,) = [line for line in found.stdout.splitlines() if "is not a Holdfast server" in line]
+    assert (found.returncode, line.split()[:2]) == (Exit.FAILED, ["FAULT", "server"])

@@ -11,12 +11,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from holdfast.cli.serve import load_agent
+from holdfast.cli.agent_spec import find_agent
+from holdfast.cli.send import say_outcome
 from holdfast.errors import ConfigurationError
-from tests.cli.processes import HOLDFAST, LIMIT_S, clean_environment, run, served, start
+from holdfast.protocol.messages import Settlement
+from holdfast.protocol.stopping import Cause
+from tests.cli.processes import HOLDFAST, LIMIT_S, clean_environment, run, served, start, terminal
 
 
 def test_it_prints_its_address_pid_and_lines_that_work_when_pasted(tmp_path: Path) -> None:
@@ -43,7 +47,12 @@ def test_it_prints_its_address_pid_and_lines_that_work_when_pasted(tmp_path: Pat
             said = subprocess.run(
                 [sys.executable, "-c", program], capture_output=True, text=True, timeout=LIMIT_S, check=True
             )
-            assert "demo agent" in said.stdout
+            assert said.stdout == "1 word. Send help to see what else I can do.\n"
+            assert [line for line in printed.splitlines() if line.endswith(":")][:3] == [
+                "Try it from another terminal:",
+                "With curl:",
+                "From Python:",
+            ]
         finally:
             process.send_signal(signal.SIGTERM)
             assert process.wait(LIMIT_S) == 0
@@ -65,26 +74,31 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
         server.run("send", "steps 1000")
         server.process.send_signal(signal.SIGINT)
         assert server.process.stdout is not None
-        assert "draining" in server.process.stdout.readline()
+        assert (
+            "Shutting down: waiting up to 600 s for 1 run (main). Press Ctrl-C again"
+            in server.process.stdout.readline()
+        )
         assert server.end(signal.SIGINT) == 5
-        assert "forced" in server.lines[-1]["text"]
+        assert "Quitting now" in server.lines[-1]["text"]
 
 
 def test_after_kill_9_it_says_what_was_recovered_and_nothing_is_lost(tmp_path: Path) -> None:
     with served(tmp_path) as server:
-        for text in ("steps 4", "count these words", "count more"):
+        for text in ("steps 8", "count these words", "count more"):
             assert server.run("send", text, "-s", "alice").returncode == 0
         server.process.kill()
         server.process.communicate(timeout=LIMIT_S)
     with served(tmp_path) as server:
         recovered = server.ready["recovered"]
         assert len(recovered["restarted"]) == 1
+        assert recovered["restarted_in"] == ["alice"]
+        assert recovered["waiting_in"] == ["alice"][: recovered.get("waiting", 0)]
         assert recovered.get("waiting", 0) >= 0
         last = json.loads(server.run("send", "count the last", "-s", "alice", "--wait", "25", "--json").stdout)
         assert last["state"] == "completed"
         entries = [json.loads(line) for line in server.run("export", "-s", "alice", "--json").stdout.splitlines()]
         asked = [entry["content"] for entry in entries if entry["role"] == "user"]
-        assert asked == ["steps 4", "count these words", "count more", "count the last"]
+        assert asked == ["steps 8", "count these words", "count more", "count the last"]
         lines = server.run("export", "-s", "alice", "--events", "--json").stdout.splitlines()
         events = [json.loads(line) for line in lines]
         restarted = [event for event in events if event["kind"] == "run.restarted"]
@@ -94,6 +108,47 @@ def test_after_kill_9_it_says_what_was_recovered_and_nothing_is_lost(tmp_path: P
         assert server.end() == 0
 
 
+def test_after_a_crash_it_names_the_session_and_the_command_that_runs_its_message_again(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(
+        "import asyncio\nasync def agent(run):\n    yield 'begun'\n    await asyncio.sleep(3600)\n"
+    )
+    with served(tmp_path, "slow.py") as server:
+        receipt = json.loads(server.run("send", "x", "-s", "shop", "--json").stdout)
+        server.process.kill()
+        server.process.communicate(timeout=LIMIT_S)
+    with terminal("serve", "slow.py", "--port", "0", folder=tmp_path) as screen:
+        screen.expect("recovered: 1 run interrupted: shop")
+        screen.expect("to run the messages again: ")
+        screen.expect("retry -s shop")
+        screen.type("\x03")
+        assert screen.end() == 0
+    with served(tmp_path, "slow.py") as server:
+        events = [json.loads(line) for line in server.run("logs", "-s", "shop", "--json").stdout.splitlines()]
+        (ended,) = [event for event in events if event["kind"] == "run.finished"]
+        assert ended["run_id"] == receipt["run_id"]
+        assert ended["cause"]["reason"].endswith(
+            "not declared replayable: @agent(replayable=True) or Agent(…, replayable=True)"
+        )
+
+
+@pytest.mark.parametrize(("kind", "hint"), [("crash", "  run it again: holdfast retry -s 'a b'\n"), ("interrupt", "")])
+def test_an_outcome_after_a_crash_names_the_command_that_runs_the_message_again(
+    capsys: pytest.CaptureFixture[str], kind: Any, hint: str
+) -> None:
+    cause = Cause(kind=kind, reason="why", origin="n", at=0.0)
+    settlement = Settlement(message_id="m_1", state="interrupted", cause=cause)
+    assert say_outcome(settlement, "a b", as_json=False) == 5
+    assert capsys.readouterr().err == f"holdfast: interrupted ({kind}: why)\n{hint}"
+
+
+def test_a_locked_store_names_the_commands_of_the_host_that_has_it_and_the_other_store(tmp_path: Path) -> None:
+    with served(tmp_path):
+        refused = run("serve", "--port", "0", folder=tmp_path)
+    assert refused.returncode == 7
+    assert "talk to the host that has it open: holdfast chat, holdfast ask" in refused.stderr
+    assert "open another store: --store sqlite:///other.db" in refused.stderr
+
+
 def test_a_busy_port_names_its_holder_and_what_to_do(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
@@ -101,14 +156,14 @@ def test_a_busy_port_names_its_holder_and_what_to_do(tmp_path: Path) -> None:
         assert refused.returncode == 2
         assert "address already in use" in refused.stderr
         assert f"pid {os.getpid()}" in refused.stderr
-        assert "HOLDFAST_PORT" in refused.stderr
+        assert "HOLDFAST_PORT=8421 or --port 8421" in refused.stderr
         assert not (tmp_path / ".holdfast").exists(), "the store was not touched"
 
 
 def test_an_address_of_another_machine_is_not_taken_for_a_busy_port(tmp_path: Path) -> None:
     refused = run("serve", "--port", "0", "--host", "192.0.2.1", folder=tmp_path)
     assert refused.returncode == 2
-    assert "HOLDFAST_HOST" in refused.stderr
+    assert "--host 127.0.0.1 or HOLDFAST_HOST" in refused.stderr
     assert "HOLDFAST_PORT" not in refused.stderr, "no other port helps"
 
 
@@ -139,22 +194,21 @@ def test_agents_that_cannot_be_loaded_are_named(tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     for spec, part in (
-        ("mine_", "module:name"),
         ("nowhere_:agent", "no module named 'nowhere_'"),
-        ("mine_:missing", "it defines: x, good, two"),
+        ("mine_:missing", "agents there: good"),
         ("mine_:x", "not an agent"),
         ("mine_:two", "one argument"),
         ("broken_:agent", "nothing_of_that_name"),
         ("worse_:agent", "ZeroDivisionError"),
     ):
         with pytest.raises(ConfigurationError) as caught:
-            load_agent(spec)
+            find_agent(spec)
         assert part in str(caught.value)
-    assert load_agent("mine_:good").name == "good"
+    assert find_agent("mine_:good").name == "good"
     refused = run("serve", "mine_:missing", "--port", "0", folder=tmp_path)
     assert (refused.returncode, "Traceback" in refused.stderr) == (2, False)
-    with served(tmp_path, "mine_:good", "holdfast.agents.demo:agent") as server:
-        assert server.ready["agents"] == ["demo", "good"]
+    with served(tmp_path, "mine_.py", "holdfast.agents.demo:agent") as server:
+        assert (server.ready["agents"], server.ready["default_agent"]) == (["demo", "good"], "good")
         assert server.run("send", "x", "--wait", "10").stdout == "hi\n"
         assert server.run("send", "count a", "--agent", "demo", "--wait", "10").stdout == "1 word.\n"
         assert server.end() == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -30,6 +31,11 @@ def until(true: Callable[[], bool]) -> None:
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def made(folder: Path, name: str) -> bool:
+    """Whether a file is somewhere below a folder; folders may come and go meanwhile."""
+    return any(name in files for _, _, files in os.walk(folder))
 
 
 @contextmanager
@@ -69,6 +75,16 @@ def test_it_works_in_its_folder_for_commands_that_find_the_token(tmp_path: Path)
         token = (tmp_path / ".holdfast" / "holdfast.db-token").read_text().strip()
         assert run("ps", folder=elsewhere, HOLDFAST_URL=server.url, HOLDFAST_KEY=token).returncode == 0
         assert server.end() == 0
+
+
+def test_the_demo_model_reports_on_a_sample_in_the_folder_of_the_session(tmp_path: Path) -> None:
+    with served(tmp_path, "--model", "scripted:demo") as server:
+        said = server.run("send", REPORT, "--wait", "20")
+        assert said.returncode == 0, said
+        for part in ("README.md", "sales.csv", ".csv: 1 file, ", "# Corner shop"):
+            assert part in said.stdout
+        assert server.end() == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".holdfast"]
 
 
 def test_what_it_prints_has_a_line_that_finds_the_token_and_not_the_token(tmp_path: Path) -> None:
@@ -154,25 +170,26 @@ def test_a_chat_does_a_task_and_stopping_it_leaves_no_program(model: str, tmp_pa
         work = tmp_path / "work"
         (work / "README.md").write_text("# A project of mine\n")
         screen = stack.enter_context(terminal("chat", folder=tmp_path, HOLDFAST_URL=server.url))
-        screen.expect("> ")
+        screen.prompt()
         screen.type(f"{REPORT}\n")
         for part in ("terminal", "python", "delegate", "README.md", "# A project of mine"):
             screen.expect(part)
         screen.expect("report.md")
-        screen.expect("> ")
+        screen.prompt()
         screen.type("run (sleep 30 &) ; trap '' TERM ; sleep 30\n")
         until(lambda: len(programs_in(work)) >= 2)
         screen.type(CTRL_C)
         screen.expect("interrupted")
-        screen.expect("> ")
+        screen.prompt()
         assert programs_in(work) == []
         screen.type("run rm -rf nothing\n")
-        screen.expect("y/n>")
+        screen.prompt("y/n>")
         screen.type("y\n")
-        screen.expect("approval key (hidden)> ")
+        screen.prompt("approval key (hidden)>")
         screen.type(f"{key}\n")
         screen.expect("(nothing)")
-        screen.expect("> ")
+        screen.expect("tokens]")
+        screen.prompt()
         screen.type(CTRL_D)
         screen.expect("bye")
         assert screen.end() == 0
@@ -194,16 +211,16 @@ def test_a_call_is_approved_at_the_terminal_of_serve_and_by_the_key_that_it_show
         serve.expect("no open calls match 00000000")
         serve.type(f"approve {short}\n")
         serve.expect(f"approved: {short}")
-        until(lambda: any(tmp_path.rglob("one.txt")))
-        with terminal("chat", "-s", "b", folder=tmp_path, **here) as chat:
-            chat.expect("> ")
+        until(lambda: made(tmp_path, "one.txt"))
+        with terminal("chat", "-s", "b", folder=tmp_path, HOLDFAST_URL=url) as chat:
+            chat.prompt()
             chat.type("run echo two > two.txt\n")
-            chat.expect("y/n> ")
+            chat.prompt("y/n>")
             chat.type("y\n")
-            chat.expect("approval key (hidden)> ")
+            chat.prompt("approval key (hidden)>")
             chat.type(f"{key}\n")
             chat.expect("[approved]")
-            until(lambda: any(tmp_path.rglob("two.txt")))
+            until(lambda: made(tmp_path, "two.txt"))
             chat.expect("tokens]")
             chat.type(CTRL_D)
             assert chat.end() == 0

@@ -42,9 +42,11 @@ from holdfast.proof.storm.runner import conduct_kills, conduct_remote
 from holdfast.proof.storm.server import OwnServer, free_port
 from holdfast.proof.storm.stamps import MARKER
 from holdfast.settings import Settings
+from tests.cli.processes import HOLDFAST, LIMIT_S, clean_environment
 from tests.proof.nemesis.storms import run_storm, sockets_may_be_left
 
-BOUND_S = 110.0
+BOUND_S = 230.0
+pytestmark = pytest.mark.timeout(BOUND_S + 10)
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
@@ -256,6 +258,52 @@ def test_the_command_has_its_options() -> None:
         "--json",
     ):
         assert option in done.stdout
+
+
+def test_a_storm_begins_with_its_plan_and_an_estimate(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from holdfast.proof.storm.killing import registered_failpoints
+
+    async def conduct(recorder: StormRecorder, **_: object) -> None:
+        recorder.note(Opened, seed=7, mode="kill", sees=("clients",), limits=Limits())
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for name in ("conduct_embedded", "conduct_kills", "conduct_remote"):
+        monkeypatch.setattr(f"holdfast.proof.storm.runner.{name}", conduct)
+    failpoints = len(registered_failpoints())
+    plans = {
+        Storm(seed=7): "about 85 s: 60 s of load, then kills of a small server, then the checks",
+        Storm(seed=7, kill_every_s=5.0, seconds=15.0): (
+            f"about {failpoints + 30} s: {failpoints} failpoints, then 15 s of random kills, then the checks"
+        ),
+        Storm(seed=7, url="http://127.0.0.1:1", seconds=2.0): "about 7 s: 2 s of load, then the checks",
+    }
+    for asked, plan in plans.items():
+        storm_command.run_storm(asked)
+        assert capsys.readouterr().err.splitlines()[0] == f"storm: seed 7; {plan}"
+
+
+@pytest.mark.parametrize("kind", [(), ("--kill-every", "5"), ("--nemesis", "disk-slow")], ids=str)
+def test_a_storm_that_gets_sigterm_leaves_no_folder_and_no_process(kind: tuple[str, ...], tmp_path: Path) -> None:
+    import psutil
+
+    argv = [*HOLDFAST, "storm", "--sessions", "5", "--seconds", "60", "--seed", "7", *kind]
+    with subprocess.Popen(
+        argv, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=clean_environment(TMPDIR=str(tmp_path))
+    ) as storm:
+        assert storm.stderr
+        for line in storm.stderr:
+            if " s  " in line:  # the first line of progress: it is at work
+                break
+        below = psutil.Process(storm.pid).children(recursive=True)
+        storm.terminate()
+        rest = storm.stderr.read()
+        assert storm.wait(LIMIT_S) == Exit.INTERRUPTED, rest
+    assert "interrupted; no verdict" in rest
+    assert [path.name for path in tmp_path.iterdir()] == []
+    _, alive = psutil.wait_procs(below, timeout=LIMIT_S)
+    assert alive == []
 
 
 def test_every_failpoint_hit_is_one_that_was_registered() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.processes import Served, approval_key, served, terminal
+from tests.cli.processes import Served, approval_key, served, shows, terminal
 
 CTRL_D = "\x04"
 KEYS: dict[Path, str] = {}
@@ -35,7 +35,9 @@ def asking(server: Served, session: str, text: str) -> str:
 
 def answer_of(server: Served, session: str) -> str:
     """The newest answer in the transcript, once the session is idle."""
-    while json.loads(server.run("ps", "--json").stdout)["sessions"][0]["state"] != "idle":
+    while (session, "idle") not in [
+        (view["key"], view["state"]) for view in json.loads(server.run("ps", "--json").stdout)["sessions"]
+    ]:
         pass
     lines = server.run("export", "-s", session, "--json").stdout.splitlines()
     return str([entry for line in lines if (entry := json.loads(line))["role"] == "assistant"][-1]["content"])
@@ -46,11 +48,14 @@ def test_a_call_is_approved_or_denied(server: Served) -> None:
     listed = server.run("ps").stdout
     assert "suspended" in listed and "approve asks: terminal" in listed and "holdfast approve" in listed
     assert "echo it is done" in server.run("questions", "-s", "approve").stdout
+    with terminal("ps", folder=server.folder, HOLDFAST_URL=server.url, COLUMNS="60") as screen:
+        assert screen.expect("…\r\n  holdfast approve").rpartition("approve asks: ")[2].startswith("terminal {")
+        assert screen.end() == 0
     listed = server.run("questions", "-s", "approve", "--json").stdout
     call = json.loads(listed)["questions"][0]["call_hash"]
     assert call in server.run("questions", "-s", "approve").stdout
     unsaid = server.run("approve", "-s", "approve", "--json")
-    assert (unsaid.returncode, "name the call" in unsaid.stderr) == (2, True)
+    assert (unsaid.returncode, "without --call requires a terminal" in unsaid.stderr) == (2, True)
     other = server.run("approve", "-s", "approve", "--call", "0" * 32, "--json")
     assert (other.returncode, json.loads(other.stderr)["error"]["code"]) == (4, "call_mismatch")
     nobody = server.run("approve", "-s", "approve", "--call", call, "--json")
@@ -120,68 +125,70 @@ def test_a_file_is_attached(server: Served, tmp_path: Path) -> None:
 
 def test_a_chat_asks_for_approval_and_shows_the_call(server: Served) -> None:
     with terminal("chat", "-s", "chat", folder=server.folder, HOLDFAST_URL=server.url) as screen:
-        screen.expect("> ")
+        screen.prompt()
         screen.type("run echo 4$((1+1))\n")
-        screen.expect("approve terminal")
-        screen.expect("y/n> ")
+        screen.expect("Allow terminal")
+        screen.prompt("y/n>")
         screen.type("perhaps\n")
         screen.expect("type y or n")
         screen.type("y\n")
-        screen.expect("approval key (hidden)> ")
+        screen.prompt("approval key (hidden)>")
         screen.type("hfa_wrong\n")
         screen.expect("invalid approval key for this session")
-        screen.expect("y/n> ")
+        screen.prompt("y/n>")
         screen.type("y\n")
-        screen.expect("approval key (hidden)> ")
+        screen.prompt("approval key (hidden)>")
         screen.type(f"{KEYS[server.folder]}\n")
         screen.expect("[approved]")
+        screen.expect("✓ terminal")
         screen.expect("42")
-        screen.expect("[terminal ok]")
         screen.expect("tokens]")
-        screen.expect("> ")
+        screen.prompt()
         screen.type("run echo nothing\n")
-        screen.expect("y/n> ")
+        screen.prompt("y/n>")
         screen.type("n I said so\n")
         screen.expect("[denied: I said so]")
-        screen.expect("> ")
+        screen.prompt()
         screen.type("ask which colour?\n")
         screen.expect("question: which colour?")
-        screen.expect("answer> ")
+        screen.prompt("answer>")
         screen.type("blue\n")
         screen.expect("[answered: blue]")
-        screen.expect("> ")
+        screen.prompt()
         screen.type(CTRL_D)
         assert screen.end() == 0
 
 
 def test_a_chat_takes_commands_past_the_queue(server: Served) -> None:
     with terminal("chat", "-s", "slash", folder=server.folder, HOLDFAST_URL=server.url) as screen:
-        screen.expect("> ")
+        screen.prompt()
         screen.type("/help\n")
         screen.expect("/rollback TEXT")
         screen.type("/nonsense\n")
         screen.expect("unknown command /nonsense")
         screen.type("run sleep 600\n")
-        screen.expect("y/n> ")
+        screen.prompt("y/n>")
         screen.type("/status\n")
         screen.expect("suspended")
         screen.type("/approve\n")
-        screen.expect("approval key (hidden)> ")
+        screen.prompt("approval key (hidden)>")
         screen.type(f"{KEYS[server.folder]}\n")
         screen.expect("[approved]")
-        screen.expect("[terminal sleep 600]")
+        screen.until(shows("terminal sleep 600"))
+        while "program" not in server.run("tree", "-s", "slash").stdout:
+            pass  # the call is shown before its program has been started
         screen.type("/tree\n")
-        screen.expect("[session slash running]")
+        screen.expect("session slash running")
         screen.type("/queue later\n")
         screen.expect("queued")
         screen.type("/stop enough\n")
         screen.expect("gone after")
-        screen.expect(" tasks, 1 process]")
+        screen.expect(" tasks, 1 program]")
         screen.expect("withdrawn: later")
         screen.type("hello\n")
         screen.expect("I am the demo model")
         screen.expect("tokens]")
-        screen.expect("> ")
+        screen.prompt()
         screen.type("/undo\n")
         screen.expect("2 entries removed")
         for wrong in ("/compact all", "/fork slash-other first"):
@@ -203,13 +210,14 @@ def test_a_chat_takes_commands_past_the_queue(server: Served) -> None:
 
 def test_a_chat_shows_what_a_background_process_reports(server: Served) -> None:
     with terminal("chat", "-s", "reports", folder=server.folder, HOLDFAST_URL=server.url) as screen:
-        screen.expect("> ")
-        screen.type("start sleep 2; exit 3\n")
-        screen.expect("y/n> ")
+        screen.prompt()
+        screen.type(f"start until [ -e {server.folder}/go ]; do sleep 0.1; done; exit 3\n")
+        screen.prompt("y/n>")
         screen.type("y\n")
-        screen.expect("approval key (hidden)> ")
+        screen.prompt("approval key (hidden)>")
         screen.type(f"{KEYS[server.folder]}\n")
         screen.expect("tokens]")
+        (server.folder / "go").touch()
         screen.expect("[message: [process")
         screen.type(CTRL_D)
         assert screen.end() == 0
@@ -221,7 +229,7 @@ def test_a_chat_comes_back_to_an_open_question(server: Served) -> None:
         screen.expect("question: which shape?")
         screen.type("round\n")
         screen.expect("round")
-        screen.expect("> ")
+        screen.prompt()
         screen.type(CTRL_D)
         assert screen.end() == 0
 

@@ -30,7 +30,7 @@ _SHORT = 8
 
 
 def has_terminal() -> bool:
-    """Return whether this process runs in the foreground and reads from and writes to a terminal."""
+    """Return whether stdin and stdout are terminals, and this process is in the foreground of its terminal."""
     return sys.stdin.isatty() and sys.stdout.isatty() and _in_foreground()
 
 
@@ -60,7 +60,7 @@ class ApprovalTerminal:
         self._typed = b""
 
     def start(self) -> None:
-        """Start to poll for calls and to read answers."""
+        """Start polling for calls and reading answers."""
         self._loop.add_reader(0, self._read)
         self._look_later(0.0)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
+from holdfast.cli.confirm import confirmed
 from holdfast.cli.exit_codes import Exit
 from holdfast.cli.options import Json, Key, Session, Url, User
 from holdfast.cli.output import age, note, say, say_json, visible
@@ -33,7 +34,7 @@ def questions(
     session: Session = "main", url: Url = None, key: Key = None, user: User = None, json: Json = False
 ) -> Exit:
     """List the open approvals and questions of a session."""
-    target = Target(url=url, key=key, user=user, as_json=json)
+    target = Target(url=url, key=key, user=user, session=session, as_json=json)
 
     async def work(client: Client) -> None:
         found = await client.session(session).questions()
@@ -65,7 +66,7 @@ def approve(
     json: Json = False,
 ) -> Exit:
     """Approve a call. Without --call, show it and ask for confirmation."""
-    target = Target(url=url, key=key, user=user, as_json=json)
+    target = Target(url=url, key=key, user=user, session=session, as_json=json)
 
     async def work(client: Client) -> Exit:
         remote = client.session(session)
@@ -76,7 +77,7 @@ def approve(
             given = await remote.approve(found, note=text, call_hash=call_hash)
         else:
             if call_hash is not None and call_hash != found.call_hash:
-                raise CallMismatch(f"{found.question_id!r} now asks for another call")
+                raise CallMismatch(f"question {found.question_id!r} now asks about a different call")
             if call_hash is None and not _agreed(found):
                 return Exit.REFUSED
             given = await approve_as_person(client, remote, found, note=text)
@@ -90,7 +91,7 @@ async def approve_as_person(client: Client, remote: RemoteSession, question: Que
     """Approve the call that was shown; prompt for an approval key at the terminal if the server requires a key.
 
     Raises:
-        ApprovalKeyRequired: if a key is required, and stdin is not a terminal or the typed key is wrong.
+        ApprovalKeyRequired: if the server requires a key, and stdin is not a terminal or the typed key is wrong.
     """
     try:
         return await remote.approve(question, note=note)
@@ -110,11 +111,11 @@ def _agreed(question: Question) -> bool:
     """Show the full call and ask for confirmation. Raises `ConfigurationError` if stdin is not a terminal."""
     if not sys.stdin.isatty():
         raise ConfigurationError(
-            f"to approve {question.question_id!r}, name the call",
-            hint="pass its --call HASH as shown by 'holdfast questions', or approve it at a terminal",
+            f"approving {question.question_id!r} without --call requires a terminal",
+            hint="pass --call HASH as shown by 'holdfast questions', or run this command at a terminal",
         )
     say(f"approve {whole(question)}?")
-    return input("y/n> ").strip().lower() in ("y", "yes")
+    return confirmed("y/n> ")
 
 
 def deny(
@@ -127,7 +128,7 @@ def deny(
     json: Json = False,
 ) -> Exit:
     """Deny a call that waits for approval."""
-    target = Target(url=url, key=key, user=user, as_json=json)
+    target = Target(url=url, key=key, user=user, session=session, as_json=json)
 
     async def work(client: Client) -> None:
         remote = client.session(session)
@@ -149,7 +150,7 @@ def answer(
     json: Json = False,
 ) -> Exit:
     """Answer a question from a run."""
-    target = Target(url=url, key=key, user=user, as_json=json)
+    target = Target(url=url, key=key, user=user, session=session, as_json=json)
 
     async def work(client: Client) -> None:
         remote = client.session(session)
@@ -191,7 +192,7 @@ def whole(question: Question) -> str:
 
 
 def asked(question: Question) -> str:
-    """Return a question as one line for a list, with the number of omitted characters; not for approving a call."""
+    """Return a question as one line for a list, truncated if it is long. For approvals, show `whole` instead."""
     text = whole(question)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}… ({len(text) - _SHOWN:,} more characters)"
 

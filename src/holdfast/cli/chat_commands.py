@@ -1,30 +1,46 @@
-"""Slash commands of ``holdfast chat``: lines that begin with a slash bypass the queue."""
+"""Slash commands of ``holdfast chat``: a line that begins with one slash is a command, not a message."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import difflib
+import re
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING, Protocol
 
 from holdfast import old_names
-from holdfast.cli.output import age
+from holdfast.cli.output import age, clean, counted
 from holdfast.cli.send import attach
-from holdfast.errors import InvalidRequest
+from holdfast.errors import InvalidRequest, UnknownSession
 
 if TYPE_CHECKING:
+    from holdfast.cli.chat_agents import AgentNames
     from holdfast.cli.chat_view import ChatView
-    from holdfast.client import RemoteSession
+    from holdfast.client import Client, RemoteSession
     from holdfast.protocol.messages import Attachment, Policy, Question, Receipt, TreeNode
 
-__all__ = ["COMMANDS", "ChatCommand", "Talk", "command_of"]
+__all__ = ["COMMANDS", "ChatCommand", "Talk", "command_of", "completions", "spoken_command", "unescaped"]
 
 
 class Talk(Protocol):
     """The conversation that a command acts on."""
 
+    client: Client
     session: RemoteSession
     screen: ChatView
     attached: list[Attachment]
+    agent: str | None
+    """Agent that is named with each message; None leaves it to the session."""
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the server can be reached, as far as is known."""
+        ...
+
+    async def agents(self) -> AgentNames:
+        """Return the names of the server's agents as they are now."""
+        ...
 
     async def say(self, text: str, policy: Policy = "queue") -> None:
         """Send a message."""
@@ -43,7 +59,7 @@ class Talk(Protocol):
         ...
 
     def shown(self, kind: str) -> Question:
-        """Return the question shown last. Raises `UnknownQuestion` if the question is not of the kind `kind`."""
+        """Return the question on the screen. Raises `UnknownQuestion` unless a question of the kind `kind` is shown."""
         ...
 
     async def approve(self, question: Question, note: str = "") -> None:
@@ -51,7 +67,7 @@ class Talk(Protocol):
         ...
 
     def answered(self, question_id: str) -> None:
-        """Record that a question is no longer open."""
+        """Record that a question is closed."""
         ...
 
     def leave(self, to: str | None) -> None:
@@ -65,18 +81,23 @@ class Talk(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ChatCommand:
-    """A slash command with its usage, description and function."""
+    """A slash command with its usage, description and function, and whether it works only while connected."""
 
     usage: str
     doc: str
     work: Callable[[Talk, str], Awaitable[None]]
+    needs_server: bool = True
 
 
 async def _help(talk: Talk, _: str) -> None:
     width = max(len(command.usage) for command in COMMANDS.values())
-    for command in COMMANDS.values():
-        talk.screen.line(f"{command.usage.ljust(width)}  {command.doc}")
-    talk.screen.line("//…".ljust(width + 1) + " send a message that starts with a slash")
+    rows = [(command.usage, command.doc) for command in COMMANDS.values()]
+    rows += [
+        ("//…", "send a message that starts with a slash"),
+        ("Alt-Enter", "begin a new line, as Ctrl-O does; Enter sends"),
+        ("Up, Tab", "recall earlier input, complete a command"),
+    ]
+    talk.screen.listing(f"  {name.ljust(width)}  {meaning}" for name, meaning in rows)
 
 
 async def _status(talk: Talk, _: str) -> None:
@@ -90,13 +111,14 @@ async def _status(talk: Talk, _: str) -> None:
 
 
 async def _tree(talk: Talk, _: str) -> None:
-    def show(node: TreeNode, depth: int) -> None:
+    def rows(node: TreeNode, depth: int) -> Iterator[str]:
         pid = f" pid {node.pid}" if node.pid is not None else ""
-        talk.screen.line(f"{'  ' * depth}{node.kind} {node.name}{pid} {node.state}".rstrip())
+        processes = f" {counted(node.processes, 'process')}" if node.processes > 1 else ""
+        yield f"{'  ' * depth}{node.kind} {clean(node.name)}{pid}{processes} {node.state}".rstrip()
         for child in node.children:
-            show(child, depth + 1)
+            yield from rows(child, depth + 1)
 
-    show(await talk.session.tree(), 0)
+    talk.screen.listing(rows(await talk.session.tree(), 1))
 
 
 async def _interrupt(talk: Talk, text: str) -> None:
@@ -180,9 +202,60 @@ async def _new(talk: Talk, text: str) -> None:
     if text:
         await talk.go_to(text)
         return
-    base, _, number = talk.session.key.rpartition("-")
-    following = f"{base}-{int(number) + 1}" if base and number.isdigit() else f"{talk.session.key}-2"
-    talk.leave(following)
+    talk.leave(await _unused(talk))
+
+
+async def _unused(talk: Talk) -> str:
+    """Return the key of a session that does not exist: this one's, with the next number."""
+    found = re.fullmatch(r"(.+)-(\d{1,9})", talk.session.key)
+    base, number = (found[1], int(found[2])) if found else (talk.session.key, 1)
+    for following in count(number + 1):
+        try:
+            await talk.client.session(f"{base}-{following}").info()
+        except UnknownSession:
+            break
+    return f"{base}-{following}"
+
+
+async def _clear(talk: Talk, _: str) -> None:
+    if not talk.is_connected:
+        talk.screen.clear()
+        talk.screen.line(f"not connected; this is still session {talk.session.key}")
+        return
+    key = await _unused(talk)
+    talk.screen.clear()
+    talk.leave(key)
+
+
+async def _agent(talk: Talk, text: str) -> None:
+    known = await talk.agents()
+    if text:
+        known.require(text)
+        talk.agent = text
+        talk.screen.line(f"your messages go to agent {text!r} now")
+        return
+    try:
+        current = talk.agent or (await talk.session.info()).agent
+    except UnknownSession:
+        current = talk.agent or known.default_agent
+    rows = []
+    for name in known.agents:
+        marks = ["this session"] if name == current else []
+        marks += ["default"] if name == known.default_agent else []
+        rows.append(f"  {name}  ({', '.join(marks)})" if marks else f"  {name}")
+    talk.screen.listing(rows)
+
+
+async def _show(talk: Talk, text: str) -> None:
+    number = _number(text, "show") if text else 1
+    if not talk.screen.show_call(number):
+        talk.screen.line(f"call {number} is not among those of this chat" if text else "this chat has had no calls")
+
+
+async def _plain(talk: Talk, text: str) -> None:
+    if text not in ("", "on", "off"):
+        raise InvalidRequest(f"invalid mode {text[:40]!r}", hint=f"use {COMMANDS['plain'].usage}")
+    talk.screen.set_plain(text != "off")
 
 
 async def _quit(talk: Talk, _: str) -> None:
@@ -190,9 +263,14 @@ async def _quit(talk: Talk, _: str) -> None:
 
 
 COMMANDS: dict[str, ChatCommand] = {
-    "help": ChatCommand("/help", "list the commands", _help),
+    "help": ChatCommand("/help", "list the commands", _help, needs_server=False),
+    "agent": ChatCommand("/agent [NAME]", "talk to another agent in this session, or list the agents", _agent),
     "status": ChatCommand("/status", "show the session's activity and pending questions", _status),
     "tree": ChatCommand("/tree", "show the live tasks, threads and processes", _tree),
+    "show": ChatCommand(
+        "/show [N]", "show the last call, or the N-th last one, with its output", _show, needs_server=False
+    ),
+    "plain": ChatCommand("/plain [off]", "show answers as they are, without formatting", _plain, needs_server=False),
     "interrupt": ChatCommand("/interrupt [TEXT]", "interrupt the run; TEXT is sent as the next message", _interrupt),
     "stop": ChatCommand("/stop [REASON]", "stop the run and background work, withdraw queued messages", _stop),
     "queue": ChatCommand("/queue TEXT", "queue a message, as a plain line does", _queue),
@@ -207,26 +285,60 @@ COMMANDS: dict[str, ChatCommand] = {
     "fork": ChatCommand("/fork KEY [N]", "copy the transcript, up to entry N, and continue there", _fork),
     "attach": ChatCommand("/attach FILE", "attach a file to the next message", _attach),
     "new": ChatCommand("/new [KEY]", "start another session", _new),
-    "quit": ChatCommand("/quit", "exit; active runs continue", _quit),
+    "clear": ChatCommand("/clear", "start another session on a clear screen", _clear, needs_server=False),
+    "quit": ChatCommand("/quit", "exit; active runs continue", _quit, needs_server=False),
 }
+_ALIASES = {"exit": "quit", "bye": "quit", "q": "quit", "h": "help", "?": "help"}
+_SPOKEN = {"exit": "quit", "quit": "quit", "?": "help"}
 _NEED_TEXT = frozenset(("queue", "steer", "rollback", "answer", "fork", "attach"))
+
+
+def spoken_command(line: str) -> str:
+    """Return the slash command that a line without a slash stands for, such as ``exit``, or the line itself."""
+    name = _SPOKEN.get(line.lower())
+    return line if name is None else f"/{name}"
 
 
 def command_of(line: str) -> tuple[ChatCommand, str] | None:
     """Return the slash command in a line and the text after it, or None if the line is a message.
 
     Raises:
-        InvalidRequest: if the command is unknown or lacks its text.
+        InvalidRequest: if the command is unknown, or if the text that it requires is missing.
     """
     if not line.startswith("/") or line.startswith("//"):
         return None
-    name, _, text = line[1:].partition(" ")
-    command = COMMANDS.get(name)
+    name, *rest = line[1:].split(None, 1) or [""]
+    command = COMMANDS.get(_ALIASES.get(name, name))
     if command is None:
-        renamed = old_names.COMMANDS.get(name)
-        hint = f"it was renamed; use /{renamed}" if renamed else "see /help; // starts a message with a slash"
-        raise InvalidRequest(f"unknown command /{name[:40]}", hint=hint)
-    text = text.strip()
+        raise InvalidRequest(f"unknown command /{name[:40]}", hint=_hint(name))
+    text = rest[0].strip() if rest else ""
     if name in _NEED_TEXT and not text:
         raise InvalidRequest(f"missing text; use {command.usage}")
     return command, text
+
+
+def _hint(name: str) -> str:
+    """Return what to do about the name of a command that does not exist."""
+    renamed = old_names.COMMANDS.get(name)
+    if renamed:
+        return f"it was renamed; use /{renamed}"
+    near = difflib.get_close_matches(name, COMMANDS, 1)
+    meant = f"did you mean /{near[0]}? " if near else ""
+    return f"{meant}see /help; // starts a message with a slash"
+
+
+def unescaped(line: str) -> str:
+    """Return the message in a line: ``//`` is a slash, or nothing before a word that would be a command."""
+    if not line.startswith("//"):
+        return line
+    return line[2:] if line[2:].lower() in _SPOKEN else line[1:]
+
+
+def completions(typed: str, agents: Sequence[str]) -> list[tuple[str, str]]:
+    """Return what the last word of a line may become, with its meaning: a command, or an agent after ``/agent``."""
+    if typed.startswith("/agent "):
+        begun = typed.removeprefix("/agent ")
+        return [(name, "") for name in agents if name.startswith(begun)]
+    if not typed.startswith("/") or " " in typed:
+        return []
+    return [(f"/{name}", command.doc) for name, command in COMMANDS.items() if name.startswith(typed[1:])]

@@ -1,9 +1,8 @@
-"""``holdfast check``: test an adapter against the promises that apply to any agent runtime, with evidence."""
+"""``holdfast check``: test an adapter against the promises that apply to any agent runtime, and print the evidence."""
 
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
 
 __all__ = ["check"]
 
-_PAGE = Path("docs/measured/conformance.md")
-
 
 def check(
     names: Annotated[
@@ -33,18 +30,14 @@ def check(
         list[str] | None, typer.Option("--promise", help="Test only this promise (repeatable).")
     ] = None,
     times: Annotated[
-        int, typer.Option("--times", help="Attempts of a probe that finds a broken promise.", min=1, max=100)
+        int, typer.Option("--times", help="Maximum tries of a probe that fails or cannot run.", min=1, max=100)
     ] = 3,
-    write_docs: Annotated[
-        bool, typer.Option("--write-docs", help="Write docs/measured/conformance.md (run in the source tree).")
-    ] = False,
     json: Json = False,
 ) -> Exit:
-    """Test an agent framework's promises. Exit 0: kept or not offered; 1: one is broken; 2: one could not be tested."""
+    """Test an agent framework's promises. Exit 0: all kept or not offered; 1: some broken; 2: some not testable."""
     from holdfast.proof.check.environments import FRAMEWORKS, target_of
     from holdfast.proof.check.judge import judge
     from holdfast.proof.check.probes import PROBES
-    from holdfast.proof.check.report import page
 
     wanted = [one for name in names or ["holdfast"] for one in (FRAMEWORKS if name == "all" else (name,))]
     judgements: list[AdapterVerdict] = []
@@ -52,8 +45,6 @@ def check(
     try:
         if unknown := [one for one in promises or () if one not in PROBES]:
             raise ConfigurationError(f"unknown promise {unknown[0]!r}", hint=f"choose {', '.join(PROBES)}")
-        if write_docs and not _PAGE.parent.is_dir():
-            raise ConfigurationError(f"folder {_PAGE.parent} not found", hint="run it in Holdfast's source tree")
         for name in wanted:
             try:
                 target = target_of(name, say=note)
@@ -75,9 +66,6 @@ def check(
     except KeyboardInterrupt:
         note("check: interrupted")
         return Exit.INTERRUPTED
-    if write_docs and judgements:
-        _PAGE.write_text(page(judgements))
-        note(f"wrote {_PAGE}")
     if any(one.has("broken") for one in judgements):
         return Exit.FAILED
     return Exit.USAGE if failed or any(one.has("could not run") for one in judgements) else Exit.OK

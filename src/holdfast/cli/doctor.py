@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
+import re
 import resource
 import shutil
 import socket
@@ -14,22 +16,28 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 import msgspec
+import typer
 
 from holdfast import ids
 from holdfast.cli.exit_codes import Exit
 from holdfast.cli.options import Json, Key, Store, Url
-from holdfast.cli.output import note, say, say_json, visible
+from holdfast.cli.output import counted, note, say, say_json, visible
+from holdfast.cli.style import style_for
 from holdfast.cli.target import Target, run
 from holdfast.clock import system_clock
-from holdfast.errors import HoldfastError, ServerUnreachable, StoreLocked
+from holdfast.errors import (
+    AccessDenied,
+    ConfigurationError,
+    HoldfastError,
+    LimitExceeded,
+    ServerUnreachable,
+    StoreLocked,
+)
 from holdfast.settings import DATA_FOLDER, Settings, default_store, load_settings
-
-if TYPE_CHECKING:
-    from typing import Any
 
 __all__ = ["Check", "doctor"]
 
@@ -53,12 +61,19 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
 def doctor(
     store: Store = None,
+    port: Annotated[int | None, typer.Option("--port", help="Check the server at this port.", min=1, max=65535)] = None,
     url: Url = None,
     key: Key = None,
     json: Json = False,
 ) -> Exit:
-    """Check store, disk, process control, ports, versions and orphans, and print a fix for each problem."""
-    target = Target(url=url, key=key, as_json=json)
+    """Check this machine and the server, and suggest fixes.
+
+    The checks: versions, open files, process control, isolation, orphaned processes, the store, the disk, the port and
+    the server behind it. Exit 1 if one finds a fault.
+    """
+    if port is not None and url is not None:
+        raise ConfigurationError("--port and --url both name the server", hint="omit one of them")
+    target = Target(url=url, port=port, key=key, as_json=json)
 
     async def work() -> Exit:
         settings = load_settings({"store": store})
@@ -87,10 +102,16 @@ def doctor(
 
 
 def _say(checks: list[Check]) -> None:
-    marks = {"ok": "ok    ", "advice": "advice", "fault": "FAULT "}
+    style = style_for(sys.stdout)
+    marks = {
+        "ok": f"{style.green}ok{style.plain}    ",
+        "advice": f"{style.yellow}advice{style.plain}",
+        "fault": f"{style.red}FAULT{style.plain} ",
+    }
     width = max(len(check.name) for check in checks)
     for check in checks:
-        say(f"{marks[check.state]}  {check.name:<{width}}  {check.found}")
+        print(marks[check.state], end="  ")
+        say(f"{check.name:<{width}}  {check.found}")
         if check.advice:
             say(f"{'':<8}{'':<{width}}  → {check.advice}")
 
@@ -214,14 +235,19 @@ async def _store(settings: Settings) -> list[Check]:
         await store.open(node_id=ids.node_id(), at=system_clock.now())
         info = await store.info()
     except StoreLocked as error:
-        return [Check(name="store", state="ok", found=error.message), *_readers_of(path)]
+        return [Check(name="store", state="ok", found=_in_use(path, error)), *_readers_of(path)]
     except HoldfastError as error:
         return [Check(name="store", state="fault", found=error.message, advice=error.hint)]
     finally:
         await store.close()
     size = path.stat().st_size
-    found = f"{path}: {info.version}, {info.sessions} sessions, {size:,} bytes"
+    found = f"{path}: {info.version}, {counted(info.sessions, 'session')}, {size:,} bytes"
     return [Check(name="store", state="ok", found=found), *_readers_of(path)]
+
+
+def _in_use(path: Path, error: StoreLocked) -> str:
+    holder = re.search(r"process (\d+)", error.message)
+    return f"{path} is in use by a running server (process {holder[1]})" if holder else error.message
 
 
 def _readers_of(path: Path) -> Iterator[Check]:
@@ -267,7 +293,7 @@ def _disk(settings: Settings) -> Iterator[Check]:
             name="disk latency",
             state="fault",
             found=f"cannot write in {folder}: {error.strerror}",
-            advice="check its owner and mode",
+            advice="free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "check its owner and mode",
         )
         return
     slow = latency_s > _SLOW_DISK_S
@@ -291,16 +317,33 @@ def _sync_latency(folder: Path) -> float:
     return statistics.median(times)
 
 
+class _ServerTold(msgspec.Struct):
+    """The part of a server's description that the checks need."""
+
+    version: str
+    agents: list[str]
+    statistics: dict[str, Any] | None
+    budgets: dict[str, Any]
+    incidents: list[dict[str, Any]]
+    approval_key_required: bool = False
+
+
 async def _server(target: Target) -> list[Check]:
     address = target.address
+    from holdfast.client.wire import decode
+
     try:
         async with target.client(retry_s=0.0) as client:
             response = await client.request("GET", "/v1/server", reply_s=5.0)
+        view = msgspec.structs.asdict(decode(response, _ServerTold))
     except ServerUnreachable:
         return [_port(address)]
-    except HoldfastError as error:
+    except (AccessDenied, LimitExceeded) as error:
         return [Check(name="server", state="advice", found=f"{address}: {error.message}", advice=error.hint)]
-    view: dict[str, Any] = msgspec.json.decode(response.content)
+    except HoldfastError as error:
+        foreign = type(error) is HoldfastError  # an answer that is not Holdfast's
+        found = f"{address} is not a Holdfast server" if foreign else address
+        return [Check(name="server", state="fault", found=f"{found}: {error.message}", advice=error.hint)]
     from holdfast.version import __version__
 
     checks = []
@@ -321,8 +364,9 @@ async def _server(target: Target) -> list[Check]:
     else:
         state = "draining" if statistics_["draining"] else "ready"
         found = (
-            f"{address} is {state}: pid {statistics_['pid']}, {statistics_['running']} runs, "
-            f"{statistics_['sessions_live']} sessions in memory, {agents}"
+            f"{address} is {state}: pid {statistics_['pid']}, "
+            f"{counted(statistics_['running'], 'run')}, {counted(statistics_['sessions_live'], 'session')} in memory, "
+            f"{agents}"
         )
     checks.append(Check(name="server", state="ok", found=found))
     checks += [_budget(name, usage) for name, usage in view["budgets"].items() if usage["used"]]
@@ -379,6 +423,7 @@ _COUNTED = ("loop_time", "listings")
 
 
 def _port(address: str) -> Check:
+    """Return who listens at an address that does not answer as a server of Holdfast."""
     from holdfast.server import holder_of
 
     parts = urlsplit(address)
@@ -391,12 +436,12 @@ def _port(address: str) -> Check:
             name="server",
             state="ok",
             found=f"no server runs at {address}; the port is free",
-            advice="start one: holdfast serve",
+            advice="start one: holdfast serve" + ("" if address == Target().address else f" --port {port}"),
         )
     holder = holder_of(port) or "an unknown program"
     return Check(
         name="server",
         state="fault",
         found=f"port {port} is taken by {holder}, which does not answer as Holdfast",
-        advice="stop it, or set HOLDFAST_PORT to another port",
+        advice="stop it, or choose another port: --port 8421 or HOLDFAST_PORT",
     )

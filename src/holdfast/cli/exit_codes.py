@@ -21,9 +21,9 @@ class Exit(IntEnum):
     UNREACHABLE = 3
     """the server does not answer"""
     REFUSED = 4
-    """the server refused: busy, full, not found, not allowed, draining"""
+    """the server refused the request: busy, full, not found, not allowed, draining"""
     INTERRUPTED = 5
-    """the run was interrupted or its message withdrawn; for serve: forced to exit"""
+    """the run was interrupted, its message was withdrawn, or Ctrl-C ended the command; for serve: a second signal"""
     WAITED = 6
     """the wait timed out; the work continues"""
     STORE = 7

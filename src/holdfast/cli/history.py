@@ -1,4 +1,4 @@
-"""``holdfast retry``, ``undo``, ``compact``, ``fork``, ``export`` and ``import``: a session's history."""
+"""``holdfast retry``, ``undo``, ``compact``, ``fork``, ``export`` and ``import``: edit and copy a session's history."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 import typer
 
 from holdfast.cli.exit_codes import Exit
-from holdfast.cli.inspect import summary
+from holdfast.cli.logs import summary
 from holdfast.cli.options import Json, Key, Session, Url, User, Wait
 from holdfast.cli.output import fit, note, say, say_json
 from holdfast.cli.send import finish, read
@@ -38,8 +38,8 @@ def retry(
     user: User = None,
     json: Json = False,
 ) -> Exit:
-    """Remove the last run from the transcript and run its messages again."""
-    target = Target(url=url, key=key, user=user, as_json=json)
+    """Run the messages of the last run again. What that run added to the transcript is removed first."""
+    target = Target(url=url, key=key, user=user, session=session, as_json=json)
 
     async def work(client: Client) -> Exit:
         remote = client.session(session)
@@ -49,8 +49,8 @@ def retry(
 
 
 def undo(session: Session = "main", url: Url = None, key: Key = None, user: User = None, json: Json = False) -> Exit:
-    """Remove the last run, or the last edit, from the transcript and print the removed entries."""
-    target = Target(url=url, key=key, user=user, as_json=json)
+    """Remove the last run or edit from the transcript. Prints the removed entries."""
+    target = Target(url=url, key=key, user=user, session=session, as_json=json)
 
     async def work(client: Client) -> None:
         _say_entries(await client.session(session).undo(), "removed", as_json=target.as_json)
@@ -60,14 +60,14 @@ def undo(session: Session = "main", url: Url = None, key: Key = None, user: User
 
 def compact(
     session: Session = "main",
-    keep: Annotated[int, typer.Option("--keep", help="Keep this many of your newest messages.", min=0, max=1000)] = 4,
+    keep: Annotated[int, typer.Option("--keep", help="Number of newest user messages to keep.", min=0, max=1000)] = 4,
     url: Url = None,
     key: Key = None,
     user: User = None,
     json: Json = False,
 ) -> Exit:
-    """Summarize the old part of the transcript with the agent's model."""
-    target = Target(url=url, key=key, user=user, as_json=json)
+    """Summarize the older part of the transcript. The agent's model writes the summary."""
+    target = Target(url=url, key=key, user=user, session=session, as_json=json)
 
     async def work(client: Client) -> None:
         if not target.as_json:
@@ -88,8 +88,8 @@ def fork(
     user: User = None,
     json: Json = False,
 ) -> Exit:
-    """Copy a session's transcript into a new session, to continue from there."""
-    target = Target(url=url, key=key, user=user, as_json=json)
+    """Copy a transcript into a new session. Both sessions continue on their own."""
+    target = Target(url=url, key=key, user=user, session=session, as_json=json)
 
     async def work(client: Client) -> None:
         _say_view(await client.session(session).fork(to, through_n=through), as_json=target.as_json)
@@ -106,7 +106,7 @@ def import_archive(
     json: Json = False,
 ) -> Exit:
     """Start a new session with the history of an archive."""
-    target = Target(url=url, key=key, user=user, as_json=json)
+    target = Target(url=url, key=key, user=user, session=session, as_json=json)
 
     async def work(client: Client) -> None:
         try:
@@ -130,12 +130,12 @@ def export(
     user: User = None,
     json: Annotated[bool, typer.Option("--json", help="Write JSON lines instead of Markdown.")] = False,
 ) -> Exit:
-    """Export a session's transcript as Markdown, as JSON lines, or as an archive for import."""
-    target = Target(url=url, key=key, user=user, as_json=json)
+    """Export a session as Markdown, JSON lines or an archive. 'holdfast import' reads an archive."""
+    target = Target(url=url, key=key, user=user, session=session, as_json=json)
 
     async def work(client: Client) -> None:
         if events and archive:
-            raise ConfigurationError("--events and --archive exclude each other", hint="omit one of them")
+            raise ConfigurationError("--events and --archive are mutually exclusive", hint="omit one of them")
         remote = client.session(session)
         if archive:
             whole = await remote.export()

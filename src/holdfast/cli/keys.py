@@ -1,4 +1,4 @@
-"""``holdfast keys``: manage keys through a running server, or else directly in the store."""
+"""``holdfast keys``: manage API keys directly in the store or, if a server has the store open, through that server."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import msgspec
 import typer
 
 from holdfast import ids
+from holdfast.cli.command_group import RefusingGroup
 from holdfast.cli.exit_codes import Exit
 from holdfast.cli.options import Json, Key, Store, Url
-from holdfast.cli.output import age, note, say, say_json, say_table, visible
-from holdfast.cli.renamed_commands import RefusingGroup
+from holdfast.cli.output import age, counted, note, say, say_json, say_table, visible
 from holdfast.cli.secret_input import read_secret, show_on_terminal
 from holdfast.cli.target import Target, run
 from holdfast.clock import system_clock
@@ -24,9 +24,13 @@ from holdfast.errors import ApprovalKeyRequired, ConfigurationError, StoreLocked
 from holdfast.undumpable import make_undumpable
 
 if TYPE_CHECKING:
+    import httpx2
+
     from holdfast.client import Client
-    from holdfast.protocol.http import KeyRole
+    from holdfast.protocol.http import KeyRole, KeyView
     from holdfast.server import KeyRing
+    from holdfast.storage.port import KeyRecord
+    from holdfast.storage.port import Store as OpenStore
 
 __all__ = ["app", "create", "list_keys", "revoke"]
 
@@ -39,12 +43,14 @@ app = typer.Typer(
 )
 
 _STOP_S = 120.0
+_COUNTED = 1000
+"""Number of sessions of `local` at which the server stops counting."""
 _ROLES = ("user", "trusted", "admin")
 
 
 @app.command("create")
 def create(
-    principal: Annotated[str, typer.Argument(help="Principal of the key, who owns the sessions.")],
+    principal: Annotated[str, typer.Argument(help="Principal that the key identifies.")],
     role: Annotated[str, typer.Option("--role", help="Role: user, trusted (may act for others) or admin.")] = "user",
     label: Annotated[str, typer.Option("--label", help="Label for people.")] = "",
     agents: Annotated[
@@ -62,18 +68,23 @@ def create(
     key: Key = None,
     json: Json = False,
 ) -> Exit:
-    """Create a key. It is shown once; the store keeps its hash. From the first key on, every request needs one."""
+    """Create a key. It is shown once; the store keeps its hash. Once a key exists, every request requires one."""
     target = Target(url=url, key=key, as_json=json)
     if approve:
         return _create_approval_key(target, store, principal=principal, label=label)
 
-    async def in_store(ring: KeyRing) -> dict[str, Any]:
+    async def in_store(ring: KeyRing, kept: OpenStore) -> dict[str, Any]:
+        from holdfast.server.routes.keys import key_created
+
+        first = not ring.ever
         record, secret = await ring.create(principal=principal, role=cast("KeyRole", role), label=label, agents=agents)
-        return {"key": _plain(record), "secret": secret}
+        return _plain(await key_created(kept, record, secret, first=first))
 
     async def on_server(client: Client) -> dict[str, Any]:
+        from holdfast.protocol.http import KeyCreated
+
         body = {"principal": principal, "role": role, "label": label, "agents": agents}
-        return _decoded((await client.request("POST", "/v1/keys", body=body)).content)
+        return _read(await client.request("POST", "/v1/keys", body=body), KeyCreated)
 
     async def work() -> None:
         if role not in _ROLES:
@@ -84,25 +95,40 @@ def create(
             return
         say(made["secret"])
         note(f"Key {made['key']['key_id']} of {principal} with role {role}. It is shown only once: save it.")
-        note("From the first key on, every request requires one: export HOLDFAST_KEY=…")
+        if made["first"]:
+            _say_first(made["local_sessions"])
 
     return run(work, as_json=target.as_json)
+
+
+def _say_first(local_sessions: int) -> None:
+    """Print what the store's first key changes."""
+    note("From now on every request needs a key: export HOLDFAST_KEY=…")
+    if local_sessions:
+        count = "1,000 or more sessions" if local_sessions >= _COUNTED else counted(local_sessions, "session")
+        note(f"{count} of 'local' {'stays' if local_sessions == 1 else 'stay'}. With an admin key:")
+        note("  holdfast ps --user local            lists them")
+        note("  holdfast chat -s NAME --user local  opens one")
 
 
 def _create_approval_key(target: Target, store: str | None, *, principal: str, label: str) -> Exit:
     """Create an approval key and show it only on the terminal, because an agent may read redirected output."""
 
-    async def in_store(ring: KeyRing) -> dict[str, Any]:
+    async def in_store(ring: KeyRing, _: OpenStore) -> dict[str, Any]:
+        from holdfast.protocol.http import KeyCreated
+
         record, secret = await ring.create(principal=principal, role="approver", label=label)
-        return {"key": _plain(record), "secret": secret}
+        return _plain(KeyCreated(key=_view(record), secret=secret))
 
     async def on_server(client: Client) -> dict[str, Any]:
+        from holdfast.protocol.http import KeyCreated
+
         body = {"principal": principal, "role": "approver", "label": label}
         try:
-            return _decoded((await client.request("POST", "/v1/keys", body=body)).content)
+            return _read(await client.request("POST", "/v1/keys", body=body), KeyCreated)
         except ApprovalKeyRequired:
             body["approval_key"] = read_secret("existing approval key, or the one shown by serve: ")
-            return _decoded((await client.request("POST", "/v1/keys", body=body)).content)
+            return _read(await client.request("POST", "/v1/keys", body=body), KeyCreated)
 
     async def work() -> None:
         if not (sys.stdin.isatty() and show_on_terminal("")):
@@ -123,11 +149,13 @@ def list_keys(store: Store = None, url: Url = None, key: Key = None, json: Json 
     """List keys, including revoked ones."""
     target = Target(url=url, key=key, as_json=json)
 
-    async def in_store(ring: KeyRing) -> dict[str, Any]:
-        return {"keys": [_plain(record) for record in await ring.records()]}
+    async def in_store(ring: KeyRing, _: OpenStore) -> dict[str, Any]:
+        return {"keys": [_plain(_view(record)) for record in await ring.records()]}
 
     async def on_server(client: Client) -> dict[str, Any]:
-        return _decoded((await client.request("GET", "/v1/keys", repeatable=True)).content)
+        from holdfast.protocol.http import KeyList
+
+        return _plain(await client.read("/v1/keys", KeyList))
 
     async def work() -> None:
         _say_keys(await _either(target, store, in_store, on_server), as_json=target.as_json)
@@ -149,14 +177,16 @@ def revoke(
     """Revoke a key at once and close its streams. Lists the work that continues."""
     target = Target(url=url, key=key, as_json=json)
 
-    async def in_store(ring: KeyRing) -> dict[str, Any]:
+    async def in_store(ring: KeyRing, _: OpenStore) -> dict[str, Any]:
         record = await ring.revoke(key_id, again=stop)
-        return {"keys": [_plain(one) for one in await ring.records()], "principal": record.principal}
+        return {"keys": [_plain(_view(one)) for one in await ring.records()], "principal": record.principal}
 
     async def on_server(client: Client) -> dict[str, Any]:
+        from holdfast.protocol.http import KeyRevoked
+
         path = f"/v1/keys/{quote(key_id, safe='')}"
         query = {"stop": "true"} if stop else None
-        return _decoded((await client.request("DELETE", path, query=query, reply_s=_STOP_S)).content)
+        return _read(await client.request("DELETE", path, query=query, reply_s=_STOP_S), KeyRevoked)
 
     async def work() -> Exit:
         found = await _either(target, store, in_store, on_server)
@@ -176,7 +206,7 @@ def revoke(
 async def _either(
     target: Target,
     store: str | None,
-    in_store: Callable[[KeyRing], Awaitable[dict[str, Any]]],
+    in_store: Callable[[KeyRing, OpenStore], Awaitable[dict[str, Any]]],
     on_server: Callable[[Client], Awaitable[dict[str, Any]]],
 ) -> dict[str, Any]:
     """Call `in_store` if no server is named and the store is not in use; otherwise, call `on_server`."""
@@ -186,8 +216,8 @@ async def _either(
     chosen = load_settings({"store": store}).store
     if not target.url and chosen != "memory://":
         try:
-            async with _ring(chosen) as ring:
-                return await in_store(ring)
+            async with _opened(chosen) as (ring, kept):
+                return await in_store(ring, kept)
         except StoreLocked as error:
             locked = error  # a server has the store open, so send the request to that server
     async with target.client() as client:
@@ -196,9 +226,15 @@ async def _either(
         return await on_server(client)
 
 
+class _StoreTold(msgspec.Struct):
+    """The store that a server reports."""
+
+    store: str
+
+
 async def _check_store(client: Client, target: Target, url: str, locked: StoreLocked) -> None:
     """Raise `StoreLocked` if the server reports a store that is not the store at `url`."""
-    told = _decoded((await client.request("GET", "/v1/server", repeatable=True)).content)["store"]
+    told = (await client.read("/v1/server", _StoreTold)).store
     # Only admins see the path; other callers will be refused.
     if told not in ("sqlite", f"sqlite {_real_path(url)}"):
         raise StoreLocked(
@@ -212,7 +248,7 @@ def _real_path(url: str) -> str:
 
 
 @asynccontextmanager
-async def _ring(url: str) -> AsyncIterator[KeyRing]:
+async def _opened(url: str) -> AsyncIterator[tuple[KeyRing, OpenStore]]:
     from holdfast.server import KeyRing
     from holdfast.storage import open_store
 
@@ -221,20 +257,27 @@ async def _ring(url: str) -> AsyncIterator[KeyRing]:
     try:
         ring = KeyRing(store)
         await ring.load()
-        yield ring
+        yield ring, store
     finally:
         await store.close()
 
 
-def _plain(record: Any) -> dict[str, Any]:
+def _view(record: KeyRecord) -> KeyView:
     from holdfast.server.routes.keys import key_view
 
-    return _decoded(msgspec.json.encode(key_view(record)))
+    return key_view(record)
 
 
-def _decoded(content: bytes) -> dict[str, Any]:
-    decoded: dict[str, Any] = msgspec.json.decode(content)
-    return decoded
+def _read(response: httpx2.Response, kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return the fields of a server's answer. Raises `HoldfastError` if the answer is not a `kind`."""
+    from holdfast.client.wire import decode
+
+    return _plain(decode(response, kind))
+
+
+def _plain(value: msgspec.Struct) -> dict[str, Any]:
+    fields: dict[str, Any] = msgspec.to_builtins(value)
+    return fields
 
 
 def _say_work(found: dict[str, Any], key_id: str) -> None:

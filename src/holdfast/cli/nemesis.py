@@ -1,9 +1,8 @@
-"""``holdfast storm --nemesis``: inject faults into a server under load, and report the findings of each."""
+"""``holdfast storm --nemesis``: inject faults into a server under load, and report the findings for each fault."""
 
 from __future__ import annotations
 
 import asyncio
-import shlex
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -20,8 +19,10 @@ if TYPE_CHECKING:
 
 __all__ = ["nemesis"]
 
-_PAGE = Path("docs/measured/nemesis.md")
 _FOUND = 5
+_FAULT_S = 20.0
+_KILL_S = 120.0
+"""For the estimate: the time of a fault, and of ``kill``, which kills a server at every failpoint."""
 
 
 def nemesis(
@@ -29,7 +30,6 @@ def nemesis(
     ask: EpisodePlan,
     *,
     as_json: bool,
-    write: bool,
     history: str | None,
     progress: Callable[[str], None],
 ) -> Exit:
@@ -41,19 +41,17 @@ def nemesis(
         names: ``all``, or names of faults separated by commas.
         ask: plan of the episode in which each fault is injected.
         as_json: whether to print the findings as JSON.
-        progress: called with each line of progress.
-        write: whether to write the docs page as well, which works only in the source tree.
-        history: folder to keep the history of each fault in; None keeps no history.
+        progress: callback, called with each line of progress.
+        history: folder in which to save the history of each fault; None saves no history.
     """
     from holdfast.proof.history import write_history
     from holdfast.proof.nemesis import chosen, run_faults
 
     try:
         faults = chosen(names)
-        if write and not _PAGE.parent.is_dir():
-            raise ConfigurationError(f"folder {_PAGE.parent} not found", hint="run it in Holdfast's source tree")
         folder = None if history is None else _made(Path(history))
-        note(f"nemesis: {', '.join(faults)}; seed {ask.seed}")
+        estimate_s = sum(_KILL_S if fault == "kill" else _FAULT_S for fault in faults)
+        note(f"nemesis: seed {ask.seed}; about {estimate_s:.0f} s: {', '.join(faults)}")
         done = asyncio.run(run_faults(faults, ask, progress))
         if folder is not None:
             for outcome, recorder in done:
@@ -66,11 +64,6 @@ def nemesis(
         return Exit.INTERRUPTED
     outcomes = [outcome for outcome, _ in done]
     passed = all(outcome.passed for outcome in outcomes)
-    if write:
-        from holdfast.proof.nemesis.report import page
-
-        _PAGE.write_text(page(outcomes, _command(names, ask)), encoding="utf-8")
-        note(f"nemesis: wrote {_PAGE}")
     if as_json:
         say_json({"passed": passed, "seed": ask.seed, "faults": [_figures(outcome) for outcome in outcomes]})
     else:
@@ -88,20 +81,6 @@ def _made(folder: Path) -> Path:
         raise ConfigurationError(
             f"{folder} is not a writable folder: {error.strerror}", hint="with --nemesis, pass a folder to --history"
         ) from None
-
-
-def _command(names: str, ask: EpisodePlan) -> str:
-    """Return the command line that repeats this run."""
-    from holdfast.proof.nemesis import EpisodePlan
-
-    words = ["holdfast", "storm", "--nemesis", names, "--seed", str(ask.seed)]
-    if ask.connections != EpisodePlan().connections:
-        words += ["--connections", str(ask.connections)]
-    for agent in ask.agents:
-        words += ["--agent", agent]
-    if ask.agents:
-        words += ["--say", ask.say]
-    return shlex.join(words)
 
 
 def _figures(outcome: FaultOutcome) -> dict[str, object]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -10,25 +12,28 @@ from typing import TYPE_CHECKING, Any, TextIO
 import msgspec
 
 from holdfast import logs
+from holdfast.cli.hints import command_hint
+from holdfast.cli.style import style_for
 from holdfast.clock import system_clock
 from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
     from holdfast.protocol.messages import TreeNode
-    from holdfast.protocol.stopping import StopReceipt
 
 __all__ = [
     "Table",
     "age",
+    "clean",
+    "clock_time",
     "counted",
-    "ended",
     "fit",
+    "fit_columns",
     "note",
     "printable",
     "say",
     "say_error",
+    "say_failure",
     "say_json",
-    "say_receipt",
     "say_table",
     "say_tree",
     "visible",
@@ -36,9 +41,12 @@ __all__ = [
 
 Table = Iterable[Sequence[str]]
 
+_GAP = "  "
+_LEAST_WIDTH = 4
+
 
 def printable(text: str) -> str:
-    """Return text that cannot control a terminal: control characters become dots."""
+    """Replace control characters, except line breaks and tabs, with dots, so that text cannot control a terminal."""
     return "".join(c if c.isprintable() or c in "\n\t" else "·" for c in text)
 
 
@@ -58,8 +66,13 @@ def say(text: str = "") -> None:
 
 
 def say_json(value: Any) -> None:
-    """Print one line of JSON on stdout."""
-    print(msgspec.json.encode(value).decode(), flush=True)
+    """Print one line of JSON on stdout; escape its characters if the encoding of stdout lacks some."""
+    line = msgspec.json.encode(value).decode()
+    try:
+        line.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        line = json.dumps(json.loads(line))
+    print(line, flush=True)
 
 
 def note(text: str) -> None:
@@ -67,25 +80,61 @@ def note(text: str) -> None:
     print(fit(text, sys.stderr), file=sys.stderr, flush=True)
 
 
-def say_error(error: HoldfastError, *, as_json: bool) -> None:
-    """Print an error and its hint on stderr."""
+def say_failure(text: str) -> None:
+    """Print on stderr why a command did not succeed."""
+    style = style_for(sys.stderr)
+    print(f"{style.red}holdfast:{style.plain} {fit(text, sys.stderr)}", file=sys.stderr, flush=True)
+
+
+def say_error(error: HoldfastError, *, as_json: bool, session: str | None = None) -> None:
+    """Print an error and its hint on stderr; as text, with the hint in terms of commands.
+
+    Parameters:
+        error: the error.
+        as_json: whether to print JSON, with the error's own hint.
+        session: key of the session that the command is about; None if it is about no session.
+    """
     if as_json:
         body = {"code": error.code, "message": error.message, "hint": error.hint}
         note(msgspec.json.encode({"error": body}).decode())
         return
-    note(f"holdfast: {error.message}")
-    if error.hint:
-        note(f"  {error.hint}")
+    say_failure(error.message)
+    if hint := command_hint(error, session=session):
+        note(f"  {hint}")
 
 
 def say_table(titles: Sequence[str], rows: Table) -> None:
-    """Print a table whose columns are as wide as their longest cell."""
-    shown = [[_clean(cell) for cell in row] for row in rows]
+    """Print a table whose columns are as wide as their longest cell; on a terminal, cut the widest until it fits."""
+    shown = [[clean(cell) for cell in row] for row in rows]
     widths = [max(len(title), *(len(row[n]) for row in shown)) for n, title in enumerate(titles)] if shown else []
     if not shown:
         return
-    for row in [[title.upper() for title in titles], *shown]:
-        say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    if sys.stdout.isatty():
+        widths = _fitting(widths, shutil.get_terminal_size().columns)
+    style = style_for(sys.stdout)
+    lines = [
+        _GAP.join(_cut(cell, width).ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in [[title.upper() for title in titles], *shown]
+    ]
+    print(f"{style.dim}{lines[0]}{style.plain}", *lines[1:], sep="\n", flush=True)
+
+
+def _fitting(widths: Sequence[int], columns: int) -> list[int]:
+    """Return the widths with which a row fits, the widest reduced first, but none below `_LEAST_WIDTH`."""
+    room = columns - len(_GAP) * (len(widths) - 1)
+    fitting = [min(width, max(room, _LEAST_WIDTH)) for width in widths]
+    while sum(fitting) > room and max(fitting) > _LEAST_WIDTH:
+        fitting[fitting.index(max(fitting))] -= 1
+    return fitting
+
+
+def fit_columns(text: str) -> str:
+    """Return `text`, shortened to the width of the terminal if stdout is one."""
+    return _cut(text, shutil.get_terminal_size().columns) if sys.stdout.isatty() else text
+
+
+def _cut(cell: str, width: int) -> str:
+    return cell if len(cell) <= width else cell[: width - 1] + "…"
 
 
 def say_tree(node: TreeNode) -> None:
@@ -98,10 +147,11 @@ def say_tree(node: TreeNode) -> None:
         parts = [
             node.state,
             f"pid {node.pid}" if node.pid is not None else "",
+            counted(node.processes, "process") if node.processes > 1 else "",
             f"{node.age_s:.1f} s" if node.age_s else "",
         ]
-        text = Text(f"{node.kind} ")
-        text.append(_clean(node.name), style="bold")
+        text = Text("program " if node.kind == "process" else f"{node.kind} ")
+        text.append(clean(node.name), style="bold")
         return text.append("  " + "  ".join(part for part in parts if part), style="dim")
 
     def grow(branch: Tree, node: TreeNode) -> None:
@@ -110,26 +160,10 @@ def say_tree(node: TreeNode) -> None:
 
     root = Tree(label(node))
     grow(root, node)
-    console = Console() if sys.stdout.isatty() else Console(width=200)
+    console = Console(
+        width=None if sys.stdout.isatty() else 200, color_system="auto" if style_for(sys.stdout).bold else None
+    )
     console.print(root)
-
-
-def say_receipt(receipt: StopReceipt) -> None:
-    """Print a stop's receipt in a few lines."""
-    say(f"{receipt.outcome} after {receipt.elapsed_s * 1000:.0f} ms: {ended(receipt)}")
-    if receipt.forced:
-        say(f"forced: {', '.join(map(_clean, receipt.forced))}")
-    for left in receipt.abandoned:
-        say(f"abandoned: {left.kind} {_clean(left.name)}; its output no longer counts")
-    if receipt.survivors:
-        say(f"not proven dead: pid {', '.join(map(str, receipt.survivors))}")
-
-
-def ended(receipt: StopReceipt) -> str:
-    """Return a text with the numbers of tasks, threads and processes that a stop ended."""
-    stopped = receipt.stopped
-    counts = ((stopped.tasks, "task"), (stopped.threads, "thread"), (stopped.processes, "process"))
-    return ", ".join(counted(count, name) for count, name in counts if count) or "nothing was running"
 
 
 def counted(count: int, name: str) -> str:
@@ -138,7 +172,7 @@ def counted(count: int, name: str) -> str:
 
 
 def age(at: float) -> str:
-    """Return in short form how long ago the time `at` was."""
+    """Return how long ago the time `at` was, in short form, such as ``5 min ago``."""
     seconds = max(0.0, system_clock.now() - at)
     for size, unit in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):
         if seconds >= size:
@@ -151,6 +185,6 @@ def clock_time(at: float) -> str:
     return datetime.fromtimestamp(at).astimezone().strftime("%H:%M:%S")
 
 
-def _clean(text: str) -> str:
+def clean(text: str) -> str:
     """Replace control characters, so that text from agents and users cannot control the terminal."""
     return "".join(character if character.isprintable() else "·" for character in text)

@@ -9,11 +9,11 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import typer
 
+from holdfast.cli.command_group import RefusingGroup
 from holdfast.cli.exit_codes import Exit
 from holdfast.cli.options import Json, Key, Session, Url, User, seconds
 from holdfast.cli.output import note, say, say_json, say_table
-from holdfast.cli.renamed_commands import RefusingGroup
-from holdfast.cli.send import content_of
+from holdfast.cli.send import WRITE_TEXT, content_of
 from holdfast.cli.target import Target, run_with_client
 
 if TYPE_CHECKING:
@@ -51,7 +51,10 @@ def add(
     agent: Annotated[str | None, typer.Option("--agent", help="Agent that answers.")] = None,
     overlap: Annotated[str, typer.Option("--overlap", help="Policy if a run is active, as for send.")] = "queue",
     miss: Annotated[
-        str, typer.Option("--miss", help="Handle missed ticks: skip, delay (one for all) or burst (each).")
+        str,
+        typer.Option(
+            "--miss", help="After missed ticks: skip them, delay (fire once, late) or burst (fire up to 100)."
+        ),
     ] = "skip",
     initial_delay: Annotated[
         float | None, typer.Option("--initial-delay", parser=seconds, help="Delay before the first tick, in seconds.")
@@ -65,9 +68,9 @@ def add(
     user: User = None,
     json: Json = False,
 ) -> Exit:
-    """Send a message on a schedule: --every or --cron."""
+    """Create a schedule that sends a message, with --every or --cron."""
     target = Target(url=url, key=key, user=user, as_json=json)
-    content = content_of(text)
+    content = content_of(text, binary_hint=WRITE_TEXT)
 
     async def work(client: Client) -> None:
         schedule = await client.schedule(
@@ -103,7 +106,7 @@ def list_schedules(
     user: User = None,
     json: Json = False,
 ) -> Exit:
-    """List schedules with their next tick and the outcome of earlier ones."""
+    """List schedules with their next tick, counts of earlier ticks, and last outcome."""
     target = Target(url=url, key=key, user=user, as_json=json)
 
     async def work(client: Client) -> None:
@@ -153,7 +156,7 @@ def resume(schedule_id: ScheduleId, url: Url = None, key: Key = None, user: User
 
 @app.command("run")
 def run_now(schedule_id: ScheduleId, url: Url = None, key: Key = None, user: User = None, json: Json = False) -> Exit:
-    """Send a schedule's message now; its ticks stay unchanged."""
+    """Send a schedule's message now, without changing its ticks."""
     target = Target(url=url, key=key, user=user, as_json=json)
 
     async def work(client: Client) -> None:

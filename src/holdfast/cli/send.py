@@ -5,34 +5,81 @@ from __future__ import annotations
 import asyncio
 import mimetypes
 import os
+import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from holdfast.cli.exit_codes import Exit
-from holdfast.cli.options import Json, Key, Session, Url, User, Wait
-from holdfast.cli.output import note, say, say_json
-from holdfast.cli.target import Target, run_with_client
+from holdfast.cli.options import Files, Json, Key, Session, Url, User, Wait
+from holdfast.cli.output import note, say, say_failure, say_json
+from holdfast.cli.target import Target, absorb_ctrl_c, end_typed_line, run_with_client
 from holdfast.errors import ConfigurationError, WaitExpired
 
 if TYPE_CHECKING:
     from holdfast.client import Client, RemoteSession
     from holdfast.protocol.messages import Attachment, Policy, Receipt, Settlement
 
-__all__ = ["attach", "content_of", "finish", "read", "send"]
+__all__ = ["ATTACH_IT", "WRITE_TEXT", "attach", "content_of", "finish", "message_text", "read", "say_outcome", "send"]
 
+ATTACH_IT = "attach it: --attach FILE"
+WRITE_TEXT = "write UTF-8 text to stdin, or pass it as an argument"
 _PROGRESS_AFTER_S = 2.0
 
 
-def content_of(text: str | None) -> str:
-    """Return `text`, or read stdin if `text` is ``-`` or None; on a terminal, explain how to end the input."""
-    if text is not None and text != "-":
-        return text
-    if sys.stdin.isatty():
-        note("type the message, then press Ctrl-D on an empty line")
-    return sys.stdin.read()
+def content_of(text: str | None, *, binary_hint: str = ATTACH_IT) -> str:
+    """Return `text`, or read stdin if `text` is ``-`` or None; on a terminal, explain how to end the input.
+
+    Parameters:
+        text: the text, ``-`` or None.
+        binary_hint: what to do with bytes that are not text.
+
+    Raises:
+        ConfigurationError: if the text is not UTF-8.
+    """
+    if text is None or text == "-":
+        try:
+            if sys.stdin.isatty():
+                note("type the message, then press Ctrl-D on an empty line")
+            text = _read_stdin(binary_hint)
+        except KeyboardInterrupt:
+            end_typed_line()
+            note("nothing was sent")
+            raise typer.Exit(Exit.INTERRUPTED) from None
+    try:
+        text.encode()  # bytes that are not UTF-8 are lone surrogates in an argument
+    except UnicodeEncodeError:
+        raise _not_text(binary_hint) from None
+    return text
+
+
+def _read_stdin(binary_hint: str) -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError:
+        raise _not_text(binary_hint) from None
+
+
+def _not_text(hint: str) -> ConfigurationError:
+    return ConfigurationError("the message is not UTF-8 text", hint=hint)
+
+
+def message_text(text: str | None, files: Sequence[str] | None, *, binary_hint: str = ATTACH_IT) -> str:
+    """Return the text of a message as `content_of` does.
+
+    Raises:
+        ConfigurationError: if the text is not UTF-8, or if it is blank and `files` is empty.
+    """
+    content = content_of(text, binary_hint=binary_hint)
+    if not content.strip() and not files:
+        raise ConfigurationError(
+            "no message on stdin" if text in (None, "-") else "the message is empty",
+            hint="pass the text as an argument, or write it to stdin",
+        )
+    return content
 
 
 def send(
@@ -46,21 +93,17 @@ def send(
     idempotency_key: Annotated[
         str | None, typer.Option("--idempotency-key", help="Accept a message with this idempotency key only once.")
     ] = None,
-    files: Annotated[
-        list[str] | None, typer.Option("--attach", "-f", metavar="FILE", help="Attach a file (repeatable).")
-    ] = None,
+    files: Files = None,
     url: Url = None,
     key: Key = None,
     user: User = None,
     json: Json = False,
 ) -> Exit:
-    """Send a message and print its receipt, or its answer with --wait."""
-    target = Target(url=url, key=key, user=user, as_json=json)
-    content = content_of(text)
+    """Send a message and print its receipt. With --wait, wait for the answer and print it instead."""
+    target = Target(url=url, key=key, user=user, session=session, as_json=json)
+    content = message_text(text, files)
 
     async def work(client: Client) -> Exit:
-        if text in (None, "-") and not content and not files:
-            raise ConfigurationError("no message on stdin", hint="pass it as an argument, or write it to stdin")
         remote = client.session(session)
         attached = [await attach(remote, file) for file in files or ()]
         receipt = await remote.send(
@@ -76,7 +119,7 @@ def send(
 
 
 async def attach(remote: RemoteSession, file: str) -> Attachment:
-    """Upload a file with the media type that its name implies. Raises `ConfigurationError` if it is not readable."""
+    """Upload a file, guessing the media type from its name. Raises `ConfigurationError` if the file is unreadable."""
     media_type = mimetypes.guess_type(file)[0] or "application/octet-stream"
     return await remote.attach(read(file), media_type=media_type, name=os.path.basename(file))
 
@@ -103,7 +146,16 @@ async def finish(remote: RemoteSession, receipt: Receipt, wait_s: float | None, 
     except WaitExpired:
         _say_receipt(receipt, as_json=as_json)
         raise
-    return _say_settlement(settlement, as_json=as_json)
+    except asyncio.CancelledError:
+        absorb_ctrl_c()
+        key = shlex.quote(remote.key)
+        note(f"stopped waiting; the run continues: holdfast tail -s {key}  (stop it: holdfast interrupt -s {key})")
+        return Exit.INTERRUPTED
+    if as_json:
+        say_json(settlement)
+    elif settlement.text:
+        say(settlement.text.removesuffix("\n"))
+    return say_outcome(settlement, remote.key, as_json=as_json)
 
 
 async def _settled(remote: RemoteSession, receipt: Receipt, wait_s: float) -> Settlement:
@@ -136,16 +188,21 @@ def _say_receipt(receipt: Receipt, *, as_json: bool) -> None:
         if receipt.run_id:
             say(f"  run     {receipt.run_id}")
         say(f"  cursor  {receipt.cursor}")
+        say(f"  follow  holdfast tail -s {shlex.quote(receipt.session)}")
 
 
-def _say_settlement(settlement: Settlement, *, as_json: bool) -> Exit:
-    if as_json:
-        say_json(settlement)
-    else:
-        if settlement.text:
-            say(settlement.text.removesuffix("\n"))
-        if settlement.state != "completed":
-            cause = settlement.cause
-            why = f"{cause.kind}{f': {cause.reason}' if cause.reason else ''}" if cause else settlement.error or ""
-            note(f"holdfast: {settlement.state}{f' ({why})' if why else ''}")
+def say_outcome(settlement: Settlement, session: str, *, as_json: bool) -> Exit:
+    """Return the exit code of a settled message; print on stderr why it was not completed, unless as JSON.
+
+    Parameters:
+        settlement: how the message was settled.
+        session: key of its session.
+        as_json: whether the outcome is printed as JSON.
+    """
+    if settlement.state != "completed" and not as_json:
+        cause = settlement.cause
+        why = f"{cause.kind}{f': {cause.reason}' if cause.reason else ''}" if cause else settlement.error or ""
+        say_failure(f"{settlement.state}{f' ({why})' if why else ''}")
+        if cause is not None and cause.kind == "crash":
+            note(f"  run it again: holdfast retry -s {shlex.quote(session)}")
     return {"completed": Exit.OK, "failed": Exit.FAILED}.get(settlement.state, Exit.INTERRUPTED)

@@ -3,35 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import logging
 import os
 import shlex
-import shutil
+import signal
 import socket
 import sys
-import sysconfig
 import threading
-import traceback
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from holdfast.allocator import return_large_blocks
+from holdfast.cli.agent_spec import find_agent, log_import_failure
 from holdfast.cli.approval_terminal import ApprovalTerminal, has_terminal
+from holdfast.cli.event_loop import run_on_loop
 from holdfast.cli.exit_codes import Exit, exit_of
 from holdfast.cli.options import Grace, Json, Store
 from holdfast.cli.output import counted, note, say, say_error, say_json
+from holdfast.cli.own_command import own_command
+from holdfast.cli.reload import RESTART, ReloadedBy, serve_reloading
+from holdfast.cli.run_lines import RunLines, TerminalFormatter
 from holdfast.cli.secret_input import show_on_terminal
+from holdfast.clock import system_clock
 from holdfast.errors import ConfigurationError, HoldfastError
-from holdfast.logs import configure_logging, install_hooks, log_failure, one_line
+from holdfast.logs import configure_logging, flush_logs, install_hooks
 from holdfast.runtime import Interrupt
 from holdfast.settings import Settings, data_folder, default_store, load_settings
 from holdfast.undumpable import make_undumpable
+from holdfast.user_code import nearest
 
 if TYPE_CHECKING:
     from holdfast.agents import Agent
@@ -39,12 +42,14 @@ if TYPE_CHECKING:
     from holdfast.server import Running
     from holdfast.tools.mcp.server import McpServer
 
-__all__ = ["AssistantFlags", "load_agent", "run_server", "serve"]
+__all__ = ["AssistantFlags", "run_server", "serve"]
 
-_log = logging.getLogger("holdfast.cli")
+T = TypeVar("T")
 
+_DISPLAYS = ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY")
+_NAMED = 5
 EXIT_S = 5.0
-"""Time in seconds that exit handlers of libraries may take after the host has ended."""
+"""Maximum time that exit handlers of libraries may take after the host has closed, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +88,9 @@ def _mcp_server(spec: str, *, approval: bool) -> McpServer:
 
     name, _, where = spec.partition("=")
     if not name or not where:
-        raise ConfigurationError(f"--mcp {spec!r} is not NAME=COMMAND or NAME=URL", hint="--mcp files='npx -y server'")
+        raise ConfigurationError(
+            f"--mcp {spec!r} is not NAME=COMMAND or NAME=URL", hint="use a value such as --mcp files='npx -y server'"
+        )
     if where.startswith(("http://", "https://")):
         return McpServer(name, url=where, approval=approval)
     return McpServer(name, command=shlex.split(where), approval=approval)
@@ -93,8 +100,8 @@ def serve(
     agents: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[MODULE:AGENT]...",
-            help="Agents to serve; the first is the default. Without any: the setting `agent`, or the demo.",
+            metavar="[FILE|MODULE[:AGENT]]...",
+            help="Agents to serve, such as hello.py; the first is the default. If omitted: the setting `agent`.",
         ),
     ] = None,
     model: Annotated[
@@ -124,12 +131,22 @@ def serve(
     drain: Annotated[
         float | None, typer.Option("--drain-timeout", help="Time for runs to finish at shutdown, in seconds.")
     ] = None,
+    reload: Annotated[
+        bool,
+        typer.Option("--reload", help="Restart when a Python file here changes; runs then have 1 s to finish."),
+    ] = False,
+    open_page: Annotated[bool, typer.Option("--open", help="Open the page of active runs in a browser.")] = False,
     log_level: Annotated[
         str | None, typer.Option("--log-level", help="Log level: debug, info, warning or error.")
+    ] = None,
+    reloaded: Annotated[
+        ReloadedBy | None, typer.Option("--reloaded", parser=ReloadedBy.parse, hidden=True)  # from --reload itself
     ] = None,
     json: Json = False,
 ) -> Exit:
     """Start a server. Settings can also come from holdfast.toml or HOLDFAST_<NAME>."""
+    if reload:
+        sys.exit(serve_reloading([argument for argument in sys.argv[1:] if argument != "--reload"]))
     chosen = None
     if model is not None:
         chosen = AssistantFlags(
@@ -145,20 +162,28 @@ def serve(
         "drain_timeout_s": drain,
         "log_level": log_level,
     }
-    return run_server(agents or [], flags, as_json=json, chosen=chosen)
+    return run_server(agents or [], flags, as_json=json, chosen=chosen, open_page=open_page, reloaded=reloaded)
 
 
 def run_server(
-    specs: Sequence[str], flags: Mapping[str, object], *, as_json: bool, chosen: AssistantFlags | None = None
+    specs: Sequence[str],
+    flags: Mapping[str, object],
+    *,
+    as_json: bool,
+    chosen: AssistantFlags | None = None,
+    open_page: bool = False,
+    reloaded: ReloadedBy | None = None,
 ) -> Exit:
     """Run a server until a signal ends it.
 
     Parameters:
-        specs: agents to serve, each as ``module:name``; empty means only the assistant, or the agent of the settings
-            if no assistant is chosen.
-        flags: settings from the command line by name; the value None means that the option was not given.
+        specs: agents to serve, as for `find_agent`; if empty, only the assistant is served, or, without an
+            assistant, the agent that the settings name.
+        flags: settings from the command line, by name; None stands for an option that was not given.
         as_json: whether to print status changes as JSON lines.
         chosen: options of an assistant to serve as the default agent; None serves no assistant.
+        open_page: whether to open the page of the server in a browser.
+        reloaded: the reloader that started this process, if any.
     """
     from holdfast.host import Host
     from holdfast.server import bind, raise_descriptor_limit
@@ -166,27 +191,31 @@ def run_server(
     try:
         settings = load_settings(flags)
         configure_logging(settings.log_level)
+        if sys.stderr.isatty() and not as_json:
+            for handler in logging.getLogger().handlers:
+                handler.setFormatter(TerminalFormatter(sys.stderr))
         install_hooks()
         if not settings.debuggers:
             make_undumpable()
         if settings.store == default_store() != f"sqlite:///{data_folder() / 'holdfast.db'}":
             note(f"the store is still {settings.store}: stop the server and move it with 'holdfast store move'")
         agents = [] if chosen is None else [chosen.agent()]
-        agents += [load_agent(spec) for spec in (specs or ([] if agents else [settings.agent]))]
+        agents += [find_agent(spec) for spec in (specs or ([] if agents else [settings.agent]))]
         raise_descriptor_limit()
         return_large_blocks()
         host = Host(agents=agents, settings=settings)
         with bind(settings) as listener:
-            report = _run(_serve(host, listener, settings, as_json=as_json))
+            report, is_silent = _run(
+                lambda: _serve(host, listener, settings, as_json=as_json, open_page=open_page, reloaded=reloaded)
+            )
     except HoldfastError as error:
-        if isinstance(error.__cause__, (Exception, SystemExit)) and isinstance(error, ConfigurationError):
-            log_failure(_log, "the server failed to start", error.__cause__)
-            for handler in logging.getLogger().handlers:
-                handler.flush()  # the error itself comes last on stderr
+        log_import_failure(error)
         say_error(error, as_json=as_json)
         return exit_of(error)
+    flush_logs()  # the report comes last
     try:
-        _say_report(report, as_json=as_json)
+        if not is_silent:
+            _say_report(report, as_json=as_json)
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the output is closed; the flush at exit must not fail again
     code = Exit.FAILED if report.orphans else Exit.OK
@@ -205,80 +234,35 @@ def _bound_the_exit(code: Exit) -> None:
     threading.Thread(target=end, name="holdfast-exit", daemon=True).start()
 
 
-def load_agent(spec: str) -> Agent:
-    """Import and return the agent that ``module:name`` names; the current folder is searched as well.
-
-    Raises:
-        ConfigurationError: if the module or the name does not exist, the import fails, or the object is not an agent.
-    """
-    from holdfast.agents import as_agent
-
-    module_name, _, name = spec.partition(":")
-    if not module_name or not name:
-        raise ConfigurationError(f"{spec!r} does not name an agent", hint="use module:name, such as hello:agent")
-    if (folder := os.getcwd()) not in sys.path:
-        sys.path.insert(0, folder)
-    try:
-        found = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise ConfigurationError(
-                f"cannot import {module_name}: {_where(error)}{one_line(error)}", hint="install the missing package"
-            ) from error
-        raise ConfigurationError(
-            f"no module named {module_name!r}", hint="run it in the folder of the module, or install it"
-        ) from None
-    except (Exception, SystemExit) as error:
-        raise ConfigurationError(
-            f"cannot import {module_name}: {_where(error)}{one_line(error)}", hint="fix that module"
-        ) from error
-    for part in name.split("."):
-        if not hasattr(found, part):
-            raise ConfigurationError(
-                f"{module_name} has no {name!r}", hint=f"it defines: {', '.join(_public(found)) or 'nothing public'}"
-            )
-        found = getattr(found, part)
-    return as_agent(found)
-
-
-def _where(error: BaseException) -> str:
-    """Return the file and line where an import failed, preferably in the user's own code."""
-    if isinstance(error, SyntaxError) and error.filename:
-        return f"{_nearest(Path(error.filename))}, line {error.lineno}: "
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith("<frozen") and frame.filename not in (__file__, importlib.__file__)
-    ]
-    ours = [frame for frame in frames if not _is_installed(frame.filename)] or frames
-    return f"{_nearest(Path(ours[-1].filename))}, line {ours[-1].lineno}: " if ours else ""
-
-
-def _is_installed(file: str) -> bool:
-    """Return whether a file belongs to Python or to an installed package rather than to the user's code."""
-    return any(Path(file).is_relative_to(folder) for folder in {*sysconfig.get_paths().values()})
-
-
-def _public(thing: object) -> list[str]:
-    return [name for name in vars(thing) if not name.startswith("_")][:20]
-
-
-def _run(work: Coroutine[Any, Any, DrainReport]) -> DrainReport:
+def _run(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     factory = None
     if sys.platform == "linux":
         import uvloop
 
         factory = uvloop.new_event_loop
-    with asyncio.Runner(loop_factory=factory) as runner:
-        return runner.run(work)
+    return run_on_loop(work, loop_factory=factory)
 
 
-async def _serve(host: Host, listener: socket.socket, settings: Settings, *, as_json: bool) -> DrainReport:
+async def _serve(
+    host: Host,
+    listener: socket.socket,
+    settings: Settings,
+    *,
+    as_json: bool,
+    open_page: bool,
+    reloaded: ReloadedBy | None,
+) -> tuple[DrainReport, bool]:
+    """Serve until a signal arrives; return the report of the drain, and whether it is to be kept from the operator."""
     from holdfast.server import serve as serving
 
+    is_silent = False
     terminals: list[ApprovalTerminal] = []
+    lines = RunLines(asyncio.get_running_loop(), note)
+    if not as_json and logging.getLogger("holdfast").isEnabledFor(logging.INFO):
+        host.watch_runs(lines)
 
     def ready(running: Running) -> None:
+        lines.is_serving = True
         with suppress(OSError):  # the output is closed; keep serving
             if as_json:
                 say_json(
@@ -287,14 +271,23 @@ async def _serve(host: Host, listener: socket.socket, settings: Settings, *, as_
                         "url": running.url,
                         "pid": os.getpid(),
                         "agents": sorted(host.agents),
+                        "default_agent": host.default_agent,
                         "store": settings.store,
                         "keys_required": running.keys_required,
                         "token_file": None if running.token_file is None else str(running.token_file),
                         "recovered": host.recovered,
                     }
                 )
+            elif reloaded is not None and reloaded.change:
+                _say_reloaded(running, reloaded)
             else:
                 _say_ready(running, settings)
+            if reloaded is not None and not as_json:
+                running.host.loop.add_signal_handler(RESTART, restart)
+            if open_page:
+                threading.Thread(
+                    target=_open_page, args=(f"{running.url}/",), name="holdfast-page", daemon=True
+                ).start()
             if running.app.context.approval_key_required:
                 offer_approvals(running)
 
@@ -309,7 +302,15 @@ async def _serve(host: Host, listener: socket.socket, settings: Settings, *, as_
             note("no way to approve calls: the server has no terminal and no approval key")
             note("  stop the server, create a key with 'holdfast keys create PRINCIPAL --approve', and restart it")
 
+    def restart() -> None:
+        nonlocal is_silent
+        is_silent = not host.live and not any(live.background for live in host.actors.values())
+        signal.raise_signal(signal.SIGTERM)
+
     def at_step(text: str) -> None:
+        lines.is_serving = False
+        if is_silent:
+            return
         with suppress(OSError):
             if as_json:
                 say_json({"event": "stopping", "text": text})
@@ -317,10 +318,12 @@ async def _serve(host: Host, listener: socket.socket, settings: Settings, *, as_
                 note(text)
 
     try:
-        return await serving(host, listener, ready=ready, note=at_step)
+        report = await serving(host, listener, ready=ready, note=at_step)
+        return report, is_silent and not report.orphans
     finally:
         for terminal in terminals:
             terminal.close()
+        lines.close()
 
 
 def _say_ready(running: Running, settings: Settings) -> None:
@@ -329,14 +332,15 @@ def _say_ready(running: Running, settings: Settings) -> None:
 
     host = running.host
     curl, python = paste_lines(running.url, with_key=running.keys_required)
-    names = ", ".join(sorted(host.agents))
+    others = sorted(host.agents.keys() - {host.default_agent})
+    names = ", ".join((f"{host.default_agent} (default)" if others else host.default_agent, *others))
     say(f"Holdfast {__version__} answers on {running.url} (pid {os.getpid()})")
     say(f"  agents  {names}")
     kept = " (data is lost at exit)" if settings.store == "memory://" else ""
     say(f"  store   {settings.store}{kept}")
     if running.token_file is not None:
         say("  keys    local token required, because agents act on this machine; commands in this folder find it")
-        say(f"          export HOLDFAST_KEY=$(cat {shlex.quote(_nearest(running.token_file))})")
+        say(f"          export HOLDFAST_KEY=$(cat {shlex.quote(nearest(running.token_file))})")
     else:
         keys = (
             "required for every request"
@@ -349,9 +353,14 @@ def _say_ready(running: Running, settings: Settings) -> None:
     say()
     say("Try it from another terminal:")
     say()
-    say(f"{_command()} chat" if settings.port == Settings().port else f"{_command()} chat --url {running.url}")
+    for line in _first_steps(running, settings):
+        say(line)
+    say()
+    say("With curl:")
     say()
     say(curl)
+    say()
+    say("From Python:")
     say()
     say(python)
     say()
@@ -360,46 +369,89 @@ def _say_ready(running: Running, settings: Settings) -> None:
         say(f"Open {running.url}/ in a browser to see active runs: any user name, and {secret} as the password.")
     else:
         say(f"Open {running.url}/ in a browser to see active runs.")
-    say("Press Ctrl-C to drain and shut down; press it twice to exit immediately.")
+    say("Press Ctrl-C to shut down; press it twice to quit at once.")
 
 
-def _nearest(path: Path) -> str:
-    """Return the shorter of a file's relative and absolute paths."""
-    return min(os.path.relpath(path), str(path), key=len)
+def _say_reloaded(running: Running, reloaded: ReloadedBy) -> None:
+    """Print what is new after a restart: the rest of the banner is on the terminal already."""
+    host = running.host
+    took_s = system_clock.monotonic() - reloaded.began_at
+    names = ", ".join((host.default_agent, *sorted(host.agents.keys() - {host.default_agent})))
+    answers = f"{names} answers on {running.url} (pid {os.getpid()})"
+    say(f"reloaded in {took_s:.1f} s: {reloaded.change}; {answers}")
+    for line in _recovered(host.recovered):
+        say(f"  {line}")
 
 
-def _command() -> str:
-    """Return the text to type to run this command: its name if the name is in PATH, or else its path."""
-    here = os.path.abspath(sys.argv[0])
-    found = shutil.which("holdfast")
-    return "holdfast" if found is not None and os.path.samefile(found, here) else _nearest(Path(here))
+def _open_page(url: str) -> None:
+    """Open a page in the user's graphical browser, or print its address if that fails."""
+    import webbrowser
+
+    graphical = sys.platform != "linux" or any(os.environ.get(name) for name in _DISPLAYS)
+    try:
+        opened = graphical and webbrowser.open(url)
+    except (webbrowser.Error, OSError):
+        opened = False
+    if not opened:
+        note(f"found no browser to open; open {url} yourself")
+
+
+def _first_steps(running: Running, settings: Settings) -> list[str]:
+    """Return commands to type next: three things to try with the demo, or how to talk to an agent of one's own."""
+    where = "" if settings.port == Settings().port else f" --url {running.url}"
+    chat, ask, interrupt = (f"{own_command()} {name}{where}" for name in ("chat", "ask", "interrupt"))
+    if running.host.default_agent != "demo":
+        return [chat, f'{ask} "hello"']
+    return [
+        f"1. Talk to it:   {chat}",
+        "                 (type help, or steps 20; Ctrl-C interrupts the run)",
+        f'2. Stop it:      {ask} "tree"',
+        f"                 and from one more terminal: {interrupt}",
+        f"3. Kill it:      kill -9 {os.getpid()}",
+        "                 while it works, then start it again: the run continues",
+    ]
 
 
 def _recovered(recovery: Recovery) -> list[str]:
     """Return lines that describe the result of the recovery after a crash."""
     lines = []
     if recovery.restarted:
-        names = ", ".join(recovery.restarted[:5])
+        names = _named(recovery.restarted_in, len(recovery.restarted))
         lines.append(f"recovered: {counted(len(recovery.restarted), 'run')} resumed: {names}")
     if recovery.interrupted:
-        names = ", ".join(recovery.interrupted[:5])
+        names = _named(recovery.interrupted_in, len(recovery.interrupted))
         lines.append(f"recovered: {counted(len(recovery.interrupted), 'run')} interrupted: {names}")
+        mine = [label for label in recovery.interrupted_in if "/" not in label]
+        key = shlex.quote(mine[0]) if mine else "SESSION --user OWNER"
+        lines.append(f"           to run the messages again: {own_command()} retry -s {key}")
     if recovery.waiting:
-        lines.append(f"recovered: {counted(recovery.waiting, 'message')} queued to run now")
+        names = _named(recovery.waiting_in, recovery.waiting)
+        lines.append(f"recovered: messages queued in {counted(recovery.waiting, 'session')}: {names}")
     return lines
+
+
+def _named(sessions: Sequence[str], count: int) -> str:
+    """Return the first sessions of `count`, and how many more there are."""
+    shown = sessions[:_NAMED]
+    more = f", … and {count - len(shown)} more" if count > len(shown) else ""
+    return f"{', '.join(shown)}{more}"
 
 
 def _say_report(report: DrainReport, *, as_json: bool) -> None:
     if as_json:
         say_json({"event": "stopped", "report": report})
         return
-    parts = [f"{counted(report.finished, 'run')} finished"]
+    parts = [f"{counted(report.finished, 'run')} finished"] if report.finished else []
     if report.suspended:
-        parts.append(f"{len(report.suspended)} to resume at the next start")
+        parts.append(f"{counted(len(report.suspended), 'run')} to resume at the next start")
     if report.interrupted:
-        parts.append(f"{len(report.interrupted)} interrupted")
+        parts.append(f"{counted(len(report.interrupted), 'run')} interrupted")
     if report.waiting:
         parts.append(f"messages queued in {counted(report.waiting, 'session')}")
-    note(f"shut down after {report.elapsed_s:.1f} s: {', '.join(parts)}")
+    after = f"Stopped after {report.elapsed_s:.1f} s"
+    idle = "." if report.ended_background else "; nothing was running."
+    note(f"{after}: {', '.join(parts)}" if parts else f"{after}{idle}")
+    for work in report.ended_background:
+        note(f"  ended background work: {work}")
     for orphan in report.orphans:
         note(f"  still running: {orphan}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from holdfast.cli.command_group import RefusingGroup
 from holdfast.cli.exit_codes import Exit, exit_of
 from holdfast.cli.options import Json
 from holdfast.cli.output import note, say, say_error, say_json
@@ -12,7 +13,13 @@ from holdfast.settings import data_folder, names_store
 
 __all__ = ["app", "move"]
 
-app = typer.Typer(help="Manage the store file.", no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+app = typer.Typer(
+    cls=RefusingGroup,
+    help="Manage the store file.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
 
 
 @app.command("move")

@@ -1,12 +1,14 @@
-"""``holdfast storm``: load with double texts, interrupts, disconnects and kills, and a verdict on each promise."""
+"""``holdfast storm``: load a host with messages, interrupts, disconnects and kills, and judge each promise."""
 
 from __future__ import annotations
 
 import asyncio
 import shutil
+import signal
 import sys
 import tempfile
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,6 +32,11 @@ __all__ = ["Storm", "run_storm", "storm"]
 _PROGRESS_S = 1.0
 _SHOWN = 3
 _NEMESIS_SESSIONS = 12
+_FAILPOINT_S = 1.0
+_EMBEDDED_EXTRA_S = 25.0
+_KILLS_EXTRA_S = 15.0
+_REMOTE_EXTRA_S = 5.0
+"""For the estimate: the time of one failpoint, and of everything besides the load and the random kills."""
 
 
 class Storm(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,19 +45,18 @@ class Storm(msgspec.Struct, frozen=True, kw_only=True):
     Parameters:
         sessions: number of sessions.
         seconds: duration of the storm, in seconds.
-        kill_every_s: interval in seconds at which to kill a server process that the storm starts; None kills none.
-        url: URL of an existing server to test; None means that the storm runs its own host.
+        kill_every_s: interval at which to kill the server that the storm starts, in seconds; None starts no server.
+        url: URL of an existing server to test; None means that the storm starts its own host or server.
         key: API key for the server at `url`.
-        say: start of each message to the agent, with `url` or `agents`.
+        say: text that each message to the agent begins with; used only with `url` or `agents`.
         seed: random seed; None chooses a new seed.
         rate: actions per second; None means a rate that suits a small machine.
-        history: path of the file to write the history to.
-        hostile: whether to add a hostile principal, which requires a server that the storm starts.
+        history: path of the file to write the history to; with `nemesis`, path of a folder.
+        hostile: whether to add a hostile principal; not possible with `url`, `check` or `nemesis`.
         check: path of a saved history to judge; if given, no storm is run.
         nemesis: faults to inject into servers that the storm starts; None injects no faults.
-        agents: agents that servers serve with `nemesis`, each as ``module:name``; empty means the storm's agent.
+        agents: agents to serve with `nemesis`, each as ``module:name``; if empty, the storm's own agents are served.
         connections: number of connections to open and drop with `nemesis`.
-        write_docs: whether to write the docs page with `nemesis`.
         as_json: whether to print the figures as one JSON value.
     """
 
@@ -68,7 +74,6 @@ class Storm(msgspec.Struct, frozen=True, kw_only=True):
     nemesis: str | None = None
     agents: tuple[str, ...] = ()
     connections: int = 10_000
-    write_docs: bool = False
     as_json: bool = False
 
 
@@ -84,14 +89,14 @@ def storm(
     url: Annotated[str | None, typer.Option("--url", help="Target this server instead of an embedded host.")] = None,
     key: Key = None,
     say: Annotated[
-        str, typer.Option("--say", help="With --url or --agent: start of each message to the agent.")
+        str, typer.Option("--say", help="With --url or --agent: text that each message begins with.")
     ] = "stream 10",
     nemesis: Annotated[
         str | None,
         typer.Option(
             "--nemesis",
             metavar="all|FAULT,...",
-            help="Inject faults into servers that it starts: kill, disk-full, disk-slow, read-only, clock, signals, "
+            help="Start servers and inject faults into them: kill, disk-full, disk-slow, read-only, clock, signals, "
             "readers, connections.",
         ),
     ] = None,
@@ -100,12 +105,8 @@ def storm(
         typer.Option("--agent", metavar="MODULE:NAME", help="With --nemesis: test your own agent (repeatable)."),
     ] = None,
     connections: Annotated[
-        int, typer.Option("--connections", help="With --nemesis: number to open and drop.", min=1, max=1_000_000)
+        int, typer.Option("--connections", help="With --nemesis: connections to open and drop.", min=1, max=1_000_000)
     ] = 10_000,
-    write_docs: Annotated[
-        bool,
-        typer.Option("--write-docs", help="With --nemesis: write docs/measured/nemesis.md (run in the source tree)."),
-    ] = False,
     hostile: Annotated[
         bool,
         typer.Option("--hostile", help="Add a hostile user who floods, does not read, and streams with revoked keys."),
@@ -115,12 +116,12 @@ def storm(
         float | None, typer.Option("--rate", help="Actions per second across all sessions.", min=0.1)
     ] = None,
     history: Annotated[
-        str | None, typer.Option("--history", help="Save the history to this file; with --nemesis, a folder.")
+        str | None, typer.Option("--history", help="File to save the history to; with --nemesis, a folder.")
     ] = None,
-    check: Annotated[str | None, typer.Option("--check", help="Only check this saved history again.")] = None,
+    check: Annotated[str | None, typer.Option("--check", help="Judge this saved history; run no storm.")] = None,
     json: Json = False,
 ) -> Exit:
-    """Test the promises under load: double texts, interrupts, disconnects, kills. Exit 1 if one is broken."""
+    """Test the promises under load, interrupts and kills. Exit 1 if one is broken."""
     return run_storm(
         Storm(
             sessions=sessions,
@@ -137,7 +138,6 @@ def storm(
             nemesis=nemesis,
             agents=tuple(agents or ()),
             connections=connections,
-            write_docs=write_docs,
             as_json=json,
         )
     )
@@ -152,9 +152,10 @@ def run_storm(asked: Storm) -> Exit:
     seed = int(ids.node_id()[-7:], 16) if asked.seed is None else asked.seed
     try:
         _check(asked)
-        if asked.nemesis is not None:
-            return _run_nemesis(asked, asked.nemesis, seed)
-        report = _judged(_read(asked.check)) if asked.check is not None else _stormed(asked, seed)
+        with _sigterm_interrupts():
+            if asked.nemesis is not None:
+                return _run_nemesis(asked, asked.nemesis, seed)
+            report = _judged(_read(asked.check)) if asked.check is not None else _stormed(asked, seed)
     except HoldfastError as error:
         say_error(error, as_json=asked.as_json)
         return exit_of(error)
@@ -168,6 +169,16 @@ def run_storm(asked: Storm) -> Exit:
     return Exit.OK if report.passed else Exit.FAILED
 
 
+@contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    """Inside the block, treat SIGTERM as Ctrl-C, so that the storm ends its servers and removes its folder."""
+    before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def _stormed(asked: Storm, seed: int) -> Report:
     """Run the storm and return the report.
 
@@ -178,7 +189,7 @@ def _stormed(asked: Storm, seed: int) -> Report:
 
     if asked.history is not None:
         _touch(Path(asked.history))
-    note(f"storm: seed {seed}")
+    note(f"storm: seed {seed}; {_plan(asked)}")
     recorder = StormRecorder()
     folder = Path(tempfile.mkdtemp(prefix="holdfast-storm-"))
     keep = False
@@ -203,6 +214,22 @@ def _stormed(asked: Storm, seed: int) -> Report:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def _plan(asked: Storm) -> str:
+    """Return what the storm is going to do, and about how long that takes."""
+    if asked.url is not None:
+        return f"about {asked.seconds + _REMOTE_EXTRA_S:.0f} s: {asked.seconds:g} s of load, then the checks"
+    if asked.kill_every_s is None:
+        estimate_s = asked.seconds + _EMBEDDED_EXTRA_S
+        return f"about {estimate_s:.0f} s: {asked.seconds:g} s of load, then kills of a small server, then the checks"
+    from holdfast.proof.storm.killing import registered_failpoints
+
+    failpoints = len(registered_failpoints())
+    estimate_s = failpoints * _FAILPOINT_S + asked.seconds + _KILLS_EXTRA_S
+    return (
+        f"about {estimate_s:.0f} s: {failpoints} failpoints, then {asked.seconds:g} s of random kills, then the checks"
+    )
+
+
 def _touch(path: Path) -> None:
     """Check before a long run that a file is writable. Raises `ConfigurationError` if it is not."""
     try:
@@ -224,18 +251,18 @@ def _judged(records: Sequence[Record]) -> Report:
 
 def _check(asked: Storm) -> None:
     if asked.check is not None and (asked.kill_every_s is not None or asked.url is not None):
-        raise ConfigurationError("--check judges a saved history", hint="omit --url and --kill-every")
+        raise ConfigurationError("--check runs no storm: it judges a saved history", hint="omit --url and --kill-every")
     if asked.hostile and (asked.url is not None or asked.check is not None or asked.nemesis is not None):
         raise ConfigurationError(
-            "--hostile attacks a server of the storm's own", hint="omit --url, --check and --nemesis"
+            "--hostile attacks only a host or server that the storm starts", hint="omit --url, --check and --nemesis"
         )
     if asked.nemesis is not None and (asked.kill_every_s is not None or asked.url or asked.check is not None):
-        raise ConfigurationError("--nemesis starts servers of its own", hint="omit --url, --check and --kill-every")
-    if asked.nemesis is None and (asked.agents or asked.write_docs):
-        raise ConfigurationError("--agent and --write-docs require --nemesis", hint="add --nemesis all")
+        raise ConfigurationError("--nemesis starts its own servers", hint="omit --url, --check and --kill-every")
+    if asked.nemesis is None and asked.agents:
+        raise ConfigurationError("--agent requires --nemesis", hint="add --nemesis all")
     if asked.url is not None and asked.kill_every_s is not None:
         raise ConfigurationError(
-            "--kill-every kills a server of the storm's own, not the one at --url", hint="omit one of them"
+            "--kill-every kills a server that the storm starts, not the server at --url", hint="omit one of them"
         )
 
 
@@ -250,9 +277,7 @@ def _run_nemesis(asked: Storm, names: str, seed: int) -> Exit:
         agents=asked.agents,
         say=asked.say,
     )
-    return nemesis(
-        names, ask, as_json=asked.as_json, write=asked.write_docs, history=asked.history, progress=_Progress()
-    )
+    return nemesis(names, ask, as_json=asked.as_json, history=asked.history, progress=_Progress())
 
 
 def _read(path: str) -> list[Record]:
