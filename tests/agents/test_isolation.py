@@ -14,7 +14,7 @@ from holdfast.protocol.events import RunFinished, TextDelta, ToolFinished, ToolO
 from tests.agents.elsewhere import leaves, pid_of, stuck
 from tests.agents.modelled import call, check_entries, log_of, model, on_host, steps
 
-QUICK = Settings(grace_s=0.2, abandon_after_s=0.2)
+QUICK = Settings(grace_s=0.2, abandon_after_s=0.5)
 
 
 def test_a_tool_in_a_process_gets_its_arguments_streams_its_output_and_can_be_killed() -> None:

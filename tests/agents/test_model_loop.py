@@ -184,7 +184,7 @@ class Odd:
         ("é" * 200_000, "ok", "characters left out"),
         ([list(range(100_000))], "ok", "characters left out"),
         (b"\x00" * 1000, "error", "1,000 bytes of binary data"),
-        (Odd(), "error", "returned a Odd, which cannot be shown"),
+        (Odd(), "error", "returned Odd, which cannot be shown"),
         ("lone \ud800", "ok", "lone \\ud800"),
         (None, "ok", "null"),
         ({"a": [1, "two"]}, "ok", '{"a":[1,"two"]}'),

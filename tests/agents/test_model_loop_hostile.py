@@ -232,7 +232,7 @@ def test_a_question_that_is_too_long_is_refused() -> None:
         return (await run.ask_user("why? " * 300_000)).text
 
     async def scenario(host: Host) -> None:
-        with pytest.raises(RunFailed, match="the words of the question take 1,500,002 bytes"):
+        with pytest.raises(RunFailed, match="the words of the question: 1,500,002 bytes"):
             await host.session("s").ask("go")
 
     on_host(scenario, wordy)

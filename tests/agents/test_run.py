@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import Host, Run, Session, Settings, agent
+from holdfast import Host, Run, Session, Settings, agent, tool
 from holdfast.agents import as_agent
 from holdfast.agents.journal import Journal
 from holdfast.agents.run import Call
@@ -196,6 +196,29 @@ def test_a_call_that_raises_is_written_down_and_raised() -> None:
         assert [e.content for e in results] == ["ValueError: tool broke"]
 
     talk(careful, scenario=scenario)
+
+
+def test_a_tool_or_a_value_in_place_of_a_function_is_refused() -> None:
+    @tool
+    def search() -> None:
+        """Search."""
+
+    async def agent(run: Run) -> str:
+        for wrong in (search, 7):
+            try:
+                await run.call(wrong)  # type: ignore[arg-type]
+            except TypeError as error:
+                await run.emit(f"{error}\n")
+        return ""
+
+    async def scenario(host: Host) -> None:
+        answer = await host.session("s").ask("x")
+        assert answer.splitlines() == [
+            "tool 'search' is called by models; pass run.call() the function itself, without @tool",
+            "run.call() needs a function, got int",
+        ]
+
+    talk(agent, scenario=scenario)
 
 
 def test_the_log_has_a_bounded_piece_of_an_error_text_of_any_length() -> None:

@@ -78,7 +78,7 @@ def test_the_demo_model_makes_a_report_with_terminal_python_and_a_child(folder: 
                 break
         assert sorted(used) == ["delegate", "python", "terminal", "terminal", "write_file"]
         report = (folder / "report.md").read_text()
-        for part in ("code.py", ".md: 1 files, 14 bytes", "# The project"):
+        for part in ("code.py", ".md: 1 file, 14 bytes", "# The project"):
             assert part in report and part in settlement.text
 
     with_session(assistant(demo_model(pace_s=0), workspace=folder), scenario)

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 __all__ = ["Agent", "AgentLike", "AgentWork", "ToolLike", "agent", "as_agent"]
 
 AgentWork: TypeAlias = "Callable[[Any], Any]"
-"""A function of a `Run`. The parameter has no type here: `Run` depends on agents, so agents must not depend on
-`Run`."""
+"""A function of a `Run`. The parameter is typed as `Any`, because the module of `Run` depends on this module."""
+
+_USE_FUNCTION = "an agent is a function that takes one argument, the run: async def agent(run): …"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +93,7 @@ class Agent:
 
     @property
     def unwalled(self) -> bool:
-        """Whether programs that a model starts run with the rights of the host's user."""
+        """Whether programs that the agent's tools start run with the rights of the host's user."""
         return any(toolset.unwalled for toolset in self.toolsets)
 
     @property
@@ -108,7 +109,7 @@ class Agent:
             ModelFailed: if the model fails.
         """
         if self.model is None:
-            raise NotSupported(f"the agent {self.name!r} has no model to summarize a history with")
+            raise NotSupported(f"the agent {self.name!r} has no model, so it cannot summarize a history")
         assert not isinstance(self.model, str)
         limit = context_limit(self.model, self.limits)
         return (await summary_of(self.model, conversation(entries), limit=limit)).text
@@ -166,17 +167,18 @@ def as_agent(thing: object) -> Agent:
     """
     if isinstance(thing, Agent):
         return thing
-    if not callable(thing) or inspect.isclass(thing):
+    if inspect.isclass(thing):
         raise ConfigurationError(
-            f"{thing!r} is not an agent",
-            hint="an agent is an async function, an async generator or a function that takes one argument, the run",
+            f"the class {thing.__name__} is not an agent", hint=f"make an instance: agent = {thing.__name__}()"
         )
+    if not callable(thing):
+        raise ConfigurationError(f"a value of type {type(thing).__name__} is not an agent", hint=_USE_FUNCTION)
     try:
         inspect.signature(thing).bind(None)
     except TypeError as error:
+        name = getattr(thing, "__name__", type(thing).__name__)
         raise ConfigurationError(
-            f"{thing!r} cannot be called with one argument, the run ({error})",
-            hint="write it as: async def agent(run): ...",
+            f"{name} cannot be called with one argument, the run: {error}", hint=_USE_FUNCTION
         ) from None
     except ValueError:
         pass  # some C functions have no signature; an unsuitable one fails when called

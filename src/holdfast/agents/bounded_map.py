@@ -1,18 +1,18 @@
 """Run many coroutines of one run with bounded concurrency, and with separate tasks only for coroutines that wait.
 
 A lane is a task that runs coroutines one after another, each in its own context, until a coroutine waits. That
-coroutine is the lane's last, and other lanes start for the remaining coroutines. So a coroutine that never waits costs
-no task, as with eager tasks. A coroutine that waits has a task to itself: `asyncio.timeout`, task groups and scopes
-inside it work as usual, and a late cancellation cannot reach another coroutine.
+coroutine is the lane's last, and other lanes start for the remaining coroutines. So a coroutine that never waits needs
+no task of its own, as with eager tasks. A coroutine that waits has a task to itself: `asyncio.timeout`, task groups and
+scopes in the coroutine work as usual, and a late cancellation cannot reach another coroutine.
 
 Invariants
 - Coroutines start in the order of their source; the next item is taken only when its coroutine can start.
 - At most ``room`` lanes have work, so at most ``room`` coroutines are active.
-- Each lane is counted off once, even if it is cancelled before it starts.
-- An async source is awaited by one task, the one that called `done`; each of its items has its own lane.
+- The end of each lane is counted once, even if the lane is cancelled before it starts.
+- Only the task that called `done` awaits an async source; each item of an async source has its own lane.
 - A task that takes many items in a row waits while the log is behind, and now and then yields to other tasks.
-- The number of a coroutine is its position in the source, and in the journal.
-- Nothing passes from one coroutine of a lane to the next: no context variable, and no cancellation of the task.
+- A coroutine's number is its position in the source, and determines the coroutine's call path in the journal.
+- The coroutines of a lane are isolated: neither context variables nor a cancellation carry over to the next coroutine.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _Lane:
 
 
 class BoundedMap:
-    """Runs a coroutine for each item with bounded concurrency. Use an instance once, in one task of the run's loop.
+    """Runs a coroutine for each item with bounded concurrency. Use each instance once, in one task on the run's loop.
 
     Parameters:
         run: context of the run that the coroutines belong to.

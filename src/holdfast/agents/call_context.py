@@ -16,7 +16,7 @@ from holdfast.runtime import IsolatedCall
 
 if TYPE_CHECKING:
     from holdfast.agents.context import RunContext
-    from holdfast.runtime import Handle, Scope
+    from holdfast.runtime import Handle, Process, Scope
 
 __all__ = ["CallContext", "start_call"]
 
@@ -29,13 +29,20 @@ class CallContext:
         call_id: id of the call, the same in every attempt.
     """
 
-    __slots__ = ("call_id", "closed", "context")
+    __slots__ = ("call_id", "closed", "context", "failed", "scope")
+
+    scope: Scope
+    """The scope that owns everything that the call starts; it ends with the call. Set when the call's function starts.
+    """
 
     def __init__(self, context: RunContext, call_id: str) -> None:
         self.context = context
         self.call_id = call_id
         self.closed = False
         """Whether the call has ended, so that its output no longer counts."""
+        self.failed = False
+        """Set this if what the call ran has failed although the call returns a result, such as the output of a program
+        with a nonzero exit code. Clients then show the call as failed."""
 
     def output(self, text: str) -> Emission:
         """Stream a piece of the call's output, from any thread.
@@ -44,14 +51,30 @@ class CallContext:
         """
         require_text(text, "output()")
         context = self.context
-        if self.closed:
-            context.recorder.late()
-            raise RunClosed(f"call {self.call_id} has ended", hint="output after the end of a call does not count")
+        self._check_open("produce all output before the call ends")
         context.write(ToolOutput(run_id=context.root_id, call_id=self.call_id, text=text, at=context.now()))
         return Emission(context.recorder)
 
+    async def process(self, argv: Sequence[str], **options: Any) -> Process:
+        """Start a program in the call's scope; see `Scope.process`. Its process tree does not outlive the call.
+
+        A call that fails, is stopped or reaches its deadline ends the program. A call whose function has returned waits
+        for the program, until the deadline. Call this method on the run's event loop.
+
+        Raises:
+            RunClosed, ScopeClosed: if the call has ended or is being stopped.
+            OSError, ValueError: if the program fails to start.
+        """
+        self._check_open("start all programs before the call ends")
+        return await self.scope.process(argv, **options)
+
+    def _check_open(self, hint: str) -> None:
+        if self.closed:
+            self.context.recorder.late()
+            raise RunClosed(f"call {self.call_id} has ended", hint=hint)
+
     def close(self) -> None:
-        """Reject further output. The run closes a call when it has ended."""
+        """Reject further output and programs. The run closes a call when it has ended."""
         self.closed = True
 
 
@@ -69,9 +92,11 @@ def start_call(
     """Start a call's function in the call's own scope.
 
     Parameters:
-        exclusive: whether the run waits until the function has returned, even if abandoned; see `ExclusiveCalls`.
+        exclusive: whether the run waits until the function has returned, even if the call was abandoned; see
+            `ExclusiveCalls`.
     """
     context = call.context
+    call.scope = scope
     if where == "process":
         given = (IsolatedCall(call.call_id), *args) if wants_call(work) else args
         isolated = functools.partial(importable(work), *given, **kwargs)

@@ -1,4 +1,4 @@
-"""Concurrent children of one run, whose ends are handled by one task.
+"""Concurrent children of one run; a single task starts the children and handles their ends.
 
 Invariants
 - Each child has one scope and one task. The end of a child is reported once, after the child's scope has closed. If the
@@ -79,10 +79,10 @@ class ChildGroup(Generic[K]):
             self.report_ends()
 
     async def begin(self, task: ChildTask, key: K) -> Child:
-        """Start a child with this key. Inside `driven` only.
+        """Start a child with this key. Call this method only while `driven` is running.
 
         Raises:
-            AgentCycle, LimitExceeded: the child is refused; see `Run.delegate`.
+            AgentCycle, LimitExceeded: if the child is refused; see `Run.delegate`.
         """
         check_delegation_cycle(self.parent, task)
         if self.parent.recorder.behind:
@@ -97,7 +97,7 @@ class ChildGroup(Generic[K]):
         return child
 
     async def changed(self, until: float | None = None) -> None:
-        """Wait until a child has ended, or until the loop time `until`, and report all that have ended.
+        """Wait until a child has ended, or until the loop time `until`, and report all children that have ended.
 
         Without `until`, at least one child must be open.
         """

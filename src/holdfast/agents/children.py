@@ -1,4 +1,4 @@
-"""A child: an agent that runs inside another agent's run, with its own scope, journal and budget."""
+"""A child: an agent that runs inside another agent's run, with its own scope and limits, but its parent's journal."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ChildTask:
         name: display name in the task tree and in causes; if empty, the agent's name is used.
         deadline_s: seconds after which the child is interrupted; None sets no deadline.
         attachments: attachments of the request.
-        inherits_history: whether the child sees the same history of the session as its parent.
+        inherits_history: whether the child sees the session history that its parent sees.
         streams_to_parent: whether the parent also emits the child's text as the text arrives.
     """
 
@@ -58,16 +58,16 @@ class ChildTask:
 
 
 def check_delegation_cycle(parent: RunContext, task: ChildTask) -> None:
-    """Raise an error if the task would close a delegation cycle or nest too deep.
+    """Raise an error if the task would create a delegation cycle or exceed the maximum nesting depth.
 
     Raises:
         AgentCycle: if `parent` or a run above it is already handling the same request with the same agent.
-        LimitExceeded: if children are nested too deep.
+        LimitExceeded: if the child would exceed the maximum nesting depth.
     """
     if parent.depth_left < 1:
         raise LimitExceeded(
             f"agents are nested too deep: {_chain(parent, task)}",
-            hint="let the agent do the task itself, or raise its depth limit",
+            hint="let the parent agent do the task itself, or raise the depth limit",
         )
     above: RunContext | None = parent
     while above is not None:
@@ -176,7 +176,7 @@ async def _run(parent: RunContext, task: ChildTask) -> str:
 
 
 class Child:
-    """An active child. Its owner calls `ended` once, when the child's scope has closed.
+    """An active child. The child's owner calls `ended` once, after the child's scope has closed.
 
     Parameters:
         parent: context of the parent run.
@@ -225,12 +225,12 @@ class Child:
         )
 
     def begin(self) -> Handle[None]:
-        """Start the agent, in the open scope."""
+        """Start the agent in the child's scope, which must be open."""
         self.handle = self.scope.spawn(self.context.perform(self.context), name=self.task.label)
         return self.handle
 
     def start(self, on_closed: Callable[[], object]) -> None:
-        """Open the scope and start the agent; ``on_closed`` is called soon after the scope has closed.
+        """Open the child's scope and start the agent; ``on_closed`` is called soon after the scope has closed.
 
         Raises:
             Interrupted, ScopeClosed: if the scope around the child's scope is being stopped.
@@ -286,6 +286,6 @@ class Child:
 
     @property
     def partial_answer(self) -> str:
-        """The end of the text that the child emitted before it failed, as a hint for its error."""
+        """The last part of the text that the child emitted before it failed, for the hint of the child's error."""
         text = self.context.transcript.text
         return f"its output so far: {text[-_PARTIAL_ANSWER_LIMIT:]}" if text else ""

@@ -43,11 +43,11 @@ BYTES_PER_TOKEN = 4
 MESSAGE_TOKENS = 8
 LONGEST_RESULT_BYTES = 2000
 KEPT = 2
-"""Number of recent user messages that stay unchanged, with everything after them, if there is room."""
+"""Number of recent user messages that are not summarized, nor are later entries, if all fit into half the limit."""
 
 
 def estimated_tokens(messages: Sequence[ModelMessage]) -> int:
-    """Estimate the tokens that the messages take in a request."""
+    """Estimate how many tokens the messages use in a request."""
     return sum(MESSAGE_TOKENS + _size(message) // BYTES_PER_TOKEN for message in messages)
 
 
@@ -86,7 +86,10 @@ def split_for_summary(messages: Sequence[ModelMessage]) -> tuple[Sequence[ModelM
 def apply_summary(
     summary: str, old: Sequence[ModelMessage], rest: Sequence[ModelMessage], *, limit: int
 ) -> list[ModelMessage]:
-    """Return the messages of a run with the old ones replaced by a summary; the last user message stays verbatim."""
+    """Return a run's messages with the old messages replaced by a summary, which also quotes the last user message.
+
+    The quoted message and the results in `rest` are truncated to fit into `limit` tokens.
+    """
     asked = next((message for message in reversed(old) if isinstance(message, UserMessage)), UserMessage(content=""))
     wanted = truncate(asked.content.rpartition(WANTED)[2], limit * BYTES_PER_TOKEN // 4)
     return [
@@ -113,7 +116,7 @@ async def summary_of(
     """Request a summary of the messages from the model; return it as step `step` of the run. Raises `ModelFailed`.
 
     Parameters:
-        limit: maximum size of the request, in tokens; None means no limit.
+        limit: estimated number of tokens to which the messages are truncated; None means no limit.
     """
     text = "\n\n".join(map(_line, messages))
     if limit is not None:

@@ -1,7 +1,8 @@
 """The context of one run: the state that the run's calls, children and model loop share.
 
-Agents get a `Run`; the modules of this folder that implement a run take its `RunContext`. `holdfast.agents.perform`
-passes the `Run` to an agent's code, and the modules below call `perform` only through `RunContext.perform`.
+An agent's function receives a `Run`; the modules in this folder that implement runs use the run's `RunContext`.
+`holdfast.agents.perform` creates the `Run` for the agent's function. Modules that `perform` imports call
+`perform` only through `RunContext.perform`.
 
 Invariants
 - A child run has its own context, which shares the parent's journal, recorder, limits and activity counter.
@@ -73,8 +74,8 @@ class RunContext:
 
     The host creates the context of a top-level run; `Child` creates the context of a child run.
 
-    Methods belong to the run's event loop; `emit`, `write`, `check_open`, `close`, `now`, `next_id`, `call_on_loop` and
-    `innermost_scope` may be called from any thread of the run.
+    Call the methods on the run's event loop; only `emit`, `write`, `check_open`, `close`, `now`, `next_id`,
+    `call_on_loop` and `innermost_scope` may be called from any thread of the run.
 
     Parameters:
         run_id: id of the run; for a child run, its call path.
@@ -88,7 +89,7 @@ class RunContext:
         call_path: call path that numbers the run's calls.
         perform: async function that runs an agent's code with a context; normally `holdfast.agents.perform.perform`.
         parent: context of the parent run; None for the top-level run.
-        inherits_history: whether a child run sees the same history of the session as its parent run.
+        inherits_history: whether a child run sees the session history that its parent run sees.
         streams_to_parent: whether the parent run also emits the text of this child run as the text arrives.
     """
 
@@ -240,7 +241,7 @@ class RunContext:
         return taken
 
     def now(self) -> float:
-        """Return the seconds since the epoch."""
+        """Return the current time, in seconds since the epoch."""
         return self.host.clock.now()
 
     # ── output ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -251,7 +252,7 @@ class RunContext:
         if self.transcript.size > self.limits.answer_limit_bytes:
             raise LimitExceeded(
                 f"the run emitted more than {self.limits.answer_limit_bytes:,} characters",
-                hint="write large output to a file and name it",
+                hint="write large output to a file and emit the file's name",
             )
         self.write(TextDelta(run_id=self.run_id, text=text, at=self.now()))
         return Emission(self.recorder)
@@ -329,7 +330,7 @@ class RunContext:
             above = above.parent
 
     def log_failure(self, what: str, error: BaseException) -> None:
-        """Log an error of this run's code or tools, unless it is expected, such as `ToolFailed` or an interrupt."""
+        """Log an error of this run's code or tools, except `ToolFailed` and interrupts, which are expected."""
         if isinstance(error, Exception) and not isinstance(error, ToolFailed):
             log_failure(_log, what, error, principal=self.principal, session=self.session_key, run_id=self.run_id)
 
@@ -348,7 +349,7 @@ class RunContext:
 
     @contextlib.contextmanager
     def deadlines_held(self) -> Iterator[None]:
-        """Pause all deadlines from the current scope up to the top-level run while the block waits for a person."""
+        """Pause all deadlines from the current scope up to the top-level run, for a block that waits for a person."""
         root = self
         while root.parent is not None:
             root = root.parent

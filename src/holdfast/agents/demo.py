@@ -1,19 +1,20 @@
-"""The demo agent: a scripted workbench that needs no key and does real work, for trying out stops and crashes.
+"""The demo agent, for trying out stops and crashes: its commands do real work and need no API key.
 
-The agent is replayable, because its tasks, threads and programs run in idempotent calls through `Run.call`. A run that
-was killed midway resumes after the restart, and reports that it has resumed.
+The agent is replayable, because its tasks, threads and programs run in idempotent calls through `Run.call`. If the
+server is killed during a run, the run resumes after the restart, and reports that it has resumed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import re
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from holdfast.agents.agent import Agent
 from holdfast.agents.run import Call, Run
-from holdfast.runtime import current_interrupt, current_scope
+from holdfast.runtime import Scope, current_interrupt
 
 __all__ = ["HELP", "agent"]
 
@@ -33,7 +34,11 @@ I am the demo agent. I need no key, and what I do is real work that you can stop
 """
 
 PACE_S = 0.5
+GRACE_S = 0.5
+"""Grace period of the stubborn programs, so that a stop of them takes less than a second."""
+
 _LIMIT = 1000
+_TREE_S = 3600.0
 _STUBBORN = """\
 import os, signal, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -63,13 +68,12 @@ def _nap_in_thread(seconds: float) -> float:
     return seconds
 
 
-async def _run_tree(call: Call, seconds: float) -> int:
+async def _run_tree(call: Call, *, seconds: float = _TREE_S) -> int:
     """Run a program that forks, leaves its session and ignores SIGTERM; return its exit code."""
-    scope = current_scope()
-    assert scope is not None
-    process = await scope.process([sys.executable, "-S", "-c", _STUBBORN, str(seconds)], name="stubborn tree")
-    await call.output(f"process tree {process.pid}\n")
-    return await process.wait()
+    async with Scope("stubborn programs", grace_s=GRACE_S) as scope:
+        process = await scope.process([sys.executable, "-S", "-c", _STUBBORN, str(seconds)], name="stubborn tree")
+        await call.output(f"process tree {process.pid}\n")
+        return await process.wait()
 
 
 async def _count(run: Run, text: str) -> None:
@@ -104,7 +108,7 @@ async def _parallel(run: Run, text: str) -> None:
                     await run.call(_nap_in_thread, PACE_S, name="thread", idempotent=True)
                     return "thread"
                 case _:
-                    await run.call(_run_tree, PACE_S, name="process tree", idempotent=True)
+                    await run.call(functools.partial(_run_tree, seconds=PACE_S), name="process tree", idempotent=True)
                     return "process tree"
 
         return work
@@ -117,8 +121,10 @@ async def _parallel(run: Run, text: str) -> None:
 
 
 async def _tree(run: Run, text: str) -> None:
-    await run.emit("A tree of stubborn processes is up. Interrupt me: none will be left.\n")
-    await run.call(_run_tree, 3600.0, name="process tree", idempotent=True, timeout_s=3700.0)
+    await run.emit(
+        f"A tree of stubborn processes is up; they ignore SIGTERM. Interrupt me: after {GRACE_S:g} s, none is left.\n"
+    )
+    await run.call(_run_tree, name="process tree", idempotent=True, timeout_s=_TREE_S + 100.0)
 
 
 async def _child(run: Run, text: str) -> None:

@@ -1,7 +1,7 @@
-"""``scripted:demo``: a small rule-based model that does real work with the assistant's tools, without a key or network.
+"""``scripted:demo``: a small rule-based model that does real work with the assistant's tools; it needs no API key.
 
-The model chooses each answer from the last user message and the results of the calls since that message. It works
-around tools that the agent lacks.
+The model chooses each answer from the last user message and the results of the calls since that message. If the
+agent lacks a tool, the model skips the calls of that tool or answers that the tool is missing.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ for path in sorted(folder.rglob("*")):
         size[kind] += path.stat().st_size
     if sum(found.values()) >= 2000:
         break
-lines = [f"{kind}: {number} files, {size[kind]:,} bytes" for kind, number in found.most_common(8)]
+lines = [
+    f"{kind}: {number} file{'' if number == 1 else 's'}, {size[kind]:,} bytes" for kind, number in found.most_common(8)
+]
 print("\\n".join(lines) or "no files")
 """
 _SHOWN = 1500

@@ -1,4 +1,4 @@
-"""The exclusive calls of a run that are still running; an abandoned call counts until its function returns."""
+"""The exclusive calls of a run that are still running; an abandoned call is included until its function returns."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ __all__ = ["ExclusiveCalls"]
 
 
 class ExclusiveCalls:
-    """The exclusive calls of a run and its children. `begin` may be called from any thread, the other methods only on
-    the loop."""
+    """The exclusive calls of a run and its children. Only `begin` may be called from any thread; call the other methods
+    on the run's event loop."""
 
     __slots__ = ("_callbacks", "_names")
 

@@ -1,7 +1,7 @@
 """The implementation of `Run.map` and `Run.parallel`.
 
-`holdfast.agents.bounded_map` runs functions and `holdfast.agents.child_group` runs agents. In both cases, the number of
-active items is limited, and the next item is taken only when it can start.
+`holdfast.agents.bounded_map` runs functions, and `holdfast.agents.child_group` runs agents. In both cases, the number
+of active items is limited, and the next item is taken only when its work can start.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The journal of a run. A call's intent is durable before the call has an effect, and a recorded result is replayed.
 
 A call's id encodes the call's place in the program: the run's id, then the numbers on the call path. Subtasks, parallel
-functions and children number their own calls, so the ids are the same in every attempt, however the work interleaves.
+functions and children number their own calls, so the ids are the same in every attempt, even if the work interleaves
+differently.
 """
 
 from __future__ import annotations
@@ -152,7 +153,7 @@ class Journal:
             self._open[call.call_id] = None
 
     def ended(self, call: ToolFinished) -> None:
-        """Record the end of a call. An interrupted call stays open, because it may have had its effect."""
+        """Record the end of a call. An interrupted call stays open, because it may already have had an effect."""
         if call.status != "interrupted":
             if self.remembers:
                 self._results[call.call_id] = call
@@ -206,7 +207,7 @@ class Journal:
         return self._answers.get(question_id)
 
     def outcome(self, child_id: str, agent: str) -> ChildFinished | None:
-        """Return the child's final outcome in an earlier attempt, or None if the child has no final outcome.
+        """Return the child's final outcome from an earlier attempt, or None if the child has no final outcome.
 
         Raises:
             NotDeterministic: if an earlier attempt started another agent as the child with this id.
@@ -225,7 +226,7 @@ class Journal:
         return child_id in self._children
 
     def left_open(self, child_id: str) -> bool:
-        """Return whether an earlier attempt started the child, and its end is not final."""
+        """Return whether an earlier attempt started the child but recorded no final outcome."""
         known = self._children.get(child_id)
         return known is not None and not (isinstance(known, ChildFinished) and stands(known))
 
@@ -255,6 +256,6 @@ def _around(inner: str) -> Iterator[str]:
 
 
 def stands(child: ChildFinished) -> bool:
-    """Return whether the child's end is final. Otherwise, the child ended with its parent and a new attempt resumes
-    the child."""
+    """Return whether the child's end is final. If not, the child was interrupted together with its parent, and a new
+    attempt resumes the child."""
     return child.status != "interrupted" or child.error is not None

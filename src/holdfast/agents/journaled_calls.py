@@ -65,14 +65,14 @@ async def make_call(call: CallContext, wanted: CallRequest) -> Any:
         context.log_failure(f"call {wanted.name!r} failed", problem)
         raise
     finally:
-        end_call(context, call.call_id, status, result, error)
+        end_call(context, call.call_id, status, result, error, failed=call.failed)
     return result
 
 
 def begin_call(
     context: RunContext, call_id: str, name: str, arguments: Any, *, idempotent: bool
 ) -> ToolFinished | None:
-    """Return the call's result if an earlier attempt recorded one; otherwise write the call's intent, return None."""
+    """Return the call's result from an earlier attempt; if none is recorded, write the intent and return None."""
     past = context.journal.past(call_id, name, arguments)
     started = ToolStarted(
         run_id=context.root_id, call_id=call_id, name=name, arguments=arguments, idempotent=idempotent, at=context.now()
@@ -89,11 +89,27 @@ def begin_call(
 
 
 def end_call(
-    context: RunContext, call_id: str, status: Literal["ok", "error", "interrupted"], result: Any, error: str | None
+    context: RunContext,
+    call_id: str,
+    status: Literal["ok", "error", "interrupted"],
+    result: Any,
+    error: str | None,
+    *,
+    failed: bool = False,
 ) -> ToolFinished:
-    """Return the event that records the result of a call; write the event unless the run has ended."""
+    """Return the event that records the result of a call; write the event unless the run has ended.
+
+    Parameters:
+        failed: whether what the call ran has failed although the call returned a result.
+    """
     finished = ToolFinished(
-        run_id=context.root_id, call_id=call_id, status=status, result=result, error=error, at=context.now()
+        run_id=context.root_id,
+        call_id=call_id,
+        status=status,
+        result=result,
+        error=error,
+        failed=failed and status == "ok",
+        at=context.now(),
     )
     if not context.closed:
         context.write(finished)
@@ -137,7 +153,7 @@ def written(context: RunContext, value: Any, what: str) -> Any:
     limit = context.limits.result_limit_bytes
     if len(encoded) > limit:
         raise LimitExceeded(
-            f"{what} take {len(encoded):,} bytes of JSON, more than {limit:,}",
+            f"{what}: {len(encoded):,} bytes of JSON exceed the limit of {limit:,}",
             hint="write large data to a file and pass its name",
         )
     return msgspec.json.decode(encoded)

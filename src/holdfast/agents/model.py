@@ -1,4 +1,4 @@
-"""The port to models: the interface that the agent loop needs."""
+"""`Model`, the interface between the agent loop and models."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Model(Protocol):
 
         Parameters:
             request: messages, tools and settings of the request.
-            attachment: async function, called with the digest of an attachment, that returns the attachment's bytes. If
+            attachment: async function that is called with an attachment's digest and returns the attachment's bytes. If
                 None, the request only names its attachments.
 
         Raises:

@@ -74,9 +74,9 @@ async def work_with_model(context: RunContext, new_call: Callable[[str], CallCon
         new_call: function that is called with a call's id and returns the handle that the tool's function receives.
 
     Raises:
-        ModelFailed: if the model fails, despite retries.
+        ModelFailed: if a request to the model fails and no retry succeeds or is possible.
         ConfigurationError: if two tools have the same name.
-        Interrupted: if the run is interrupted, perhaps by its budget or its deadline.
+        Interrupted: if the run is interrupted, for example because it exceeds its budget or a deadline.
     """
     agent = context.agent
     model = _model_of(agent)
@@ -321,7 +321,7 @@ class _Driver:
                     case Finish() | Steer():
                         over = True
                     case SendModelRequest():
-                        raise AssertionError("a request comes after steering only")
+                        raise AssertionError("a model request may follow only steering")
                     case _:
                         assert_never(effect)
             if over:
@@ -437,7 +437,8 @@ class _Driver:
         if opened.hold is not None:
             opened.hold.__exit__(None, None, None)
         status, result, error = self._outcome(opened, scope)
-        return end_call(self._context, opened.call_id, status, result, error)
+        failed = opened.view is not None and opened.view.failed
+        return end_call(self._context, opened.call_id, status, result, error, failed=failed)
 
     def _outcome(self, opened: _OpenCall, step: Scope) -> tuple[Status, Any, str | None]:
         limit = self._context.agent.limits.result_bytes

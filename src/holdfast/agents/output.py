@@ -1,4 +1,4 @@
-"""Text that a run or a call emits: validation of the text, and backpressure while the log is behind."""
+"""Validation and backpressure for the text that a run or a call emits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ from holdfast.protocol.messages import check_text
 if TYPE_CHECKING:
     from holdfast.agents.ports import Recorder
 
-__all__ = ["Emission", "require_text"]
+__all__ = ["Emission", "NotText", "require_text"]
+
+
+class NotText(TypeError):
+    """The result of an agent is not text. The message names the agent's file and line, which no traceback contains."""
+
+    logs_traceback = False
 
 
 class Emission:

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.agents.journal import current_call_path
 from holdfast.agents.model_loop import work_with_model
+from holdfast.agents.output import NotText
 from holdfast.agents.placement import no_exit
 from holdfast.agents.run import Call, Run
 from holdfast.agents.subtasks import join_subtasks
+from holdfast.user_code import defined_at
 
 if TYPE_CHECKING:
     from holdfast.agents.agent import Agent, AgentWork
@@ -24,7 +26,7 @@ __all__ = ["perform"]
 async def perform(context: RunContext) -> None:
     """Run the context's agent in the current task, then wait for the subtasks that the agent did not await.
 
-    Raises the agent's errors, `TypeError` if the agent's result is not text, and `RuntimeError` if the agent raises
+    Raises the agent's errors, `NotText` if the agent's result is not text, and `RuntimeError` if the agent raises
     `SystemExit`.
     """
     current_call_path.set(context.call_path)
@@ -78,6 +80,9 @@ async def _emit(agent: Agent, run: Run, part: Any) -> None:
         if part:
             await run.emit(part)
     elif part is not None:
-        raise TypeError(
-            f"agent {agent.name!r} returned or yielded a {type(part).__name__}; it must be text (str) or None"
+        what = f"{type(part).__name__} {part!r}" if isinstance(part, (int, float)) else type(part).__name__
+        where = defined_at(agent.work)
+        raise NotText(
+            f"agent {agent.name!r}{f' ({where})' if where else ''} returned or yielded {what}; "
+            "return or yield text (str), or None"
         )

@@ -79,7 +79,7 @@ def placed(
 
 
 def importable(work: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a callable for the function that another process can import.
+    """Return a callable that calls the function and that another process can import.
 
     If ``@tool`` replaced the function in its module, the callable imports the tool and calls the tool's function.
     """
@@ -107,7 +107,7 @@ def _no_coroutine(work: Callable[..., Any], result: Any) -> Any:
 
 
 def no_exit(name: str, left: SystemExit) -> RuntimeError:
-    """Return the error that replaces the `SystemExit` of a function, which must not end the whole process."""
+    """Return the error to raise instead of a function's `SystemExit`, which would end the whole process."""
     return RuntimeError(f"{name} called sys.exit({left.code!r})")
 
 

@@ -27,7 +27,7 @@ class Recorder(Protocol):
         ...
 
     async def written(self) -> None:
-        """Wait until all accepted events are stored, which proves that the run still held its session."""
+        """Wait until all accepted events are stored. Success proves that the run still held its session's lease."""
         ...
 
     async def room(self) -> None:
@@ -35,7 +35,7 @@ class Recorder(Protocol):
         ...
 
     def late(self) -> None:
-        """Count an output that came after its run or call had ended."""
+        """Count output that was produced after the end of its run or call."""
         ...
 
 
@@ -76,7 +76,10 @@ class RunHost(Protocol):
         ...
 
     async def suspend(self, question: Question) -> None:
-        """Open a question to a person. On return, the question is durable. If its id is known, do nothing."""
+        """Open a question to a person. On return, the question is durable.
+
+        If the run has already opened a question with this id, do nothing.
+        """
         ...
 
     async def answered(self, question_id: str) -> Answer:
@@ -84,7 +87,7 @@ class RunHost(Protocol):
         ...
 
     def on_quiescence(self, is_quiescent: bool) -> None:
-        """Called with True when the run and its children wait only for people, with False when one is active again."""
+        """Handle that the run has become quiescent (True) or active again (False); see `ActivityCounter`."""
         ...
 
     async def attachment(self, digest: str) -> bytes:

@@ -11,9 +11,10 @@ __all__ = ["ActivityCounter", "ChildWaiter"]
 
 
 class ActivityCounter:
-    """Counts the active tasks and threads of a run and its children. While the count is 0, the run is quiescent: all
-    tasks and threads wait for people. A task that waits for other tasks of the run is not counted, because those tasks
-    are counted instead. Use the counter on the run's loop.
+    """Counts the active tasks and threads of a run and its children.
+
+    While the count is 0, the run is quiescent: all tasks and threads wait for people. A task that waits for other tasks
+    of the run is not counted, because those tasks are counted instead. Use the counter on the run's loop.
 
     Parameters:
         on_change: called with True when the run becomes quiescent, and with False when it is active again.
@@ -42,8 +43,8 @@ class ActivityCounter:
 class ChildWaiter:
     """Counts the tasks that one parent task starts, and lets the parent task wait for them.
 
-    While the parent task waits, the started tasks count as active, and the parent task does not. Use the waiter on the
-    run's loop only.
+    While the parent task waits without a time limit, the started tasks count as active, and the parent task does not.
+    Use the waiter on the run's loop only.
 
     Parameters:
         activity: the run's activity counter.
@@ -59,12 +60,12 @@ class ChildWaiter:
         """Number of started tasks that have not ended."""
 
     def began(self) -> None:
-        """Count another task, before it starts."""
+        """Count another task as active; called before the task starts."""
         self.busy += 1
         self._activity.add()
 
     def ended(self) -> None:
-        """Count off a task that has ended; a task that waits in `wait` counts as active in its place."""
+        """Stop counting a task that has ended; if the parent task waits in `wait`, count the parent as active again."""
         if not self.busy:
             return  # it was given up
         self.busy -= 1
@@ -76,7 +77,7 @@ class ChildWaiter:
             release(self._waiter)
 
     async def wait(self, until: float | None = None) -> None:
-        """Wait until the next task ends, or until the loop time `until`. Tasks that ended earlier do not count."""
+        """Wait until another task ends, or until the loop time `until`. Ignores tasks that have already ended."""
         loop = asyncio.get_running_loop()
         self._waiter = waiter = loop.create_future()
         timer = None if until is None else loop.call_at(until, release, waiter)

@@ -28,14 +28,14 @@ def to_model_text(result: Any, *, limit_bytes: int) -> Any:
     if isinstance(result, (bytes, bytearray, memoryview)):
         raise ToolFailed(
             f"the tool returned {len(result):,} bytes of binary data, which cannot be shown",
-            hint="have it write them to a file and return the name",
+            hint="make the tool write the data to a file and return the file's name",
         )
     try:
         encoded = encode_json(result)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise ToolFailed(
-            f"the tool returned a {type(result).__name__}, which cannot be shown: {error}",
-            hint="have it return text, numbers, lists or dicts",
+            f"the tool returned {type(result).__name__}, which cannot be shown: {error}",
+            hint="make the tool return text, numbers, lists or dicts",
         ) from None
     if len(encoded) <= limit_bytes:
         return msgspec.json.decode(encoded)

@@ -1,7 +1,7 @@
-"""`Run`, the handle with which an agent reads its input, emits output, makes calls, starts work and asks people.
+"""`Run`, the handle with which an agent reads input, emits output, makes calls, starts work and asks people questions.
 
-Everything started through the handle belongs to the run's scope and ends with that scope. After the run has ended, its
-methods raise `RunClosed`, and late output of an abandoned thread is discarded.
+Everything started through the handle belongs to the run's scope and ends with that scope. After the run has ended, the
+handle's methods raise `RunClosed`, and late output of an abandoned thread is discarded.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from holdfast.agents.output import Emission, require_text
 from holdfast.agents.placement import Placement, name_of
 from holdfast.agents.questions import ask_user, require_approval
 from holdfast.agents.subtasks import spawn_subtask
+from holdfast.agents.tool import Tool
 from holdfast.protocol.events import StepStarted
 from holdfast.protocol.messages import Usage
 
 if TYPE_CHECKING:
     from holdfast.agents.context import RunContext
-    from holdfast.agents.tool import Tool
     from holdfast.protocol.messages import Answer, Entry, Message
     from holdfast.protocol.transcript import RunTranscript
     from holdfast.runtime import Handle, Interrupt, Process, Scope
@@ -141,17 +141,19 @@ class Run:
         return await self.context.host.attachment(digest)
 
     def now(self) -> float:
-        """Return the seconds since the epoch. The time differs between attempts, so a replayable agent must read it in
-        a `call`."""
+        """Return the current time, in seconds since the epoch.
+
+        The time differs between attempts, so a replayable agent must read the time in a `call`.
+        """
         return self.context.now()
 
     # ── output ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def emit(self, text: str) -> Emission:
-        """Emit a piece of the answer. The text is accepted at once.
+        """Emit a piece of the answer, from any thread of the run.
 
-        To wait while the log is behind, ``await`` the result. This method may be called from any thread of the run. In
-        a thread, it blocks while the log is behind.
+        On the run's event loop, the text is accepted at once; ``await`` the result to wait while the log is behind. In
+        a thread, this method blocks while the log is behind.
 
         Raises:
             RunClosed: if the run has ended; the text is discarded.
@@ -190,7 +192,7 @@ class Run:
 
         Parameters:
             work: function to call.
-            args, kwargs: arguments of the function. They are stored, so they must be JSON-serializable. Use
+            args, kwargs: arguments of the function, which are stored and must be JSON-serializable. Use
                 `functools.partial` to pass keyword arguments that this method also has, such as ``name``.
             name: display name of the call; None means the function's name.
             idempotent: whether the function may be called again after a crash that left no result.
@@ -204,10 +206,12 @@ class Run:
             NotDeterministic: if an earlier attempt made a different call at this point.
             RunClosed: if the run has ended.
             InvalidRequest: if ``timeout_s`` is not a number of seconds.
-            TypeError: if JSON cannot represent the arguments or the result.
+            TypeError: if `work` cannot be called, or if JSON cannot represent the arguments or the result.
         """
         context = self.context
         context.check_open()
+        if not callable(work):
+            raise TypeError(_not_callable(work))
         label = name or name_of(work)
         require_text(label, "call(name=)")
         given = {**({"args": args} if args else {}), **kwargs}
@@ -225,10 +229,10 @@ class Run:
         return await make_call(Call(self, context.next_id()), wanted)
 
     async def call_tool(self, tool: Tool, arguments: dict[str, Any]) -> Any:
-        """Call a tool inside another call, with arguments as a model passes them.
+        """Call a tool from the function of another call, with arguments in the form in which a model passes them.
 
-        If the tool requires approval, a person is asked first. The run stays in memory while it waits for the answer,
-        because the outer call is still running.
+        If the tool requires approval, a person is asked first. The run stays in memory while the tool call waits for
+        the answer, because the outer call is still running.
 
         Raises:
             InvalidArguments: if the arguments do not match the tool's parameters.
@@ -294,7 +298,7 @@ class Run:
         The first error stops the other functions and is raised.
 
         Raises:
-            InvalidRequest: if a branch is not callable; no function is started then.
+            InvalidRequest: if a branch is not callable; in that case, no function is started.
         """
         self.context.check_open()
         return await run_parallel(self.context, branches)
@@ -302,19 +306,20 @@ class Run:
     async def delegate(self, agent: AgentLike | str, text: str, *, timeout_s: float | None = None) -> str:
         """Run a child agent inside this run and return its answer.
 
-        The child's calls are in this run's journal, and its usage counts for this run too. Stopping this run also stops
-        the child, with a cause that names this run. In a later attempt, a child that has ended does not run again.
+        The child's calls are recorded in this run's journal, and the child's usage also counts as usage of this run.
+        Stopping this run also stops the child, with a cause that names this run. In a later attempt, a child that has
+        ended does not run again.
 
         Parameters:
             agent: an agent, or the name of one of the host's agents.
             text: request for the child.
-            timeout_s: deadline of the child, in seconds.
+            timeout_s: deadline of the child, in seconds; None sets no deadline.
 
         Raises:
-            RunFailed: if the child raises an error, which is chained.
+            RunFailed: if the child raises an error. The error is chained, unless it was raised in an earlier attempt.
             RunInterrupted: if the child exceeds its deadline or uses up its budget.
             AgentCycle: if this run or a run above it is already handling the same request with the same agent.
-            LimitExceeded: if children are nested too deep.
+            LimitExceeded: if the child would exceed the maximum nesting depth.
             UnknownAgent: if the host has no agent with this name.
         """
         context = self.context
@@ -335,9 +340,10 @@ class Run:
     ) -> list[Any]:
         """Run a function or an agent for each item, with bounded concurrency; return the results in item order.
 
-        The next item is taken from ``items`` only when it can start, so waiting items use no memory. While the log is
-        behind, new items wait. The first error stops the other items and is raised, with a note that names the failed
-        item. In a later attempt of the run, a replayable agent must pass the same items in the same order.
+        The next item is taken from ``items`` only when its work can start, so waiting items use no memory. While the
+        log is behind, new items wait. The first error stops the work on the other items and is raised, with a note that
+        names the failed item. In a later attempt of the run, a replayable agent must pass the same items in the same
+        order.
 
         Parameters:
             work: an agent or a function. An `Agent`, or the name of one of the host's agents, runs as a child with the
@@ -347,7 +353,7 @@ class Run:
             concurrency: maximum number of concurrent items. For sync functions, the principal's thread limit also
                 applies.
             name: display name; None means the name of the agent or function.
-            timeout_s: deadline of each item, in seconds.
+            timeout_s: deadline of each item, in seconds; None sets no deadline.
 
         Raises:
             Exception: any error that the function or `delegate` raises.
@@ -367,14 +373,17 @@ class Run:
         return await run_map(context, work, items, concurrency=concurrency, name=name, timeout_s=timeout_s)
 
     async def process(self, argv: Sequence[str], **options: Any) -> Process:
-        """Start a program in the run's scope; see `Scope.process`. Its process tree does not outlive the run."""
+        """Start a program in the run's scope; see `Scope.process`. Its process tree does not outlive the run.
+
+        A program that a call starts with this method outlives the call; `Call.process` starts one that does not.
+        """
         self.context.check_open()
         return await self.context.scope.process(argv, **options)
 
     # ── people, and work that outlives the run ───────────────────────────────────────────────────────────────────
 
     async def ask_user(self, text: str) -> Answer:
-        """Ask a person and return the answer, which is ``answered`` with a text, or ``expired``.
+        """Ask a person a question and return the answer, whose decision is ``answered``, with a text, or ``expired``.
 
         The question is durable before it is shown. While the question is open, the run of a replayable agent may be
         unloaded; a later attempt then resumes the run from its journal. The run of any other agent stays in memory and
@@ -388,14 +397,15 @@ class Run:
         return await ask_user(self.context, text)
 
     def background(self, work: Callable[[], Awaitable[Any]], *, name: str) -> None:
-        """Start work that survives an interrupt of this run; the session's `stop` ends it.
+        """Start work that survives an interrupt of this run; the session's `stop` ends the work.
 
         If `work` returns text, the text is sent to the session as a message.
 
         Raises:
             RunClosed: if the run has ended.
             Draining: if the host is draining.
-            Interrupted: if the run, and perhaps its session, is being stopped.
+            LimitExceeded: if the principal already has the maximum number of background tasks.
+            Interrupted: if the run is being stopped, alone or with its session.
         """
         context = self.context
         context.check_open()
@@ -403,13 +413,19 @@ class Run:
         context.host.background(work, name=name)
 
 
+def _not_callable(work: object) -> str:
+    if isinstance(work, Tool):
+        return f"tool {work.name!r} is called by models; pass run.call() the function itself, without @tool"
+    return f"run.call() needs a function, got {type(work).__name__}"
+
+
 class Call(CallContext):
-    """A running call, passed to functions that stream output or need an idempotency key for external services.
+    """A running call, passed to functions that stream output, start programs or need an idempotency key.
 
     Parameters:
         run: run to which the call belongs. Calls through `Run.call` are in the log and the journal, but not in the
-            transcript. Work that the function starts in ``current_scope()`` ends with the call; work that it starts in
-            ``run.scope`` ends with the run.
+            transcript. What the function starts with `process` or in ``scope`` ends with the call; what it starts with
+            ``run.process``, ``run.spawn`` or in ``run.scope`` ends with the run.
         call_id: id of the call, the same in every attempt; usable as the idempotency key for external services.
     """
 

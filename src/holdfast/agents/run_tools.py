@@ -17,7 +17,7 @@ __all__ = ["delegate_tool", "toolbox"]
 
 
 def toolbox(agent: Agent) -> dict[str, Tool]:
-    """Return all tools of the agent by name. Raises `ConfigurationError` if two have the same name."""
+    """Return all tools of the agent by name. Raises `ConfigurationError` if two tools have the same name."""
     tools: dict[str, Tool] = {}
     for thing in agent.tools:
         if isinstance(thing, Agent):

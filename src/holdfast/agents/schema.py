@@ -44,7 +44,7 @@ class Signature:
         self.parameters = parameters
 
     def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Convert the arguments to the types of the hints and return the keyword arguments.
+        """Convert the arguments to the types of the function's parameters and return the keyword arguments.
 
         Raises:
             InvalidArguments: if the arguments do not match the parameters.
@@ -69,7 +69,7 @@ def read_signature(function: Callable[..., Any], *, skip: int) -> Signature:
         if parameter.kind not in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD):
             raise ConfigurationError(
                 f"the tool {label} takes {parameter}, which a model cannot pass by name",
-                hint="name its parameters one by one, or give Tool(parameters=...) yourself",
+                hint="declare each parameter by name, or create the tool with Tool(parameters=...)",
             )
         hint = _hint(function, parameter)
         if parameter.name in described:
@@ -87,7 +87,7 @@ def read_signature(function: Callable[..., Any], *, skip: int) -> Signature:
     except (TypeError, ValueError) as error:
         raise ConfigurationError(
             f"the tool {label} has a parameter without a JSON Schema: {error}",
-            hint="use str, int, float, bool, list, dict, Literal, dataclasses or msgspec Structs as hints",
+            hint="use str, int, float, bool, list, dict, Literal, dataclasses or msgspec Structs as type hints",
         ) from None
     schema = dict(parts.pop("arguments"))
     schema.pop("title", None)
@@ -107,8 +107,8 @@ def _hint(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
         hints = typing.get_type_hints(holder, getattr(target, "__globals__", {}), dict(names), include_extras=True)
     except Exception as error:
         raise ConfigurationError(
-            f"the hint of the parameter {parameter.name!r} cannot be read: {error}",
-            hint="import its type at the top of the module, not under TYPE_CHECKING",
+            f"the type hint of the parameter {parameter.name!r} cannot be read: {error}",
+            hint="import the type at the top of the module, not under TYPE_CHECKING",
         ) from None
     return hints[parameter.name]
 

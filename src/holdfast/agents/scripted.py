@@ -11,7 +11,16 @@ from typing import TypeAlias
 
 from holdfast.errors import ModelFailed
 from holdfast.protocol.messages import Usage
-from holdfast.protocol.model import AssistantMessage, CallPart, EndPart, ModelRequest, Part, TextPart
+from holdfast.protocol.model import (
+    ENDED_NOTES,
+    AssistantMessage,
+    CallPart,
+    EndPart,
+    ModelMessage,
+    ModelRequest,
+    Part,
+    TextPart,
+)
 from holdfast.runtime import current_interrupt
 
 __all__ = ["Pause", "ScriptedModel"]
@@ -19,7 +28,7 @@ __all__ = ["Pause", "ScriptedModel"]
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """A wait before the next part, in seconds; an interrupt ends it."""
+    """A pause before the next part, in seconds; an interrupt ends the pause."""
 
     seconds: float
 
@@ -31,17 +40,17 @@ Script: TypeAlias = "str | Sequence[ScriptedAnswer] | Callable[[ModelRequest], S
 
 
 KEPT_REQUESTS = 1000
-"""Tests read the requests; a model in long-running use must not keep all of them."""
+"""Default maximum number of requests to keep for tests; it bounds the memory use of a long-running model."""
 
 
 class ScriptedModel:
     """A model whose answers come from a script.
 
     Parameters:
-        script: one text for every answer; or a sequence of answers, of which the nth answers a request with n-1
-            assistant messages; or a function that is called with the request and returns the answer. An answer is a
-            text, a call (`CallPart`), or a sequence of texts, parts, pauses and errors. If the answer has no `EndPart`,
-            one is added.
+        script: a text to use as every answer, a sequence of answers, or a function that is called with the request and
+            returns the answer. The answers of a sequence are used in order, once in each session; an answer of which
+            nothing was stored before an interrupt is used again. An answer is a text, a call (`CallPart`), or a
+            sequence of texts, parts, pauses and errors. If the answer has no `EndPart`, one is added.
         name: display name of the model.
         chunk: number of characters in each piece of a text.
         delay_s: pause before each piece, in seconds.
@@ -98,9 +107,12 @@ class ScriptedModel:
         elif isinstance(script, str):
             answer = script
         else:
-            said = sum(isinstance(message, AssistantMessage) for message in request.messages)
+            said = sum(_is_answer(message) for message in request.messages)
             if said >= len(script):
-                raise ModelFailed(f"the script has {len(script)} answers, and one more was requested")
+                raise ModelFailed(
+                    f"the script has {len(script)} answers, and one more was requested",
+                    hint="a list is used once in each session: start another session, or use a function as the script",
+                )
             answer = script[said]
         return answer if isinstance(answer, Sequence) and not isinstance(answer, str) else (answer,)
 
@@ -130,6 +142,10 @@ class ScriptedModel:
             reason="calls" if called else "stop",
             model=self.name,
         )
+
+
+def _is_answer(message: ModelMessage) -> bool:
+    return isinstance(message, AssistantMessage) and (bool(message.calls) or message.text not in ENDED_NOTES)
 
 
 async def _sleep(seconds: float) -> None:

@@ -63,7 +63,9 @@ def _spawn_coroutine(
 
     try:
         if args or on not in (None, "loop"):
-            raise TypeError("spawn() takes a coroutine without arguments and on the loop; pass the function instead")
+            raise TypeError(
+                "spawn() runs a coroutine only on the loop and without arguments; pass the function instead"
+            )
         handle = spawn_subtask(context, awaited, (), None, name or getattr(work, "__name__", "coroutine"))
     except BaseException:
         work.close()
@@ -73,7 +75,7 @@ def _spawn_coroutine(
 
 
 async def join_subtasks(context: RunContext) -> None:
-    """Wait for each subtask that has not ended, in the order of their starts, and raise the first error."""
+    """Wait for each subtask that has not ended, in the order in which they started, and raise the first error."""
     for handle in context.subtasks:
         if not handle.done():
             await handle

@@ -41,8 +41,8 @@ class Tool:
         description: description that the model sees.
         parameters: JSON Schema of an object whose properties are the keyword arguments of `work`.
         work: sync or async function. If the function's first parameter is named ``call``, it receives the `Call`, which
-            the model does not see. If the function raises `ToolFailed`, the model gets the message unchanged; any other
-            error is shown to the model with its class.
+            the model does not see. If the function raises `ToolFailed`, the model gets the message unchanged; for any
+            other error, the model gets the class and the message.
         timeout_s: deadline of a call, in seconds. None means the host's default; infinity means no deadline, for a tool
             that waits for a person. When the deadline expires, the call is stopped and the model gets an error.
         isolation: where the function runs. ``auto`` runs an async function on the loop and a sync function in a thread.
@@ -78,7 +78,7 @@ class Tool:
         if not _NAME.fullmatch(self.name):
             raise ConfigurationError(
                 f"invalid tool name {self.name[:80]!r}",
-                hint="use 1 to 64 letters, digits, underscores and hyphens: tool(name=...)",
+                hint="use 1 to 64 letters, digits, underscores and hyphens; set the name with tool(name=...)",
             )
         if self.parameters.get("type") != "object":
             raise ConfigurationError(
@@ -147,14 +147,14 @@ def tool(
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Make a `Tool` from a function. This decorator may be used with or without arguments.
 
-    The schema is made from the function's type hints. The descriptions of the parameters are read from the section
-    ``Parameters:`` or ``Args:`` of the docstring.
+    The schema is made from the function's type hints. The descriptions of the parameters are read from the docstring's
+    section ``Parameters:``, ``Args:`` or ``Arguments:``.
 
     Parameters:
         work: sync or async function with type hints.
         name: name of the tool; None means the function's name.
         description: description that the model sees; None means the docstring up to its first section.
-        timeout_s, isolation, idempotent, exclusive, approval: fields of the `Tool`; see there.
+        timeout_s, isolation, idempotent, exclusive, approval: see the fields of `Tool` with the same names.
 
     Raises:
         ConfigurationError: if the function has a parameter that a model cannot pass.
@@ -186,7 +186,7 @@ def as_tool(thing: object) -> Tool:
     if callable(thing) and not inspect.isclass(thing):
         return tool(thing)
     raise ConfigurationError(
-        f"{thing!r} is not a tool", hint="a tool is a function with type hints, a Tool, a Toolset or an Agent"
+        f"{thing!r} is not a tool", hint="pass a function with type hints, a Tool, a Toolset or an Agent"
     )
 
 
@@ -231,7 +231,8 @@ class Toolset:
 
     If ``executes`` is true, a model may execute commands on this machine, so a server requires a token even on
     loopback. If ``unwalled`` is true, the programs that the tools start run with the rights of the server's user and
-    could use any credential in a file or an environment variable, so a server accepts approvals only from a person.
+    could use any credential in a file or an environment variable, so a server requires a person's approval key for each
+    approval.
     """
 
     executes: bool = False

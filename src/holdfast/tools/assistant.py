@@ -37,6 +37,9 @@ __all__ = ["Approve", "assistant"]
 
 Approve = Literal["all", "dangerous", "none"]
 
+_SAMPLE = Path(__file__).with_name("sample")
+"""Files to work on for those who try the assistant without a model of their own."""
+
 _INSTRUCTIONS = """\
 You are a capable assistant. You work with tools on the user's machine ({system}) and in one folder, the workspace.
 Paths are relative to it.
@@ -82,15 +85,15 @@ def assistant(
     Parameters:
         model: a `Model` or a model name, such as ``anthropic:claude-sonnet-5`` or ``scripted:demo``.
         workspace: folder that the agent works in, which is created if missing; None gives each session its own folder
-            in ``.holdfast/workspaces``.
+            in ``.holdfast/workspaces``. With ``scripted:demo``, a new or empty folder begins with a few sample files.
         approve: calls that need a person's approval. ``all`` means commands, scripts, fetches, browser actions and file
             changes. ``dangerous`` means dangerous commands (see `holdfast.tools.commands.danger`), and scripts if this
-            machine cannot confine them. ``none`` means none of these. Additional `tools` keep their own approval rules.
+            machine cannot confine them. ``none`` means no calls. Additional `tools` keep their own approval rules.
         network: network access of Python scripts (see `Sandbox`); None denies access if this machine can enforce that.
         browser: whether the agent gets a `Browser`.
         tools: additional tools, such as `McpServer` objects, for the agent and the child agent.
         instructions: text to append to the built-in instructions.
-        limits: limits of a run, of which a child agent gets half of the steps and tool calls; None uses the defaults of
+        limits: limits of a run; a child agent gets half of the steps and tool calls. None uses the defaults of
             `AgentLimits`.
         settings: settings for the model layer, such as ``temperature``.
         name: name of the agent.
@@ -102,7 +105,10 @@ def assistant(
     if approve not in ("all", "dangerous", "none"):
         raise ConfigurationError(f"unknown approve value {approve!r}", hint="choose all, dangerous or none")
     found = find_model(model) if isinstance(model, str) else model
-    folder = workspace if isinstance(workspace, Workspace) else Workspace(workspace)
+    if isinstance(workspace, Workspace):
+        folder = workspace
+    else:
+        folder = Workspace(workspace, template=_SAMPLE if model == "scripted:demo" else None)
     limits = limits or AgentLimits()
     shared = [*_own_tools(folder, approve, network), *tools]
     if browser:

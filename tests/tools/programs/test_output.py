@@ -71,7 +71,7 @@ def test_one_that_is_closed_while_it_pauses_never_reads_again() -> None:
         capture = Capture(read, lambda data: None)
         capture._read = 10**12
         os.write(write, b"x")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while capture._pause is None:
                 await asyncio.sleep(0)
         capture.close()

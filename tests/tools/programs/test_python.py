@@ -272,7 +272,7 @@ with ThreadPoolExecutor(20) as pool:
 sum(isinstance(each, str) for each in told), [each for each in told if isinstance(each, str)][0]
 """
     (told,) = run(tmp_path, script, tools=[counted], calls_at_once=3, calls=25)
-    assert told == '[value] [15, "tool call limit reached: a script may make 25 calls"]'
+    assert told == '[value] [15, "tool call limit reached: a script may make at most 25 calls"]'
     assert (most, made) == (3, 25)
 
 

@@ -52,7 +52,7 @@ def on_agent(
 
 
 async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.005)
 
@@ -206,7 +206,7 @@ def test_a_person_can_be_asked_before_each_command(tmp_path: Path) -> None:
         session = host.session("s")
         for decision, said in ((session.approve, "exit code 0"), (session.deny, "done: ")):
             receipt = await session.send("go")
-            async with asyncio.timeout(15):
+            async with asyncio.timeout(30):
                 while not (open_ := await session.questions()):
                     await asyncio.sleep(0.01)
             assert not (tmp_path / "made").exists()
@@ -239,7 +239,7 @@ def test_what_is_written_to_a_shell_in_the_background_is_asked_about(tmp_path: P
         session = host.session("s")
         receipt = await session.send("go")
         for name in [*asked, "write_process"]:
-            async with asyncio.timeout(15):
+            async with asyncio.timeout(30):
                 while not (open_ := await session.questions()):
                     await asyncio.sleep(0.01)
             assert open_[0].tool == name
@@ -296,7 +296,7 @@ def test_the_end_of_a_process_is_told_to_its_session(tmp_path: Path) -> None:
     async def scenario(host: Host) -> None:
         session = host.session("s")
         assert " started, pid" in await session.ask("go")
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(30):
             while not heard(await entries(session), "exit code 5. Last output"):
                 await asyncio.sleep(0.01)
 
@@ -315,7 +315,7 @@ def test_processes_that_end_with_the_host_are_told_at_the_next_start(tmp_path: P
 
     async def second(host: Host) -> None:
         assert living(token) == []
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(30):
             while not heard(await entries(host.session("s")), "ended together with its host"):
                 await asyncio.sleep(0.01)
 

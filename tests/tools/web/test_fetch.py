@@ -202,7 +202,7 @@ def test_each_redirect_is_judged_anew() -> None:
     assert "not on the public internet" in told[0]
     assert "is not a web URL" in told[1]
     assert "user name" in told[2]
-    assert "more than 10 redirects" in told[3]
+    assert "stopped after 10 redirects" in told[3]
     assert told[4].endswith("GET /end?x=1 HTTP/1.1")
 
 

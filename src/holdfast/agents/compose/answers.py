@@ -22,7 +22,7 @@ Join: TypeAlias = Callable[[Sequence[BranchResult]], "str | Awaitable[str]"]
 
 
 def texts_in_order(results: Sequence[BranchResult]) -> str:
-    """Join the branches' answers in order, separated by blank lines; empty answers are left out."""
+    """Join the answers of the completed branches in order, separated by blank lines; omit empty answers."""
     return STEP_BREAK.join(result.text for result in results if result.completed and result.text)
 
 

@@ -103,7 +103,7 @@ def branch(
 
 
 def branch_spec(thing: BranchLike) -> BranchSpec:
-    """Return a branch unchanged, or make a branch of an agent. Raises `ConfigurationError` for any other object."""
+    """Return a branch unchanged, or make a branch from an agent. Raises `ConfigurationError` for any other object."""
     return thing if isinstance(thing, BranchSpec) else branch(thing)
 
 
@@ -127,7 +127,7 @@ def named(branches: Iterable[BranchLike]) -> tuple[BranchSpec, ...]:
 
 
 def composite(name: str, work: Callable[[Run], Any], parts: Iterable[BranchSpec], description: str) -> Agent:
-    """Return a composite agent. The agent is replayable if every part is a replayable agent, not just a name."""
+    """Return a composite agent, which is replayable if all parts are replayable `Agent` objects, not names."""
     agents = [part.agent for part in parts]
     known = tuple(agent for agent in agents if isinstance(agent, Agent))
     return Agent(

@@ -1,4 +1,4 @@
-"""Branches in parallel; all of them, the first, or a given number must complete."""
+"""A composite that runs branches in parallel, until all branches or a required number have completed."""
 
 from __future__ import annotations
 
@@ -37,24 +37,26 @@ def parallel(
 ) -> Agent:
     """Return an agent that sends the same request to several agents, its branches, at the same time.
 
-    Each branch is a child of the run. It appears in the log and in the task tree under its own name, where its text is
-    streamed, and is not repeated in a later attempt once it has finished. At the end, the agent emits the text that
-    `join` builds from the answers. If the agent is interrupted or fails, its text consists of the answers so far.
+    Each branch is a child of the run. A branch appears in the log and in the task tree under its own name, and its text
+    is streamed under that name. A later attempt does not repeat a branch that has finished. At the end, the agent emits
+    the text that `join` builds from the answers. If the agent is interrupted or fails, its text consists of the answers
+    so far.
 
     Once enough branches have completed, the remaining branches are interrupted with a cause that names the reason. When
     the agent ends, every branch has ended, or was abandoned and is listed in the receipt.
 
     Parameters:
-        branches: agents, functions of a run, names of the host's agents, or results of `branch`.
+        branches: agents, functions that take a `Run`, names of the host's agents, or results of `branch`.
         name: name of the composite agent.
-        need: number of branches that must complete: ``all``, ``first``, or a number. Once that number has completed,
-            the remaining branches are interrupted. With ``some``, the agent waits for all branches, and at least one
-            must complete.
+        need: number of branches that must complete: ``all``, ``first`` (one branch), or a number. Once that number has
+            completed, the remaining branches are interrupted. With ``some``, the agent waits for all branches, and at
+            least one must complete.
         on_failure: action when too few branches can still complete: ``interrupt`` the remaining branches with a cause
             that names the failed branch, or ``wait`` for the remaining branches.
-        concurrency: maximum number of concurrent branches, which start in order; None means all.
-        join: function that is called with the results that count, in the order of the branches, and returns the answer.
-            It may be async; a sync function must not block. None joins the texts of the results with blank lines.
+        concurrency: maximum number of concurrent branches, which start in order; None means no limit.
+        join: function that is called with the results of the completed branches (at most as many as `need` requires, or
+            all with ``some``), in the order of the branches, and returns the answer. The function may be async; a sync
+            function must not block. None joins the texts of the results with blank lines.
         description: one-line description of the agent, for people and models.
 
     Raises:

@@ -1,10 +1,10 @@
-"""A composite that runs an agent periodically within one run, with other agents beside it.
+"""A composite that runs an agent periodically within one run, and other agents at the same time.
 
 Invariants
-- At most one tick's child is active at a time; between ticks, the agent has a timer and no task.
-- Ticks are those of `holdfast.protocol.schedules`: ticks missed while a child is active, the loop is blocked or the
-  clock jumps follow the miss policy.
-- The agents in `beside` are interrupted after the last tick, and are gone when the composite ends.
+- At most one tick's child is active at a time; between ticks, a timer is set and no tick's child exists.
+- The ticks are determined by `holdfast.protocol.schedules`. The miss policy applies to ticks that are missed because a
+  child is active, the loop is blocked or the clock jumps.
+- The agents in `beside` are interrupted after the last tick, and have ended when the composite ends.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def periodic(
     """Return an agent that runs another agent at each tick of a clock, within one run.
 
     Each tick runs as a child of the run, in the log and in the task tree. The composite's answer is the answer of the
-    last completed tick. The composite ends after `max_runs` ticks, when it is interrupted, or at the run's deadline,
-    which is the setting ``run_timeout_s``. For work over days or across restarts, put a schedule on a session
+    last completed tick. The composite ends after `max_runs` ticks, when it is interrupted, or at the run's deadline
+    (the setting ``run_timeout_s``). For work over days or across restarts, put a schedule on a session
     (`Session.schedule`).
 
     Parameters:
@@ -64,11 +64,13 @@ def periodic(
             result of `branch`. If a tick fails, the composite ends with the tick's error; to restart a failed agent,
             wrap it in `supervised`. If a tick exceeds its deadline, the composite continues.
         every_s, cron, timezone: times of the ticks: either an interval in seconds, or a cron expression in a time zone.
-        initial_delay_s: time to the first tick, in seconds; None means `every_s`.
+        initial_delay_s: time to the first tick, in seconds; None means `every_s`. With `cron`, this is the minimum time
+            to the first tick, and None means 0.
         jitter_s: maximum random delay of each tick, in seconds.
-        max_runs: maximum number of ticks; None means that the number is not limited.
-        miss: policy for missed ticks. ``skip`` drops the missed ticks. ``delay`` runs one late tick in place of all
-            missed ticks and starts the next interval there. ``burst`` runs each missed tick, one after another.
+        max_runs: maximum number of ticks; None means no limit.
+        miss: policy for missed ticks. ``skip`` runs the newest missed tick if it is at most 60 s late, and drops all
+            others. ``delay`` runs the newest missed tick, however late, drops all others, and counts `every_s` from
+            then on. ``burst`` runs the newest 100 missed ticks, one after another, and drops older ones.
         overlap: policy for a tick that is due while the previous tick is active. ``queue`` waits until the previous
             tick has ended and then applies `miss`, ``reject`` drops the new tick, and ``interrupt`` interrupts the
             previous tick and then starts the new one.

@@ -35,8 +35,8 @@ def route(
     is logged, and is not repeated in a later attempt.
 
     Parameters:
-        choose: chooser that answers with the name of a branch; a function of the run, or an agent. Differences in case,
-            and white space, quotes and full stops around the name, are ignored.
+        choose: function of a run, or agent, that answers with the name of a branch. Differences in case are ignored, as
+            are white space, quotes and full stops around the name.
         routes: the branches by name.
         name: name of the composite agent.
         otherwise: branch to run if the chooser's answer is not a name in `routes`; None makes such a run fail.
@@ -49,7 +49,7 @@ def route(
     """
     parts = {_plain(key): replace(branch_spec(thing), name=key) for key, thing in routes.items()}
     if not parts:
-        raise ConfigurationError("no branches given", hint="pass at least one agent, by its name")
+        raise ConfigurationError("no branches given", hint="pass at least one named agent in routes")
     if len(parts) < len(routes) or "" in parts:
         raise ConfigurationError(
             f"ambiguous or empty branch names: {', '.join(map(repr, routes))}",

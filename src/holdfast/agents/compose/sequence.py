@@ -25,7 +25,7 @@ def sequence(*branches: BranchLike, name: str = "sequence", description: str = "
     previous agent's answer. If an agent does not complete, the sequence ends with the error of that agent.
 
     Parameters:
-        branches: agents, functions of a run, names of the host's agents, or results of `branch`.
+        branches: agents, functions that take a `Run`, names of the host's agents, or results of `branch`.
         name: name of the composite agent.
         description: one-line description of the agent, for people and models.
 

@@ -1,10 +1,10 @@
-"""Branches that are restarted when they do not complete, in the manner of OTP supervisors.
+"""A composite that restarts branches that do not complete, in the manner of an OTP supervisor.
 
 Invariants
 - A branch has one incarnation at a time: the next incarnation starts after the scope of the previous one has closed.
   The id of an incarnation contains its number, so that the log distinguishes the incarnations of a branch.
 - With every strategy, a completed branch keeps its answer and is not restarted, unless the branch is permanent.
-- Each restart that follows a branch's own end counts once; the other branches restarted with it do not count.
+- When a branch is restarted because it ended, this counts as one restart, even if other branches are restarted with it.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ def supervised(
     If the agent is interrupted or fails, its text consists of the answers so far.
 
     Parameters:
-        branches: agents, functions of a run, names of the host's agents, or results of `branch`, whose ``restart`` is
-            the restart policy.
+        branches: agents, functions that take a `Run`, names of the host's agents, or results of `branch`, whose
+            ``restart`` is the restart policy.
         name: name of the composite agent.
         strategy: branches to restart when a branch fails: only the failed branch (``one_for_one``), also the branches
             after it (``rest_for_one``), or all branches (``one_for_all``). The other branches are interrupted first,
             with a cause that names the failed branch. Completed branches keep their answers.
-        restarts: maximum number of restarts within `within_s`; one more restart ends the agent.
+        restarts: maximum number of restarts within `within_s`; if more are needed, the agent ends with an error.
         within_s: length of the sliding window in which restarts are counted, in seconds.
         delay_s: delay before each restart, in seconds.
         join: function that builds the answer from the results of the completed branches; see `parallel`.
@@ -67,7 +67,7 @@ def supervised(
     Raises:
         ConfigurationError: if no branches are given, or a parameter is invalid. The agent's run raises
             `TooManyRestarts`, with all results and the last errors, if branches need too many restarts. The run raises
-            `BranchesFailed` if all branches were temporary and none completed.
+            `BranchesFailed` if all branches have ended and none has completed.
     """
     parts = named(branches)
     if not parts:
@@ -275,6 +275,6 @@ class _Supervision:
         work = self._work
         return TooManyRestarts(
             f"more than {work.restarts} restarts within {work.within_s:g} s: {'; '.join(self._failures)}",
-            hint="see the last errors; for a branch whose end does not matter, use restart='temporary'",
+            hint="fix the causes of these errors; for a branch that need not be restarted, use restart='temporary'",
             results=results,
         )

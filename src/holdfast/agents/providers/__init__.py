@@ -1,1 +1,1 @@
-"""Models of every provider, through pydantic-ai's model layer (extra ``models``)."""
+"""Models of all providers that pydantic-ai supports (extra ``models``)."""

@@ -1,12 +1,12 @@
 """Convert between our messages and pydantic-ai's.
 
 Our messages identify calls by our ids. In a request, a call has the id that the provider gave it, if the step's
-``state`` contains that id. Otherwise, the call has a hash of our id: nine characters that every provider accepts, the
-same in every request.
+``state`` contains that id. Otherwise, the call's id is a hash of our id. The hash is the same in every request, and has
+nine characters, a form that every provider accepts.
 
-The ``state`` of a step holds the data that the provider needs back besides text and calls: signatures, the provider's
-ids, and reasoning. The state refers to the step's text and calls instead of repeating them. A state that no longer
-matches the text and calls is dropped.
+In later requests, a provider needs more of an answer than its text and calls: signatures, the provider's ids, and
+reasoning. A step's ``state`` holds these additional data, and refers to the step's text and calls instead of repeating
+them. A state that no longer matches the text and calls is ignored.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ _PLAIN = ("text", "tool-call")
 
 
 def to_provider(request: ours.ModelRequest, attachments: Mapping[str, bytes]) -> list[ModelMessage]:
-    """Return the messages of a request.
+    """Convert the messages of a request to pydantic-ai's messages.
 
     Parameters:
-        attachments: bytes of the attachments, by digest; an attachment that is missing here is described in text.
+        attachments: bytes of the attachments, by digest; attachments that are missing here are described in text.
     """
     history = _History(attachments)
     for message in request.messages:
@@ -128,8 +128,8 @@ def _plain_parts(message: ours.AssistantMessage) -> Iterator[ModelResponsePart]:
 
 
 def state_of(response: ModelResponse) -> Any:
-    """Return, as JSON, the data that the next request needs besides the answer's text and calls. If the next request
-    needs no such data, return None."""
+    """Return the data, in JSON types, that later requests need besides the answer's text and calls; None if they need
+    no such data."""
     [dumped] = ModelMessagesTypeAdapter.dump_python([response], mode="json")
     parts = [_without_content(part) for part in dumped["parts"]]
     if all(part["part_kind"] in _PLAIN and len(part) == 2 for part in parts):

@@ -1,10 +1,10 @@
-"""Models of every provider, through pydantic-ai's model layer (extra ``models``).
+"""Models of all providers that pydantic-ai supports (extra ``models``).
 
 One request is one HTTP request: the SDKs' own retries are disabled, since a retry after an interrupt would be billed.
-Leaving the block of `PydanticModel.stream`, or cancelling the task that waits in it, closes the connection, even before
-the provider has sent its headers.
+Leaving the block of `PydanticModel.stream`, or cancelling the task that waits in the block, closes the connection, even
+if the provider has not sent any headers yet.
 
-Connections are reused between requests only inside `PydanticModel.lifespan`, which a host enters. Outside it, each
+Connections are reused between requests only inside `PydanticModel.lifespan`, which a host enters. Otherwise, each
 request opens and closes its own connection.
 """
 
@@ -49,7 +49,7 @@ _REASONS: Mapping[str, Reason] = {
 
 
 def pydantic_model(name: str) -> PydanticModel:
-    """Return the model ``provider:model``. Its key and address come from the provider's usual environment variables.
+    """Return the model ``provider:model``, with the key and address from the provider's usual environment variables.
 
     ``openai:…`` uses OpenAI's Responses API. If ``OPENAI_BASE_URL`` points to another server, ``openai:…`` uses Chat
     Completions, because that server may not support the Responses API. ``openai-chat:…`` and ``openai-responses:…``
@@ -220,7 +220,7 @@ class PydanticModel(Toolset):
             return ModelFailed(f"{self._name} does not support this request: {_plain(str(error))}")
         return ModelFailed(
             f"{self._name} sent an invalid response: {_plain(format_error(error))}",
-            hint="check that the provider's address is a server for this protocol",
+            hint="check that the server at the provider's address supports this protocol",
             retry_after_s=BACK_S,
         )
 
@@ -245,7 +245,7 @@ class PydanticModel(Toolset):
             hint = (
                 f"the provider asks to wait {after:g} s"
                 if after is not None
-                else "the provider has trouble; retry later"
+                else "the provider reported a temporary failure; retry later"
             )
         return ModelFailed(
             f"{self._name} answered with status {status}: {_message_of(error)}",
@@ -291,12 +291,13 @@ def _build(name: str, spelled: str) -> ProviderModel:
             ) from None
         variables = list(dict.fromkeys(_VARIABLE.findall(text)))
         raise ConfigurationError(
-            f"the model {name} lacks a setting of its provider",
+            f"the model {name} needs a provider setting that is missing",
             hint=f"set {' or '.join(variables)} in the environment" if variables else text,
         ) from None
     except Exception as error:
         raise ConfigurationError(
-            f"setting up the model {name} failed: {_plain(format_error(error))}", hint="check the provider's variables"
+            f"setting up the model {name} failed: {_plain(format_error(error))}",
+            hint="check the provider's environment variables",
         ) from error
 
 

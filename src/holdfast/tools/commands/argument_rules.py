@@ -1,7 +1,8 @@
 """Rules that decide whether a command's arguments keep the command harmless.
 
-A rule is a function that takes a program's arguments and returns whether the program then only reads, builds or tests,
-and writes only below the current folder. A word whose value is known only at run time fails most rules.
+A rule is a function that takes a program's arguments and returns whether the program, with these arguments, only reads,
+builds or tests, and writes only below the current folder. Most rules reject a word if its value is known only at run
+time.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ _SECRET_NAMES = (".env", ".ssh", ".aws", ".gnupg", ".kube", ".netrc", ".holdfast
 
 
 def is_secret(word: Word) -> bool:
-    """Return whether a word is a path to credentials, to another process's data under ``/proc``, or to a device."""
+    """Return whether a word is a path to credentials, to a process's data, or to a network, memory or disk device."""
     text = word.known if word.text is None else word.text
     if word.has_glob and any(map(_may_be_secret, text.split("/"))):
         return True
@@ -81,7 +82,7 @@ def _may_be_secret(part: str) -> bool:
 
 
 def is_endless(word: Word) -> bool:
-    """Return whether a word names a device with endless output, which would fill the disk when copied."""
+    """Return whether a word names a device with endless output, which would fill the disk if copied to a file."""
     return re.fullmatch(r"/dev/(zero|u?random|full)", word.text or "") is not None
 
 
@@ -89,7 +90,7 @@ _HOMES = re.compile(r"~|/+(root|home|Users|var/lib)(/|$)|/+$|/+\*|\.\./\.\.(/|$)
 
 
 def reads_public(words: Sequence[Word]) -> bool:
-    """Accept words that do not name a home folder, a folder two or more levels above, or the root folder."""
+    """Accept words other than the root folder and paths in home folders, in ``/var/lib``, or two or more levels up."""
     named = [word.known if word.text is None else word.text for word in words]
     return not any(_HOMES.match(text if text.endswith("/") else os.path.normpath(text)) for text in named if text)
 
@@ -103,7 +104,7 @@ def is_inside(word: Word) -> bool:
 
 
 def has_glob(words: Sequence[Word]) -> bool:
-    """Return whether any word contains a wildcard, so that the shell may expand it."""
+    """Return whether any word contains a wildcard, which the shell may expand."""
     return any(word.has_glob for word in words)
 
 
@@ -143,7 +144,7 @@ def nothing(words: Sequence[Word]) -> bool:
 
 
 def lacks(*patterns: str) -> Rule:
-    """Return a rule that accepts known words of which none starts with a match of one of the patterns."""
+    """Return a rule that accepts words with known values, unless a word starts with a match of a pattern."""
     forbidden = re.compile("|".join(patterns))
     return lambda words: is_literal(words) and not any(forbidden.match(word.text or "") for word in words)
 
@@ -170,9 +171,10 @@ def reaches_no_outside(words: Sequence[Word]) -> bool:
 
 
 def subcommand(allowed: str, forbidden: str = r"(?!)") -> Rule:
-    """Return a rule that accepts allowed subcommands, and a command without arguments.
+    """Return a rule that accepts the subcommands that match `allowed`, and a command without arguments.
 
-    No word may match `forbidden`, and no argument of the subcommand may name a file outside the current folder.
+    No word may start with a match of `forbidden`, and no argument of the subcommand may name a file outside the current
+    folder.
     """
     first, bad = re.compile(allowed), re.compile(forbidden)
 
@@ -188,9 +190,9 @@ def subcommand(allowed: str, forbidden: str = r"(?!)") -> Rule:
 def runs_script(flags: str, modules: Sequence[str] = ()) -> Rule:
     """Return a rule that lets an interpreter run a script below the current folder or one of `modules`.
 
-    The rule also accepts a single option that prints the version or a help text.
+    The rule also accepts a single option that prints the version or help.
 
-    The rule does not accept an interpreter without a script, because it would execute its standard input.
+    The rule does not accept an interpreter without a script, because the interpreter would execute its standard input.
     """
     allowed = re.compile(flags)
 
@@ -225,7 +227,7 @@ def _names_target_folder(words: Sequence[Word]) -> bool:
 
 
 def copies_inside(words: Sequence[Word]) -> bool:
-    """Accept a copy of any files to a place below the current folder."""
+    """Accept copying files to a target in or below the current folder."""
     operands = operands_of(words)
     literal = is_literal(words) and not _names_target_folder(words) and reads_public(operands)
     return literal and len(operands) >= 2 and (is_inside(operands[-1]) or operands[-1].text == ".")
@@ -238,25 +240,25 @@ def moves_inside(words: Sequence[Word]) -> bool:
 
 
 def removes_named_files(words: Sequence[Word]) -> bool:
-    """Accept files below the current folder, each given by its full name."""
+    """Accept removing files below the current folder, if no file name contains a wildcard."""
     plain = all(flag in ("-f", "-v", "-i", "--") for flag in flags_of(words))
     return plain and writes_inside(words) and not has_glob(words)
 
 
 def links_inside(words: Sequence[Word]) -> bool:
-    """Accept links below the current folder that replace nothing."""
+    """Accept creating links below the current folder, but no option that replaces existing files."""
     return writes_inside(words) and not _names_target_folder(words) and "f" not in "".join(flags_of(words))
 
 
 def changes_modes_inside(words: Sequence[Word]) -> bool:
-    """Accept ordinary modes for files below the current folder."""
+    """Accept permission changes below the current folder, except to 777, set-uid, set-gid or sticky."""
     mode, *files = operands_of(words) or [Word(None)]
     plain = re.fullmatch(r"[ugoa]*[+-=][rwxX]+|[0-7]{3}", mode.text or "") is not None and mode.text != "777"
     return plain and not flags_of(words) and writes_inside(files)
 
 
 def sorts_inside(words: Sequence[Word]) -> bool:
-    """Accept ``-o FILE``, in all its spellings, for files below the current folder."""
+    """Accept an output file (``-o FILE``, in any spelling) below the current folder."""
     for word, following in zip_longest(words, words[1:], fillvalue=Word(None)):
         text = word.text or ""
         if text in ("-o", "--output") and not is_inside(following):
@@ -276,7 +278,7 @@ _SED_FLAG = re.compile(r"-[nErsziu]+|-e|-i\.?\w*|--(expression|quiet|regexp-exte
 
 
 def sed(words: Sequence[Word]) -> bool:
-    """Accept scripts that substitute, print and delete; ``-i`` only below the current folder."""
+    """Accept sed scripts that only substitute, print and delete, with ``-i`` only below the current folder."""
     operands = operands_of(words)
     scripts = [after for word, after in zip_longest(words, words[1:], fillvalue=Word(None)) if word.text == "-e"]
     files = [word for word in operands if word not in scripts]
@@ -292,7 +294,7 @@ _AWK_REACHES = re.compile(r"system|getline|>>|print[^;}]*>|(?<!\|)\|(?!\|)|@|-i\
 
 
 def awk(words: Sequence[Word]) -> bool:
-    """Accept programs that start no command and write no file."""
+    """Accept awk programs that start no command and write no file."""
     return is_literal(words) and not any(_AWK_REACHES.search(word.text or "") for word in words)
 
 
@@ -461,6 +463,6 @@ _OF_WGET = {"-O": "-o", "-qO": "-o", "-q": "-s", "-nv": "-s"}
 
 
 def wget(words: Sequence[Word]) -> bool:
-    """Accept what `fetches_url` accepts, in wget's spelling; ``-O -`` is standard output."""
+    """Accept wget's equivalents of the arguments that `fetches_url` accepts; ``-O -`` means standard output."""
     texts = [_OF_WGET.get(word.text or "", word.text) for word in words]
     return fetches_url([Word("page" if text == "-" else re.sub("^-qO-$", "-s", text or "")) for text in texts])

@@ -1,9 +1,9 @@
 """Decide which commands need a person's approval: all commands that are not known to be harmless.
 
 A command needs no approval if every program in it only reads, builds or tests, and writes only below the current folder
-(`holdfast.tools.commands.harmless`); its redirections may also write to files in ``/tmp``. Any other command may
-destroy data, send data or change the machine. The decision is based only on the command's text. It protects against a
-model's mistakes and is not a security boundary: scripts in the workspace run without inspection.
+(`holdfast.tools.commands.harmless`); the command's redirections may also write to files in ``/tmp``. Any other command
+may destroy data, send data or change the machine. The decision is based only on the command's text. It protects against
+a model's mistakes and is not a security boundary: scripts in the workspace run without inspection.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Commands that run without a person's approval, with the rule for the arguments of each.
+"""Commands that run without a person's approval, each with the rule for its arguments.
 
-A command that is not in the table, or breaks its rule, needs approval.
+A command needs approval if it is not in the table, or if its arguments break the rule for the command.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Parse a shell command line into the simple commands, redirections and assignments that it contains.
 
-Uses tree-sitter's grammar for Bash, whose parser never raises and never runs for long. Finds commands everywhere:
+The parser uses tree-sitter's grammar for Bash; it never raises and never runs for long. It finds commands everywhere:
 in pipelines, loops, subshells, command and process substitutions, and here-documents.
 """
 
@@ -30,7 +30,7 @@ class Word:
     Parameters:
         text: value of the word after quote removal; None if the value is known only at run time.
         has_glob: whether the word contains unquoted wildcards or braces, and may therefore expand to several words.
-        known: known parts of a word without `text`, with ``?`` for each unknown part.
+        known: for a word with an unknown value, its known parts, with ``?`` for each unknown part.
     """
 
     text: str | None

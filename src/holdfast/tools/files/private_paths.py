@@ -17,7 +17,7 @@ _changing = threading.Lock()
 
 
 def store_paths(store: str | os.PathLike[str]) -> tuple[str, ...]:
-    """Return the real paths of a store's file and of its existing or possible companion files."""
+    """Return the real paths of a store's file and of its companion files, whether or not they exist."""
     file = store_path(os.fspath(store))
     return tuple(file + suffix for suffix in _BESIDE_A_STORE)
 

@@ -1,4 +1,4 @@
-"""Search for a pattern in a workspace's files, in a separate process because a bad pattern may match forever."""
+"""Search for a pattern in a workspace's files, in a separate process because a bad pattern may run forever."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _UNSEARCHED = (".git",)
 def search(
     root: str, pattern: str, path: str, files: str, ignore_case: bool, budget_s: float, private: tuple[str, ...]
 ) -> str:
-    """Return the matching lines as ``path:number: line``, followed by a line with the counts of the search.
+    """Return the matching lines as ``path:number: line``, followed by a summary line.
 
     Parameters:
         root: root of the workspace.

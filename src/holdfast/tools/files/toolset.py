@@ -149,7 +149,9 @@ class Files(Toolset):
                 seen = version(os.fstat(file.fileno()))
                 data = file.read(workspace.file_limit_bytes + 1)
             if len(data) > workspace.file_limit_bytes:
-                raise ToolFailed(f"{place.path} has more than {workspace.file_limit_bytes:,} bytes; use a program")
+                raise ToolFailed(
+                    f"{place.path} has more than {workspace.file_limit_bytes:,} bytes; use a program to edit it"
+                )
             if is_binary(data[:8192]):
                 raise ToolFailed(f"{place.path} is a binary file; use a program to change it")
             piece, instead = before, after
@@ -176,11 +178,11 @@ class Files(Toolset):
         raise ToolFailed(f"{path} keeps changing concurrently; nothing was written")
 
     def list_files(self, call: Call, path: str = ".", pattern: str = "*", recursive: bool = False) -> str:
-        """List files and folders of the workspace with their sizes.
+        """List the files and folders in a folder of the workspace, with the size of each file.
 
         Parameters:
             path: the folder, relative to the workspace.
-            pattern: names to list, such as *.py.
+            pattern: pattern of the names to list, such as *.py.
             recursive: include all subfolders.
         """
         lines: list[str] = []
@@ -205,7 +207,7 @@ class Files(Toolset):
         Parameters:
             pattern: a regular expression in Python syntax, matched against each line.
             path: the file or folder to search, relative to the workspace.
-            files: file names to search, such as *.py.
+            files: pattern for the names of the files to search, such as *.py.
             ignore_case: match case-insensitively.
         """
         around = current_scope()

@@ -3,9 +3,9 @@
 Invariants
 - A path is resolved one name at a time from the root. Each name is opened relative to its parent folder and never
   through a symbolic link; the target of a link is read and resolved by the same rule. So no link leads out of the
-  root, not even a link that is swapped in during the walk.
+  root, not even a link that is created while the path is being resolved.
 - Only regular files are opened, so a pipe or device can neither block a tool nor be affected by a tool.
-- A file is replaced atomically by a rename, after a last interrupt check. A call that is stopped before the rename
+- A file is replaced atomically by a rename, after a final interrupt check. A call that is stopped before the rename
   changes nothing, even if its thread was abandoned.
 - No path leads to a store of this process's hosts or to a store's companion files, such as the local token. The same
   holds for settings files, Holdfast folders and files of secrets, even if they are created later. A root that
@@ -20,6 +20,7 @@ import contextlib
 import hashlib
 import os
 import re
+import shutil
 import stat
 import threading
 from collections import deque
@@ -59,6 +60,12 @@ _CREATE_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEX
 _NEVER = frozenset((CONFIG_FILE, DATA_FOLDER, ".env"))
 """Names that are off limits to tools everywhere: they control the host or hold its secrets."""
 
+_UNFINISHED = ".unfinished"
+"""Name of a session's folder while the files of the template are copied into it."""
+
+_template_lock = threading.Lock()
+"""Lock held while the files of a template are copied."""
+
 _locks = tuple(threading.Lock() for _ in range(64))
 """Locks held from the last check of a file to the rename that replaces it; a file's location selects its lock."""
 
@@ -66,7 +73,7 @@ _locks = tuple(threading.Lock() for _ in range(64))
 class Workspace:
     """A root folder and its file operations.
 
-    All methods are thread-safe. They block, so call them from worker threads.
+    All methods are thread-safe. The methods block, so call them from worker threads.
 
     Parameters:
         root: path of the root folder, which is created if missing. If None, the root is ``.holdfast/workspaces``
@@ -74,10 +81,13 @@ class Workspace:
         per_session: whether each session gets its own folder below the root. The file tools of different sessions are
             then separated, but programs run with all rights of their user and can access any folder.
         file_limit_bytes: maximum size in bytes of a file that is written or edited.
+        template: small folder whose files are copied into each new folder of a session, or into the root if it is empty
+            when it is first used, by the call that uses it first. Links are copied as links; files of the host, such as
+            ``.env``, are left out. None means that the folders begin empty.
 
     Raises:
-        ConfigurationError: if the root is not a folder and cannot be created, or if the root contains or lies in the
-            host's settings, store, code or Python environment.
+        ConfigurationError: if the root is not a folder and cannot be created, if the root contains or lies in the
+            host's settings, store, code or Python environment, or if `template` is not a folder apart from the root.
     """
 
     def __init__(
@@ -86,11 +96,18 @@ class Workspace:
         *,
         per_session: bool = False,
         file_limit_bytes: int = 10_000_000,
+        template: str | os.PathLike[str] | None = None,
     ) -> None:
+        if template is not None and not os.path.isdir(template):
+            raise ConfigurationError(
+                f"the workspace template {os.fspath(template)!r} is not a folder", hint="choose a folder with files"
+            )
         self.per_session = per_session or root is None
         self.file_limit_bytes = file_limit_bytes
+        self._template: Path | None = None
         if root is None:
             self.root = data_folder().absolute() / WORKSPACES
+            self._template = _template_of(template, self.root)
             return
         try:
             check_folder(root)
@@ -101,24 +118,65 @@ class Workspace:
             self.root = Path(root).resolve(strict=True)
         except (OSError, ValueError) as error:
             raise _unusable(root, error) from error
+        self._template = _template_of(template, self.root)
 
     def of(self, run: Run) -> Workspace:
         """Return the workspace of the run's session: the session's own with `per_session`, otherwise this workspace."""
         if not self.per_session:
+            self._fill_root()
             return self
         own = self.root / _folder_name(run.principal) / _folder_name(run.session_key, run.session_id)
         try:
             if self.root.parent.name == DATA_FOLDER:
                 prepare_folder(os.fspath(self.root.parent))
-            for folder in (self.root, own.parent, own):
+            for folder in (self.root, own.parent):
                 folder.mkdir(mode=0o700, exist_ok=True)
+            self._make_own(own)
             found = Workspace.__new__(Workspace)  # covered by the check of this root
             found.per_session = False
             found.file_limit_bytes = self.file_limit_bytes
+            found._template = None
             found.root = own.resolve(strict=True)
         except OSError as error:
             raise _unusable(own, error) from error
         return found
+
+    def _make_own(self, folder: Path) -> None:
+        """Create a session's folder with the files of the template, unless the folder exists."""
+        template = self._template
+        if template is None:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            return
+        if folder.is_dir():
+            return
+        with _template_lock:
+            if folder.is_dir():
+                return
+            unfinished = folder.with_name(_UNFINISHED)
+            shutil.rmtree(unfinished, ignore_errors=True)  # left by a process that was killed
+            try:
+                unfinished.mkdir(mode=0o700)
+                _copy_files(template, unfinished)
+                unfinished.rename(folder)
+            finally:
+                shutil.rmtree(unfinished, ignore_errors=True)
+
+    def _fill_root(self) -> None:
+        """Copy the files of the template into the root when it is first used, if it is empty."""
+        template = self._template
+        if template is None:
+            return
+        with _template_lock:
+            if self._template is not template:
+                return
+            try:
+                if not os.listdir(self.root):
+                    _copy_files(template, self.root)
+            except OSError as error:
+                for entry in self.root.iterdir():
+                    shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+                raise _unusable(self.root, error) from error
+            self._template = None
 
     # ── paths ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -140,7 +198,7 @@ class Workspace:
 
     @contextlib.contextmanager
     def place(self, path: str, *, make_folders: bool = False) -> Iterator[Place]:
-        """Resolve a path inside the root. The target's folder must exist; the target itself need not.
+        """Resolve a path inside the root. The target need not exist; its folder must, unless `make_folders` is true.
 
         Parameters:
             path: path relative to the root, or an absolute path below the root.
@@ -295,12 +353,12 @@ class Workspace:
     ) -> Generator[DirectoryEntry, None, None]:
         """Yield the entries in and below a folder, sorted by name; if `path` is a file, yield only that file.
 
-        Links below `path` are not followed. Entries that are private, unreadable, or removed during the walk are left
-        out.
+        Links below `path` are not followed. Private entries, entries removed during the walk, and the contents of
+        unreadable subfolders are left out.
 
         Parameters:
             path: path of the folder or file.
-            depth: maximum depth of folders; None means `DEPTH_LIMIT`.
+            depth: number of folder levels to list; 1 lists only the folder's own entries, None means `DEPTH_LIMIT`.
             unsearched: names of folders to skip.
 
         Raises:
@@ -347,6 +405,32 @@ def _outside(path: str) -> ToolFailed:
 
 def _open_folder(name: str, above: int | None) -> int:
     return os.open(name, _OPEN_FOLDER, dir_fd=above)
+
+
+def _template_of(template: str | os.PathLike[str] | None, root: Path) -> Path | None:
+    """Return the real path of a template. Raises `ConfigurationError` if it cannot be copied into the root."""
+    if template is None:
+        return None
+    found, root = Path(os.path.realpath(template)), Path(os.path.realpath(root))
+    if found == root or found in root.parents or root in found.parents:
+        raise ConfigurationError(
+            f"the workspace template {os.fspath(template)!r} contains the workspaces, or lies in them",
+            hint="choose a folder apart from them, such as one with only the files to copy",
+        )
+    return found
+
+
+def _copy_files(template: Path, folder: Path) -> None:
+    """Copy the files of a template into an empty folder, which keeps its mode. Raises `OSError` if one fails."""
+    mode = folder.stat().st_mode
+    shutil.copytree(
+        template,
+        folder,
+        symlinks=True,
+        dirs_exist_ok=True,
+        ignore=lambda _, names: [name for name in names if name.casefold() in _NEVER],
+    )
+    folder.chmod(mode & 0o777)
 
 
 @contextlib.contextmanager

@@ -1,10 +1,10 @@
-"""Folders that are off limits as workspaces: those that hold the host's identity or code.
+"""Folders that cannot be workspaces, because they contain the host's settings, data or code.
 
-An agent that can write the settings, the store, a module of the host or the host's interpreter takes over the host
-when the host starts next. So a workspace may neither contain nor lie in any of these, not even through links, and
-even if the settings file does not exist yet. The same holds for files that other programs run or trust: system
-folders, the SSH keys in the home folder (and so the home folder itself), and the internals of a Git repository, whose
-hooks run with the next commit.
+An agent that can write the settings, the store, a module of the host or the host's interpreter can take over the host
+at its next start. So a workspace may neither contain nor lie in any of these, not even through links, and even if the
+settings file does not exist yet. The same holds for files that other programs run or trust: system folders, the SSH
+keys in the home folder (and so the home folder itself), and the internals of a Git repository, whose hooks run with
+the next commit.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def check_folder(folder: str | os.PathLike[str], private: Sequence[str] = ()) ->
 
 
 def own_paths() -> tuple[str, ...]:
-    """Return the real paths, besides the store's, that confined programs may never see, whether or not they exist."""
+    """Return the real paths, other than the store's, that confined programs may never see; they need not exist."""
     return (_real(config_file()), _real(data_folder()), _real(".env"))
 
 

@@ -1,8 +1,8 @@
 """A self-reconnecting connection to an MCP server, shared by the runs of all sessions.
 
-- The connection runs in a scope of its own, so interrupting a run cancels only that run's call, never the connection
+- The connection runs in its own scope, so interrupting a run cancels only that run's call, never the connection
   or another run's call. (The MCP client starts tasks in the context of the caller. If that were a run's context, the
-  tasks would belong to the run, and the connection would close when the run ends.)
+  tasks would belong to the run, and the connection would close when the run ended.)
 - Cancelling the task that waits for a call also cancels the call on the server. Calls are never retried automatically.
 """
 
@@ -53,7 +53,7 @@ class McpLink:
         name: server name, for display.
         open_streams: function that opens the streams of a connection. The function receives a callback, which it calls
             with the reason when the server side ends.
-        connect_s: timeout in seconds for connecting, and for a call's wait for a connection.
+        connect_s: timeout in seconds for each attempt to connect, and for a call that waits for a connection.
         on_tools: called with the server's tools each time the tools have been listed.
     """
 

@@ -1,7 +1,7 @@
 """The tools of an MCP server as tools of an agent (extra ``mcp``).
 
-The runs of all sessions share one connection to the server. If the server is a program, each principal can have a
-program and a connection of its own instead. `holdfast.tools.mcp.connection` describes how calls on a shared connection
+The runs of all sessions share one connection to the server. If the server is a program, each principal can get a
+separate program and connection instead. `holdfast.tools.mcp.connection` describes how calls on a shared connection
 are isolated from each other. A server program ends with the host. When a call is interrupted or exceeds its deadline,
 a cancel request is sent to the server.
 """
@@ -61,7 +61,7 @@ class McpServer(Toolset):
         cwd: folder in which the program starts; None means the current folder of this process.
         headers: headers to send with each HTTP request, such as ``authorization``.
         timeout_s: timeout of a call, in seconds; None uses the host's default for tools.
-        connect_s: timeout in seconds for connecting, and for a call's wait for a connection.
+        connect_s: timeout in seconds for each attempt to connect, and for a call that waits for a connection.
         approval: whether a person must approve each call, or a predicate that decides from the tool and its arguments.
         prefix: prefix of tool names that replaces ``<name>_``; None keeps ``<name>_``.
         tell_caller: whether to send the caller's principal, session and call id in the ``_meta`` field of each call.
@@ -105,7 +105,7 @@ class McpServer(Toolset):
             )
         if url and not url.startswith(("http://", "https://")):
             raise ConfigurationError(
-                f"{url!r} is not a valid MCP server URL", hint="use a URL that starts with https://"
+                f"{url!r} is not a valid MCP server URL", hint="use a URL that starts with https:// or http://"
             )
         self.name = name
         self.prefix = f"{name}_" if prefix is None else prefix
@@ -158,7 +158,8 @@ class McpServer(Toolset):
     async def lifespan(self, home: ToolsetContext) -> AsyncGenerator[None, None]:
         """Connect to the server, and reconnect as needed until the block exits.
 
-        If the first attempt to connect fails for any reason other than those below, it is retried in the background.
+        If the first attempt to connect fails for any reason other than those below, connecting is retried in the
+        background.
 
         Raises:
             MissingExtra: if the package ``mcp`` is not installed.
@@ -176,7 +177,7 @@ class McpServer(Toolset):
             if isinstance(link.error, (FileNotFoundError, PermissionError, NotADirectoryError)) and self._command:
                 raise ConfigurationError(
                     f"failed to start the program of MCP server {self.name!r}: {link.error}",
-                    hint="check its command and cwd, and that it is installed",
+                    hint="check that the program is installed, and that command and cwd are correct",
                 )
             self._link, self._scope = link, scope
             yield

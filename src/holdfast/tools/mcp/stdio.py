@@ -37,7 +37,7 @@ _ANSWER_TO = re.compile(rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*
 
 
 def inherited(extra: Mapping[str, str] | None) -> dict[str, str]:
-    """Return the environment of a server program: basic variables of this process and `extra`, without our keys."""
+    """Return the environment of a server program: basic variables of this process (not its keys) and `extra`."""
     base = {name: os.environ[name] for name in _INHERITED if name in os.environ}
     return {**base, **(extra or {})}
 
@@ -60,7 +60,8 @@ async def open_stdio(
         name: server name, for display.
         env: variables to add to the basic environment; None adds no variables.
         cwd: folder in which the program starts; None means the current folder of this process.
-        on_end: called with the reason when the program's output ends or its input breaks; may be called repeatedly.
+        on_end: called with the reason when the program's output ends or writing to its input fails; may be called
+            repeatedly.
 
     Raises:
         OSError: if the program fails to start.

@@ -65,7 +65,7 @@ def _kill(pid: int, started: int | None) -> bool:
 
 
 class Notes:
-    """The notes in a folder, which has one file for each running process.
+    """A folder of notes, with one file for each running process.
 
     Parameters:
         folder: path of the folder, which is created when the first note is written.

@@ -64,7 +64,7 @@ class OutputLog:
             del self._kept[: len(self._kept) - self.limit_bytes]
 
     def read(self, offset: int, limit_bytes: int) -> tuple[int, bytes]:
-        """Return the actual start offset, and at most `limit_bytes` bytes from it.
+        """Return the actual start offset, and at most `limit_bytes` bytes from there.
 
         The start offset is `offset`, or the offset of the oldest kept byte if that is greater.
         """
@@ -121,8 +121,8 @@ class Capture:
     """Reader of a pipe or pseudo-terminal on the running loop.
 
     Parameters:
-        fd: descriptor of the read end. The `Capture` owns the descriptor and closes it at the end of the file, in
-            `drain` or in `close`.
+        fd: descriptor of the read end. The `Capture` owns the descriptor and closes it at end of file, in `drain` or
+            in `close`.
         feed: called with each chunk of data that has been read.
     """
 

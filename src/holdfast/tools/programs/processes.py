@@ -3,11 +3,11 @@
 Invariants
 - A process belongs to one activation of a session: interrupting a run does not end the process, stopping the session
   does.
-- A session can access only its own processes; the ids of other sessions' processes are unknown ids to it.
+- A session can access only its own processes; the id of another session's process is treated as unknown.
 - If a start is cancelled before it returns, the process is ended, so every running process is in the session's list.
 - When a process ends, its session gets one message that states how the process ended. The message is not sent if a
-  waiting call has returned the end, or if a tool call or a stop of the session caused the end. If the host ends, the
-  next host sends the message, based on the process's note.
+  call that waits for the process reports this, or if a tool call or a stop of the session ended the process. If the
+  host ends, the next host sends the message, based on the process's note.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from holdfast.tools.files.workspace import Workspace
 from holdfast.tools.plain_text import readable, unfinished
 from holdfast.tools.programs.leftovers import Note, Notes, make_note
 from holdfast.tools.programs.output import OutputLog
-from holdfast.tools.programs.program import Program, ending, shown, typed
+from holdfast.tools.programs.program import Program, ending, shown, start_folder, typed
 from holdfast.tools.sandbox.environment import clean_environment
 
 __all__ = ["BackgroundProcess", "Processes"]
@@ -105,7 +105,7 @@ class BackgroundProcess:
 
 
 class Processes(Toolset):
-    """Tools for a model to start, list, poll, wait for, read, write to and kill background processes.
+    """Tools with which a model starts, lists, polls, waits for, reads from, writes to and kills background processes.
 
     Parameters:
         workspace: workspace in which commands start, or path of its root; None uses the default root of `Workspace`.
@@ -172,7 +172,7 @@ class Processes(Toolset):
 
     @contextlib.asynccontextmanager
     async def lifespan(self, home: ToolsetContext) -> AsyncIterator[None]:
-        """End processes that an earlier host left behind, notify their sessions, and keep notes from then on."""
+        """End processes that an earlier host left behind, notify their sessions, and write notes for new processes."""
         self._clock = home.clock
         notes = None if home.data_dir is None else Notes(home.data_dir / "processes")
         if notes is not None:
@@ -188,16 +188,16 @@ class Processes(Toolset):
     # ── the tools ────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def start_process(self, call: Call, command: str | list[str], folder: str = ".", pty: bool = False) -> str:
-        """Start a program in the background and return its id. You get a message when it ends.
+        """Start a program in the background and return its id. You get a message when the program ends.
 
         Parameters:
             command: a shell command line, or a list of a program and its arguments.
-            folder: where to run it, in the workspace.
+            folder: the folder to start in, relative to the workspace.
             pty: attach a terminal, for programs that need one.
         """
         run = call.run
         owner = (run.principal, run.session_key)
-        start_in = self._workspace.of(run).folder(folder)
+        start_in = await start_folder(self._workspace, run, folder)
         mine = self._sessions.setdefault(owner, {})
         running = sum(one.ended.value is None for one in mine.values())
         if running >= self._limit:
@@ -272,7 +272,7 @@ class Processes(Toolset):
 
         Parameters:
             process_id: the id that start_process returned.
-            text: the text to write, with its line breaks; on a terminal Ctrl-C is \\u0003.
+            text: the text to write, including line breaks; on a terminal, \\u0003 is Ctrl-C.
             end: close the input afterwards.
         """
         one = self._find(call, process_id)
@@ -280,7 +280,7 @@ class Processes(Toolset):
         data = typed(text, end=end and program.pty)
         taken = await program.write(data, timeout_s=_WRITE_S)
         if taken < len(data):
-            raise ToolFailed(f"the process read only {taken:,} of {len(data):,} bytes within {_WRITE_S:g} s")
+            raise ToolFailed(f"the process accepted only {taken:,} of {len(data):,} bytes within {_WRITE_S:g} s")
         if end and not program.pty:
             program.close_input()
         return "written; input closed" if end else "written"

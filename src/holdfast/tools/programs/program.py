@@ -2,7 +2,7 @@
 
 Invariants
 - The program and its descendants belong to the scope in which the tool's code runs; reapers track them.
-- Every descriptor created here is closed if the start fails, and otherwise by `Program.close`.
+- Every descriptor that is created here is closed at once if the start fails, and otherwise by `Program.close`.
 - No code here waits for the end of a pipe, so a remaining process that keeps a pipe open causes no delay.
 """
 
@@ -19,7 +19,7 @@ import tempfile
 import termios
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, TYPE_CHECKING, Literal
 
 from holdfast.errors import ToolFailed
 from holdfast.runtime import Process, Scope, current_scope
@@ -27,7 +27,11 @@ from holdfast.runtime.process_host import STDOUT, TreeResult
 from holdfast.tools.files.entries import printable
 from holdfast.tools.programs.output import Capture
 
-__all__ = ["Program", "command_line", "ending", "input_file", "shown", "typed"]
+if TYPE_CHECKING:
+    from holdfast.agents.run import Run
+    from holdfast.tools.files.workspace import Workspace
+
+__all__ = ["Program", "command_line", "ending", "input_file", "shown", "start_folder", "typed"]
 
 _LINGER_S = 0.2
 """Time in seconds for remaining processes to end by themselves, such as the other programs of a shell pipeline."""
@@ -35,6 +39,17 @@ _ROWS_AND_COLUMNS = (40, 120)
 _ON_TERMINAL = 'exec <>"$0" >&0 2>&0 && exec "$@"'
 """Shell script that opens a terminal before it runs a program, so that it becomes the controlling terminal."""
 _SHOWN_CHARACTERS = 120
+
+
+async def start_folder(workspace: Workspace, run: Run, folder: str) -> Path:
+    """Return the real path of a folder in the workspace of a run's session; make that workspace on a thread if new.
+
+    Raises:
+        ToolFailed: if no such folder exists in the workspace.
+    """
+    scope = current_scope()
+    assert scope is not None, "tools run in a scope"
+    return await scope.spawn(lambda: workspace.of(run).folder(folder), on="thread", name="workspace")
 
 
 def command_line(command: str | Sequence[str]) -> list[str]:
@@ -124,6 +139,7 @@ class Program:
         feed: Callable[[bytes], object],
         stdin: IO[bytes] | Literal["none", "open"] = "none",
         pty: bool = False,
+        name: str | None = None,
     ) -> Program:
         """Start a program in the current scope.
 
@@ -134,6 +150,7 @@ class Program:
             feed: called with each chunk of the program's standard output and standard error.
             stdin: a file as the standard input, ``"none"`` for no input, or ``"open"`` for a pipe that `write` uses.
             pty: whether to attach a terminal, which `write` then uses; `stdin` is ignored in this case.
+            name: display name; None uses the command.
 
         Raises:
             ToolFailed: if the program fails to start.
@@ -162,7 +179,13 @@ class Program:
                 ours.callback(os.close, entry)
             try:
                 process = await scope.process(
-                    words, stdin=given, stdout=write, stderr=STDOUT, cwd=folder, env=environment, name=shown(command)
+                    words,
+                    stdin=given,
+                    stdout=write,
+                    stderr=STDOUT,
+                    cwd=folder,
+                    env=environment,
+                    name=name or shown(command),
                 )
             except (OSError, ValueError) as error:
                 raise _not_started(error, command, folder) from error
@@ -181,7 +204,7 @@ class Program:
         """Kill the rest of the program's process tree, read the remaining output, and close.
 
         Parameters:
-            term_first_s: grace period between SIGTERM and the kill, in seconds; 0 kills at once.
+            term_first_s: grace period between SIGTERM and SIGKILL, in seconds; 0 kills at once.
         """
         try:
             return await self.process.kill_tree(term_first_s=term_first_s)
@@ -209,7 +232,7 @@ class Program:
             ToolFailed: if the program was started without input, or if either side has closed the input.
         """
         if self._entry is None:
-            raise ToolFailed("its input is closed")
+            raise ToolFailed("the program's input is closed")
         fd = os.dup(self._entry)  # a copy, so that a concurrent write or close does not interfere
         rest = memoryview(data)
         try:
@@ -224,13 +247,13 @@ class Program:
         except OSError as error:
             if error.errno not in (errno.EPIPE, errno.EIO):
                 raise
-            raise ToolFailed("it has closed its input") from error
+            raise ToolFailed("the program has closed its input") from error
         finally:
             os.close(fd)
         return len(data) - len(rest)
 
     def close_input(self) -> None:
-        """Close the program's input. To end a terminal's input, write the result of `typed` instead."""
+        """Close the program's input. To end a terminal's input, write ``typed(text, end=True)`` instead."""
         if self._entry is not None:
             os.close(self._entry)
             self._entry = None

@@ -38,7 +38,7 @@ from holdfast.tools.files.private_paths import private_paths
 from holdfast.tools.files.workspace import Workspace
 from holdfast.tools.files.workspace_guard import own_paths
 from holdfast.tools.programs.output import LiveOutput, Recording
-from holdfast.tools.programs.program import Program, ending
+from holdfast.tools.programs.program import Program, ending, start_folder
 from holdfast.tools.sandbox.environment import clean_environment
 from holdfast.tools.sandbox.sandbox import Isolation, Sandbox, find_isolation
 
@@ -74,8 +74,8 @@ _decode = msgspec.json.Decoder(_Hello | _Use | _Value).decode
 class Python(Toolset):
     """The tool ``python`` for a model, which runs a script in a new interpreter; the script can call the agent's tools.
 
-    How scripts are confined depends on `sandbox` and on this machine (see `Sandbox`), and is stated in the tool's
-    description. If `sandbox` denies the network and this machine cannot enforce that, every call is refused.
+    The confinement of scripts depends on `sandbox` and on this machine (see `Sandbox`); the tool's description states
+    it. If `sandbox` denies the network and this machine cannot enforce that, every call is refused.
 
     Parameters:
         workspace: workspace in which scripts start, or path of its root; None uses the default root of `Workspace`.
@@ -84,7 +84,7 @@ class Python(Toolset):
         tools: tools that scripts may call; None means the agent's tools.
         timeout_s: default timeout of a script, in seconds; time spent in tool calls does not count.
         timeout_limit_s: maximum timeout that the model may request, in seconds.
-        output_bytes: maximum number of output bytes in the result, and of characters of the script's value.
+        output_bytes: maximum number of bytes of output in the result, and of characters of the script's value.
         calls_at_once: maximum number of concurrent tool calls of a script; further calls wait.
         calls: maximum total number of tool calls of a script.
         interpreter: path of the Python interpreter (3.9 or later) that runs scripts with its installed packages.
@@ -161,10 +161,11 @@ class Python(Toolset):
 
         Parameters:
             script: the source code.
-            timeout_s: seconds until it is ended, excluding its tool calls; its output up to then is returned.
+            timeout_s: seconds after which the script is ended and its output so far is returned; time in tool calls
+                does not count.
         """
         isolation = find_isolation()
-        folder = self._workspace.of(call.run).folder(".")
+        folder = await start_folder(self._workspace, call.run, ".")
         argv = self._command(isolation, folder)
         recording = Recording(self._output_bytes)
         live = LiveOutput(call, _LIVE_BYTES)
@@ -188,10 +189,13 @@ class Python(Toolset):
         with contextlib.closing(live):
             async with _connected() as (reader, writer, theirs):
                 with theirs, theirs.makefile("rb") as given:
-                    program = await Program.start(argv, folder=folder, environment=environment, feed=feed, stdin=given)
+                    program = await Program.start(
+                        argv, folder=folder, environment=environment, feed=feed, stdin=given, name="python script"
+                    )
                 returncode = await conversation.hold(program, reader, writer, script)
         if not conversation.begun and not conversation.expired:
             raise ToolFailed(f"the script failed to start: {recording.text().strip() or ending(returncode or 0)}")
+        call.failed = returncode != 0 or conversation.fault is not None
         return self._told(recording.text(), conversation, returncode, wait_s)
 
     def _tools_of(self, agent: Agent) -> list[Tool]:
@@ -352,7 +356,7 @@ class _Conversation:
         try:
             try:
                 if not allowed:
-                    raise ToolFailed(f"tool call limit reached: a script may make {self._calls:,} calls")
+                    raise ToolFailed(f"tool call limit reached: a script may make at most {self._calls:,} calls")
                 answer = {"kind": "result", "id": message.id, "value": await self._use(message)}
             except Exception as error:
                 text = str(error) if isinstance(error, ToolFailed) else format_error(error)

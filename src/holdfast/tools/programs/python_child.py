@@ -54,7 +54,7 @@ class ScriptLink:
         """Send one complete frame."""
         data = json.dumps(frame, ensure_ascii=False, allow_nan=False).encode()
         if len(data) > self.frame_limit:
-            raise ToolFailed(f"the arguments take {len(data):,} bytes, limit {self.frame_limit:,}; use a file")
+            raise ToolFailed(f"the arguments take {len(data):,} bytes (limit: {self.frame_limit:,}); use a file")
         with self._sending:
             self._connection.sendall(struct.pack("!I", len(data)) + data)
 

@@ -13,7 +13,7 @@ from holdfast.agents.tool import Approval, Tool, Toolset, tool
 from holdfast.runtime.process_host import TreeResult
 from holdfast.tools.files.workspace import Workspace
 from holdfast.tools.programs.output import LiveOutput, Recording
-from holdfast.tools.programs.program import Program, ending, input_file, typed
+from holdfast.tools.programs.program import Program, ending, input_file, start_folder, typed
 from holdfast.tools.sandbox.environment import clean_environment
 
 __all__ = ["Terminal"]
@@ -86,13 +86,13 @@ class Terminal(Toolset):
         """Run a command to completion and return its output, standard error included, and its exit code.
 
         Each call starts a new shell: the current folder and variables do not carry over. Processes that the command
-        leaves running are ended with it.
+        leaves running end with the command.
 
         Parameters:
             command: a shell command line, or a list of a program and its arguments.
-            folder: where to run it, in the workspace.
-            timeout_s: seconds until it is ended; its output up to then is returned.
-            stdin: text for its standard input; empty by default.
+            folder: the folder to start in, relative to the workspace.
+            timeout_s: seconds after which the command is ended and its output so far is returned.
+            stdin: text for the command's standard input; empty by default.
             pty: attach a terminal, for programs that need one.
         """
         recording = Recording(self._output_bytes)
@@ -103,7 +103,7 @@ class Terminal(Toolset):
             live.feed(data)
 
         wait_s = self._timeout_s if timeout_s is None else min(max(timeout_s, 0.0), self._timeout_limit_s)
-        start_in = self._workspace.of(call.run).folder(folder)
+        start_in = await start_folder(self._workspace, call.run, folder)
         with contextlib.closing(live), contextlib.ExitStack() as opened:
             program = await Program.start(
                 command,
@@ -124,6 +124,7 @@ class Terminal(Toolset):
             except asyncio.CancelledError:
                 await program.leave()
                 raise
+        call.failed = returncode != 0
         text = recording.text()
         return f"{text}{'' if text.endswith(chr(10)) or not text else chr(10)}[{_told(returncode, wait_s, result)}]"
 

@@ -51,7 +51,7 @@ def is_secret(name: str) -> bool:
 def clean_environment(passed: Sequence[str] = (), added: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the environment for a program that a tool starts.
 
-    Leaving out secrets prevents programs from leaking them by accident; it is not a security boundary. A program that
+    Leaving out secrets prevents programs from leaking them by accident, but is not a security boundary. A program that
     runs as the same user can read everything that this user can read, including this process's environment.
 
     Parameters:

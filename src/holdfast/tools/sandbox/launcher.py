@@ -10,8 +10,8 @@ call filter in hexadecimal digits; null disables the filter). The remaining argu
   first process of the namespace, and the program is the child of the first process. When the program ends, the kernel
   kills all processes that the program left in the namespace. Without namespaces, the launcher itself becomes the
   program.
-- With namespaces, the program has no capability in its user namespace, so it cannot undo a read-only mount, and it
-  cannot create a user namespace of its own.
+- With namespaces, the program has no capability in its user namespace, so it cannot undo a read-only mount. It also
+  cannot create another user namespace.
 - The program's child processes run under the same filter, because exec does not remove it.
 """
 
@@ -187,7 +187,7 @@ def _arrange(places: dict[str, Any], processes: int) -> None:
     """Build a file system of the visible paths and detach the old one."""
     pivot_root = _SYS_PIVOT_ROOT.get(platform.machine())
     if pivot_root is None:
-        raise OSError(errno.ENOSYS, f"pivot_root is not known for {platform.machine()}")
+        raise OSError(errno.ENOSYS, f"the number of the system call pivot_root is unknown on {platform.machine()}")
     size = f"size={places['scratch_bytes']},mode=1777".encode()
     _mount("none", "/", None, _MS_REC | _MS_PRIVATE)
     _mount("tmpfs", _STAGE, b"tmpfs", _MS_NOSUID | _MS_NODEV, b"size=1m,mode=755")

@@ -1,22 +1,24 @@
 """Confinement of programs: visible files, network access and resource limits.
 
-The confinement depends on the machine. `find_isolation` finds out which isolation this machine provides.
+The confinement depends on the machine; `find_isolation` determines which kind this machine provides.
 
 ==================  =========================================================  ==========================
                     ``namespaces`` and ``bwrap``                                ``none``
 ==================  =========================================================  ==========================
-network             none with ``deny``, not even this machine's loopback        all that this process has
-files               reads the system, the interpreter and what is named;        all that this user may
-                    writes the workspace, ``/tmp`` and ``/dev/shm`` (both its own, empty, in memory)
-other processes     sees, signals and traces only its own                       all of this user's
-limits per process  address space, CPU seconds, size of a file, open files      the same
-processes           bounded: by ``RLIMIT_NPROC`` (Linux 5.14; not for real       not bounded
-                    root), for root by the namespace (Linux 6.14, at least 301)
-set-uid files       cannot be created, nor file capabilities                   the same, on Linux
+network             with ``deny``, no access, not even to the loopback          same as this process
+files               can read the system, the interpreter and ``readable``       same as this user
+                    paths; can write the workspace and a private, initially
+                    empty ``/tmp`` and ``/dev/shm`` in memory
+other processes     can see, signal and trace only its own processes            same as this user
+limits per process  address space, CPU seconds, file size, open files           same limits
+processes           limited by ``RLIMIT_NPROC`` (from Linux 5.14); for real     no limit
+                    root, by ``pid_max`` (from Linux 6.14, at least 301)
+set-uid files       cannot create set-uid files or file capabilities            same, on Linux
 ==================  =========================================================  ==========================
 
-The sandbox guards against mistakes and against models, not against kernel exploits. It does not limit the disk space
-of the workspace, or the memory and CPU time of all processes together. Use containers or separate machines for that.
+The sandbox protects against mistakes and against misbehaving models, but not against kernel exploits. It does not limit
+the disk space of the workspace, or the memory and CPU time of all processes together. To limit these, use containers or
+separate machines.
 """
 
 from __future__ import annotations
@@ -98,10 +100,11 @@ class Sandbox:
         memory_bytes: maximum address space of each process, in bytes.
         cpu_s: maximum CPU time of each process, in seconds; at the limit, the process receives SIGXCPU, and SIGKILL a
             second later.
-        processes: maximum number of concurrent processes and threads.
+        processes: maximum number of concurrent processes and threads; ignored on a machine without isolation.
         open_files: maximum number of open descriptors of each process.
         file_bytes: maximum size of a file that the program writes, in bytes.
-        scratch_bytes: size in bytes of each of the program's own ``/tmp`` and ``/dev/shm``.
+        scratch_bytes: maximum size in bytes of the program's own ``/tmp``, and of its own ``/dev/shm``; not enforced
+            with bubblewrap.
         readable: files and folders that the program may read in addition to the system and the interpreter.
     """
 
@@ -161,8 +164,8 @@ class Sandbox:
                 them stay visible.
 
         Raises:
-            NotSupported: if `check` fails, or if a hidden path lies in a writable folder. If the hidden path does not
-                exist yet, it cannot be hidden, and the program could create it.
+            NotSupported: if `check` fails, or if a hidden path lies in a writable folder, because a path that does not
+                exist yet cannot be hidden, and the program could create it.
         """
         self.check(isolation)
         limits = {

@@ -1,9 +1,10 @@
-"""Filter that denies a confined program the system calls whose effects outlast or leave the sandbox.
+"""Filter that blocks system calls with effects that would reach outside the sandbox or outlast it.
 
-A set-uid file created inside a sandbox is real outside it: anyone who runs it there acts as its owner, the server's
-user. So modes with the set-uid or set-gid bit, and extended attributes (file capabilities are one), are blocked.
-Namespaces do not cover sockets to the machine's host (``AF_VSOCK``) or the kernel's keyrings, which all scripts of
-a server would share. So only Unix, internet and netlink sockets are allowed, and system calls for keys are blocked.
+A set-uid file that is created in a sandbox also exists outside: anyone who runs it there acts as the file's owner, the
+server's user. So the filter blocks modes with the set-uid or set-gid bit, and extended attributes, which include file
+capabilities. Namespaces do not cover sockets to the machine's host (``AF_VSOCK``) or the kernel's keyrings, which all
+scripts of a server would share. So only Unix, internet and netlink sockets are allowed, and system calls for keys are
+blocked.
 
 - The filter sees only call numbers and arguments in registers. A call that passes its mode in memory (``openat2``,
   ``io_uring``) fails as if the kernel did not support the call; C libraries then fall back to an older call.

@@ -38,7 +38,7 @@ class AddressRules:
         ports: ports to allow; None allows all ports.
 
     Raises:
-        ConfigurationError: if an entry of `networks` is not a valid network.
+        ConfigurationError: if an entry of `networks` is not a valid address or network.
     """
 
     def __init__(self, networks: Sequence[str] = (), ports: Sequence[int] | None = (80, 443)) -> None:
@@ -46,7 +46,7 @@ class AddressRules:
             self._networks: tuple[_Network, ...] = tuple(map(ipaddress.ip_network, networks))
         except ValueError as error:
             raise ConfigurationError(
-                f"allowed networks: {error}", hint="name addresses or networks, as in ['127.0.0.1', '10.1.0.0/16']"
+                f"allowed networks: {error}", hint="use addresses or networks, such as ['127.0.0.1', '10.1.0.0/16']"
             ) from error
         self._ports = ports
 

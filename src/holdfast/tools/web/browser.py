@@ -2,7 +2,8 @@
 
 Invariants
 - A session has at most one browser. The browser runs as background work of the session's activation, so interrupting
-  a run does not end it. Stopping the session or reaching the idle timeout ends the browser with all its processes.
+  a run does not end the browser. Stopping the session or reaching the idle timeout ends the browser with all its
+  processes.
 - A browser's only route to the network is its own `WebGate`, so a page cannot reach private addresses by any kind of
   request.
 - The actions of a browser run one at a time, each with a deadline. If an action is interrupted, the page stops
@@ -66,7 +67,7 @@ class Browser(Toolset):
     """Browser tools for a model: ``browser_open``, ``browser_read``, ``browser_click``, ``browser_type`` and, with a
     workspace, ``browser_screenshot``.
 
-    Page scripts run in Chromium's own sandbox, unless this process runs as root, where that sandbox is disabled.
+    Page scripts run in Chromium's own sandbox, unless this process runs as root, in which case the sandbox is disabled.
     Private, loopback and link-local addresses are unreachable unless `allow_networks` includes them.
 
     Parameters:
@@ -114,7 +115,7 @@ class Browser(Toolset):
         yield
 
     def folders(self) -> Sequence[Path]:
-        """Return the root of the workspace; empty without a workspace."""
+        """Return the root of the workspace; the result is empty if no workspace was given."""
         return () if self._workspace is None else (self._workspace.root,)
 
     def tools(self) -> Sequence[Tool]:
@@ -127,7 +128,7 @@ class Browser(Toolset):
     async def browser_open(self, call: Call, url: str) -> str:
         """Open a URL in the browser and return the page's content.
 
-        Usable elements have a name in brackets, such as [ref=e5]; it is valid until the page changes.
+        Usable elements have a name in brackets, such as [ref=e5]; names are valid until the page changes.
 
         Parameters:
             url: starts with https:// or http://.
@@ -153,7 +154,7 @@ class Browser(Toolset):
         """Click an element of the page and return the page's new content.
 
         Parameters:
-            ref: the element's name, such as e5.
+            ref: the element's name from the page content, such as e5.
         """
 
         async def work(page: Page) -> None:
@@ -165,7 +166,7 @@ class Browser(Toolset):
         """Replace the text of a field of the page and return the page's new content.
 
         Parameters:
-            ref: the field's name, such as e5.
+            ref: the field's name from the page content, such as e5.
             text: the new text.
             submit: press Enter afterwards.
         """
@@ -185,15 +186,15 @@ class Browser(Toolset):
             path: path of the file.
             whole_page: capture the whole page, not only the visible part.
         """
-        assert self._workspace is not None
+        workspace = self._workspace
+        assert workspace is not None
         async with self._using(call) as window:
             picture = await window.page.screenshot(full_page=whole_page)
-        workspace = self._workspace.of(call.run)
         scope = current_scope()
         assert scope is not None, "tools run in a scope"
 
         def save() -> str:
-            return workspace.replace(path, picture, check=check_interrupt)
+            return workspace.of(call.run).replace(path, picture, check=check_interrupt)
 
         saved = await scope.spawn(save, on="thread", name="save")
         return f"saved to {saved} ({len(picture):,} bytes)"

@@ -62,8 +62,8 @@ class Web(Toolset):
     environment variables are ignored.
 
     Parameters:
-        allow_networks: non-public addresses that may be fetched from, such as ``["10.1.0.0/16"]``.
-        ports: ports that may be connected to; None allows all ports.
+        allow_networks: non-public addresses that the tool may fetch from, such as ``["10.1.0.0/16"]``.
+        ports: ports that the tool may connect to; None allows all ports.
         methods: HTTP methods that the model may use.
         workspace: workspace that the model may save downloads to; None disables saving.
         timeout_s: timeout of a whole fetch, including redirects, in seconds.
@@ -96,7 +96,7 @@ class Web(Toolset):
         self._user_agent = user_agent
 
     def folders(self) -> Sequence[Path]:
-        """Return the root of the workspace; empty without a workspace."""
+        """Return the root of the workspace; the result is empty if no workspace was given."""
         return () if self._workspace is None else (self._workspace.root,)
 
     def tools(self) -> Sequence[Tool]:
@@ -183,7 +183,7 @@ class Web(Toolset):
                     content = None
                     headers.pop("content-type", None)
                 url = str(httpx2.URL(url).join(target))
-        raise ToolFailed(f"more than {_REDIRECTS} redirects, the last to {url[:200]}")
+        raise ToolFailed(f"stopped after {_REDIRECTS} redirects; the next one leads to {url[:200]}")
 
     @contextlib.asynccontextmanager
     async def _opened(self, request: httpx2.Request, addresses: list[str], port: int) -> AsyncIterator[httpx2.Response]:

@@ -54,7 +54,7 @@ def decoded(data: bytes, charset: str | None, *, html: bool) -> str:
     Parameters:
         data: bytes to decode. If the charset is unknown, an incomplete UTF-8 character at the end is dropped.
         charset: charset that the server specified; None if it specified no charset.
-        html: whether to look for a charset declaration in `data`, without a `charset`.
+        html: whether to look for a charset declaration in `data` when `charset` was not specified.
     """
     for mark, encoding in _MARKS:
         if data.startswith(mark):

@@ -1,0 +1,3 @@
+#!/bin/sh
+# Greet a customer: ./greet.sh Ada
+echo "Good morning, ${1:-customer}!"
