@@ -167,7 +167,7 @@ def _runs(thread: Path, word: bytes) -> bool:
     return word in words and state not in (b"Z", b"X")
 
 
-def await_condition(condition: Callable[[], bool], what: str, *, bound_s: float = 15.0) -> None:
+def await_condition(condition: Callable[[], bool], what: str, *, bound_s: float = 40.0) -> None:
     """Poll until ``condition`` holds; fail after ``bound_s`` seconds."""
     deadline = time.monotonic() + bound_s
     while not condition():

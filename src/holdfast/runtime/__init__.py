@@ -1,6 +1,6 @@
 """Interrupts, scopes, threads, process trees and queues, built on the standard library only.
 
-Usable alone: ``from holdfast.runtime import Interrupt, Scope``. Names are loaded on first use.
+The package is usable on its own: ``from holdfast.runtime import Interrupt, Scope``. Names are loaded on first use.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -16,11 +17,12 @@ T = TypeVar("T")
 class Oneshot(Generic[T]):
     """A value that is set once and can be awaited by tasks of any loop and by threads."""
 
-    __slots__ = ("_callbacks", "_lock", "value")
+    __slots__ = ("_callbacks", "_lock", "_waiters", "value")
 
     def __init__(self) -> None:
         self.value: T | None = None
         self._callbacks: list[Callable[[], object]] | None = []
+        self._waiters: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
         self._lock = threading.Lock()
 
     def set(self, value: T) -> bool:
@@ -30,12 +32,13 @@ class Oneshot(Generic[T]):
             if callbacks is None:
                 return False
             self.value = value
+            self._waiters = {}
         for callback in callbacks:
             callback()
         return True
 
     def add(self, callback: Callable[[], object]) -> bool:
-        """Register ``callback`` to be called by the thread that sets the value; return False if it is already set."""
+        """Register a callback that the setting thread will call; return False if the value is already set."""
         with self._lock:
             if self._callbacks is None:
                 return False
@@ -49,23 +52,21 @@ class Oneshot(Generic[T]):
                 self._callbacks.remove(callback)
 
     async def wait(self) -> T:
-        """Wait until the value is set, and return the value."""
+        """Wait until the value is set, and return the value. All waiters of a loop are woken in one iteration of it."""
         loop = asyncio.get_running_loop()
-        woken = loop.create_future()
-
-        def wake() -> None:
-            if not woken.done():
-                woken.set_result(None)
-
-        def callback() -> None:
-            with contextlib.suppress(RuntimeError):  # that loop is closed and has no waiters any more
-                loop.call_soon_threadsafe(wake)
-
-        if self.add(callback):
-            try:
-                await woken
-            finally:
-                self.discard(callback)
+        with self._lock:
+            if self._callbacks is None:
+                return self._get()
+            waiters = self._waiters.get(loop)
+            if waiters is None:
+                waiters = self._waiters[loop] = []
+                self._callbacks.append(functools.partial(_wake_all, loop, waiters))
+            woken = loop.create_future()
+            waiters.append(woken)
+        try:
+            await woken
+        finally:
+            waiters.remove(woken)
         return self._get()
 
     def wait_blocking(self, timeout_s: float | None = None) -> T:
@@ -89,3 +90,19 @@ class Oneshot(Generic[T]):
     def _get(self) -> T:
         assert self.value is not None
         return self.value
+
+
+def _wake_all(loop: asyncio.AbstractEventLoop, waiters: list[asyncio.Future[None]]) -> None:
+    """Wake all waiters of one loop, from any thread.
+
+    If each waiter were woken by a call of its own, the setting thread could pause between two of them, and a waiter
+    could end many iterations of the loop before another one learns of the value.
+    """
+    with contextlib.suppress(RuntimeError):  # that loop is closed and has no waiters any more
+        loop.call_soon_threadsafe(_release, waiters)
+
+
+def _release(waiters: list[asyncio.Future[None]]) -> None:
+    for woken in waiters:
+        if not woken.done():
+            woken.set_result(None)

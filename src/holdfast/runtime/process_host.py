@@ -1,16 +1,13 @@
 """Start programs whose whole process tree can be stopped and dies with this process.
 
-Each program runs under a reaper (`processes.reaper`) that the zygote (`processes.zygote`) forks.
-Invariants:
+Each program runs under a reaper (`processes.reaper`) that the zygote (`processes.zygote`) forks. Invariants:
 
 - One daemon thread per `ProcessHost`, the reading thread, reads messages from the zygote and the reapers; any thread or
   loop may send messages. Only the reading thread closes the descriptors that it watches, and it handles one event at a
-  time. Otherwise an event could be pending for a descriptor whose number was reused, and a living process would seem
-  dead.
-- A process tree is reported dead only if its reaper reported that it has no descendants left, or if the zygote killed
-  the orphans of a killed reaper. In all other cases, `TreeResult.proven` is False.
-- No lock is held across an await or while user code runs.
-- The descriptors of a tree are closed when the tree is gone, even if no code awaits its end.
+  time: an event pending for a descriptor whose number was reused would make a living process seem dead.
+- A process tree is reported dead only if its reaper reported that no process of the tree is left, or if the zygote
+  killed the orphans of a killed reaper. In all other cases, `TreeResult.proven` is False.
+- No lock is held across an await or user code. A tree's descriptors are closed when it is gone, awaited or not.
 """
 
 from __future__ import annotations
@@ -90,7 +87,7 @@ class ProcessHostStatistics:
         started: number of programs started so far.
         live: number of programs whose process tree is not yet gone.
         killed: number of processes killed so far.
-        survivors: number of processes so far that were still alive at the time limit of a kill.
+        survivors: number of processes so far that outlived the time limit of a kill.
         reapers: number of running reapers.
     """
 
@@ -121,8 +118,7 @@ class ProcessHost:
     """Starts programs under reapers. One host per Python process is enough; `process_host` returns it.
 
     All methods are callable from any thread, unless their description restricts the thread. After a fork, the child's
-    copy of the host is empty: the copy starts its own zygote when needed, and does not keep the parent's process trees
-    alive.
+    copy is empty: it starts its own zygote when needed, and does not keep the parent's process trees alive.
     """
 
     def __init__(self) -> None:
@@ -282,7 +278,7 @@ class ProcessHost:
         bound_s: float,
         told: Callable[[Killed | None], object],
     ) -> Killer:
-        """Prepare a fork of the zygote that kills the programs that foreign code started in these scopes."""
+        """Prepare a fork of the zygote that kills the programs that foreign code started in the scopes of ``tags``."""
         link = self._link()
         killer = Killer(link, (os.getpid(), carrier, sealed, tags, bound_s), told)
 
@@ -322,12 +318,12 @@ class ProcessHost:
                 self._finish(tree, TreeResult())
             case ("exited", int(returncode)):
                 tree.exited.set(returncode)
-            case ("survivors", list(killed), list(survivors)):
+            case ("survivors", list(killed), list(survivors), int(found)):
                 self._survivors += len(survivors)
-                tree.report(TreeResult(killed=tuple(killed), survivors=tuple(survivors), proven=False))
-            case ("gone", list(killed)):
+                tree.report(TreeResult(killed=tuple(killed), survivors=tuple(survivors), proven=False, found=found))
+            case ("gone", list(killed), int(found)):
                 self._drop(fd, tree)
-                self._finish(tree, TreeResult(killed=tuple(killed)))
+                self._finish(tree, TreeResult(killed=tuple(killed), found=found))
 
     def _drop(self, fd: int, tree: ReaperTree) -> None:
         assert self._poll is not None
@@ -433,16 +429,15 @@ class ProcessHost:
                 ``process.stderr``; a descriptor or file is passed to the program; `DEVNULL` discards the output; None
                 uses the stream of this process. For ``stderr``, `STDOUT` sends errors to standard output.
             cwd: working directory; None uses the current directory.
-            env: complete environment; None uses the environment of this process. A marker that names this host is
-                added in both cases.
+            env: complete environment; None uses this process's. In both cases, a marker that names this host is added.
             name: display name; None uses the program's file name.
-            on_cut: callback that is called with the task that kills the program if the start fails or is cancelled;
-                not called if the start fails before a process is requested.
+            on_cut: callback for a failed or cancelled start, called with the task that kills whatever was started. Not
+                called if the arguments are invalid or the zygote cannot be started.
 
         Raises:
             FileNotFoundError, PermissionError, NotADirectoryError, OSError: the program or ``cwd`` is unusable.
             TimeoutError: the program did not start within 30 s.
-            ValueError: ``argv`` is empty, or an argument contains a NUL byte.
+            ValueError: ``argv``, ``env`` or a stream is invalid, for example an argument with a NUL byte.
         """
         spec = process_spec(argv, cwd, env)
         with Descriptors(stdin, stdout, stderr) as descriptors:
@@ -491,7 +486,7 @@ class ProcessHost:
         `PIPE` is not supported: pass your own descriptors or files instead.
 
         Raises:
-            ValueError: a stream is `PIPE`; or see `spawn`, whose other errors this method also raises.
+            ValueError: a stream is `PIPE`. The method also raises the errors of `spawn`.
         """
         if PIPE in (stdin, stdout, stderr):
             raise ValueError("spawn_blocking() does not support PIPE; pass descriptors or files")

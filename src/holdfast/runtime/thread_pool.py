@@ -3,8 +3,8 @@
 Invariants:
 
 - A call is in exactly one place: queued, running on one thread, finished, or abandoned.
-- Sharers of the pool take turns: between two queued calls of one sharer, one call of every other waiting sharer starts.
-  Calls of one sharer start in the order in which they were submitted.
+- Sharers (see `submit`) take turns: between two queued calls of one sharer, one call of every other waiting sharer
+  starts. Calls of one sharer start in the order in which they were submitted.
 - ``running + abandoned`` threads never exceed ``max_threads + abandoned_limit``.
 - The lock is held for a few instructions only, never while user code runs, so it cannot deadlock with user locks.
 - Threads are daemons and unknown to ``concurrent.futures``: the interpreter never waits for them at exit.
@@ -187,7 +187,7 @@ class ThreadPool:
         sharer: str = "",
         kwargs: dict[str, Any] | None = None,
     ) -> ThreadCall:
-        """Run ``fn(*values, **kwargs)`` on a thread of the pool, and return the call.
+        """Submit ``fn(*values, **kwargs)`` to a thread of the pool; return the call without waiting for it.
 
         Parameters:
             fn: function to call.
@@ -372,7 +372,7 @@ class ThreadPool:
     def close(self) -> None:
         """Close the pool to new calls and let idle threads end.
 
-        Does not block: calls that already wait or run are still completed.
+        Return at once; calls that already wait or run are still completed.
         """
         with self._lock:
             self._closed = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import gc
 import sys
 import threading
@@ -20,6 +21,7 @@ import uvloop
 from holdfast.errors import Interrupted
 from holdfast.runtime.adoption.tasks import install
 from holdfast.runtime.adoption.threads import linger
+from holdfast.runtime.interrupt.dispatch import WakeBatch
 from holdfast.runtime.interrupt.interrupt import current_interrupt, is_interrupted
 from holdfast.runtime.scope.cancel_claim import detached
 from holdfast.runtime.scope.scope import Scope, current_scope
@@ -236,6 +238,60 @@ def test_executor_calls_carry_the_context_and_belong_to_the_scope(installed: Cal
     installed(main)
 
 
+def test_a_call_that_ends_before_the_stop_of_its_scope_begins_is_counted(
+    installed: Callable[[Main], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended, plain = threading.Event(), WakeBatch.schedule
+
+    def schedule(hops: WakeBatch) -> None:
+        ended.wait(20)  # the thread that was woken is quicker than the callback that begins the stop
+        plain(hops)
+
+    async def main() -> None:
+        begun = threading.Event()
+
+        def wait() -> None:
+            begun.set()
+            interrupt = current_interrupt()
+            assert interrupt is not None
+            interrupt.wait_blocking(20)
+
+        with ThreadPoolExecutor(1) as pool:
+            async with Scope("run") as scope:
+                future = pool.submit(contextvars.copy_context().run, wait)
+                future.add_done_callback(lambda _: ended.set())
+                while not begun.is_set():
+                    await asyncio.sleep(0.001)
+                monkeypatch.setattr(WakeBatch, "schedule", schedule)
+        assert scope.receipt is not None
+        assert scope.receipt.stopped.threads == 1
+
+    installed(main)
+
+
+def test_a_call_that_ends_after_its_loop_was_closed_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    reported: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", reported.append)
+    release, scope = threading.Event(), Scope("left open")
+
+    async def leave() -> None:
+        scope.open()
+        scope.spawn(asyncio.sleep(1000))
+        scope.spawn(lambda: release.wait(20), on="thread")
+        await asyncio.sleep(0)
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(leave())
+    scope.interrupt.trigger("left")  # the loop never runs the callback that begins the stop
+    loop.close()
+    release.set()
+    deadline = time.monotonic() + 20
+    while any(member.kind == "thread" for member in scope.members()) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert not any(member.kind == "thread" for member in scope.members())
+    assert reported == []
+
+
 def test_an_executor_call_that_blocks_is_abandoned_and_named(installed: Callable[[Main], None]) -> None:
     begun, release = threading.Event(), threading.Event()
 
@@ -252,7 +308,7 @@ def test_an_executor_call_that_blocks_is_abandoned_and_named(installed: Callable
         scope.spawn(tool())
         while not begun.is_set():
             await asyncio.sleep(0.001)
-        receipt = await scope.stop(grace_s=0, abandon_after_s=0.02)
+        receipt = await scope.stop(grace_s=0, abandon_after_s=1.0)
         assert receipt.outcome == "quarantined"
         assert [(left.kind, left.name) for left in receipt.abandoned] == [("thread", block.__qualname__)]
         release.set()
@@ -403,7 +459,7 @@ def test_a_call_on_an_executor_of_foreign_code_is_a_member_until_it_has_ended(
                 await asyncio.sleep(0.001)
             assert {member.name for member in scope.members()} == {block.__qualname__}
             assert scope.statistics().unowned == 0
-            receipt = await scope.stop("enough", grace_s=0, abandon_after_s=0.02)
+            receipt = await scope.stop("enough", grace_s=0, abandon_after_s=1.0)
             assert receipt.outcome == "quarantined"
             assert [left.name for left in receipt.abandoned] == [block.__qualname__]
             assert any(" in block" in line for line in receipt.abandoned[0].stack)

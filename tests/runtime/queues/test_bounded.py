@@ -462,7 +462,7 @@ def test_a_waiting_thread_learns_that_the_loop_was_closed() -> None:
 
 def test_a_thread_needs_a_queue_that_knows_its_loop() -> None:
     queue = BoundedQueue[int](1)
-    with pytest.raises(RuntimeError, match="does not know its loop"):
+    with pytest.raises(RuntimeError, match="is not yet bound to an event loop"):
         queue.put_threadsafe(1)
 
     async def meet() -> None:

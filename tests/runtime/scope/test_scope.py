@@ -243,7 +243,7 @@ def test_a_deadline_that_is_held_when_its_scope_ends_never_comes() -> None:
 def test_a_deadline_is_held_on_the_loop_of_its_scope_only() -> None:
     async def main() -> None:
         async with Scope("run", deadline_s=30) as scope:
-            with pytest.raises(RuntimeError, match="outside the loop that it was opened on"):
+            with pytest.raises(RuntimeError, match="outside the loop of scope"):
                 await asyncio.to_thread(scope.hold_deadline().__enter__)
 
     asyncio.run(main())
@@ -495,6 +495,90 @@ def test_a_shorter_stop_shortens_the_one_under_way() -> None:
         assert loop.time() - began < 2
 
     run_virtual(main())
+
+
+def test_a_receipt_says_why_a_member_was_forced() -> None:
+    async def main() -> None:
+        scope = Scope("run", parent=None).open()
+
+        async def slow() -> None:
+            try:
+                await forever()
+            finally:
+                await asyncio.sleep(100)
+
+        scope.spawn(slow(), name="slow")
+        scope.child("part").open().spawn(slow(), name="slow too")
+        scope.spawn(forever(), name="meek")
+        await asyncio.sleep(0)
+        stop = asyncio.ensure_future(scope.stop("gently", grace_s=60))
+        await asyncio.sleep(1.5)
+        receipt = await scope.stop("now", grace_s=0.5)
+        assert await stop is receipt
+        assert sorted(receipt.forced) == ["slow", "slow too"]
+        assert receipt.force_reasons == ("still running 2 s after the stop began",) * 2
+
+    run_virtual(main())
+
+
+def test_a_thread_that_does_not_check_its_interrupt_is_named_and_not_the_task_that_waits_for_it() -> None:
+    async def main() -> None:
+        begun, end = threading.Event(), threading.Event()
+        scope = Scope("run", parent=None, grace_s=0.05, abandon_after_s=60).open()
+        scope.add_closer(end.set)
+
+        def deaf() -> None:
+            begun.set()
+            end.wait()
+
+        thread = scope.spawn(deaf, on="thread", name="deaf")
+
+        async def waits() -> None:
+            while not thread.done():
+                with contextlib.suppress(asyncio.CancelledError, Interrupted):
+                    await thread
+
+        scope.spawn(waits(), name="waits")
+        await asyncio.to_thread(begun.wait)
+        receipt = await scope.stop()
+        assert receipt.outcome == "gone"
+        assert receipt.forced == ("deaf",)
+        assert receipt.force_reasons == ("did not check its interrupt for 0.05 s",)
+
+    asyncio.run(main())
+
+
+def test_a_task_that_waits_for_an_abandoned_thread_is_not_named_as_forced() -> None:
+    async def main() -> None:
+        begun, end = threading.Barrier(3), threading.Event()
+        scope = Scope("run", parent=None, grace_s=0.02, abandon_after_s=0.02).open()
+        call = scope.child("call").open()
+
+        def stuck() -> None:
+            begun.wait()
+            end.wait()
+
+        threads = [owner.spawn(stuck, on="thread", name="stuck") for owner in (scope, call)]
+
+        async def waits() -> None:
+            while not all(thread.done() for thread in threads):
+                with contextlib.suppress(asyncio.CancelledError, Interrupted):
+                    for thread in threads:
+                        await thread
+
+        for owner in (scope, call):
+            owner.spawn(waits(), name="waits")
+        await asyncio.to_thread(begun.wait)
+        try:
+            receipt = await scope.stop()
+        finally:
+            end.set()
+        assert receipt.outcome == "quarantined"
+        assert [left.name for left in receipt.abandoned] == ["stuck", "stuck"]
+        assert receipt.forced == ()
+        assert receipt.stopped.tasks == 2
+
+    asyncio.run(main())
 
 
 def test_closers_run_when_the_grace_is_over_and_not_before() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import importlib.util
 import os
 import signal
@@ -16,7 +18,7 @@ from typing import Any
 import pytest
 
 from holdfast.errors import Interrupted, ProcessEnded, ScopeClosed
-from holdfast.protocol.stopping import Cause
+from holdfast.protocol.stopping import Cause, StopCounts
 from holdfast.runtime.adoption import processes as adoption_processes
 from holdfast.runtime.adoption.adopted_programs import AdoptedPrograms
 from holdfast.runtime.adoption.tasks import install
@@ -26,7 +28,7 @@ from holdfast.runtime.processes.foreign_process import ForeignProcess, Owner
 from holdfast.runtime.processes.tree import ReaperTree
 from holdfast.runtime.processes.zygote_link import ZygoteLink
 from holdfast.runtime.scope.process_handle import UNHEARD
-from holdfast.runtime.scope.scope import Scope
+from holdfast.runtime.scope.scope import Scope, current_scope
 
 HOSTILE = ["sh", "-c", "trap '' TERM; setsid sleep 1000 & echo ready; sleep 1000"]
 LOOPS: list[Callable[[], asyncio.AbstractEventLoop]] = [asyncio.new_event_loop]
@@ -67,7 +69,7 @@ def test_leaving_waits_for_the_program_and_kills_what_it_left_running(tmp_path: 
         assert not alive(int((tmp_path / "pid").read_text()))
         assert scope.receipt is not None
         assert scope.receipt.outcome == "gone"
-        assert scope.receipt.stopped.processes == 1
+        assert scope.receipt.stopped == StopCounts(programs=1, processes=1)
 
     run(main)
 
@@ -110,12 +112,123 @@ def test_a_stop_asks_and_then_kills_the_whole_tree() -> None:
         }
         receipt = await scope.stop("enough", grace_s=0.2)
         assert receipt.outcome == "gone"
-        assert receipt.stopped.processes == 2
+        assert receipt.stopped.programs == 2
+        assert receipt.stopped.processes >= 3
         assert receipt.forced == ("hostile",)
         assert meek.returncode == -signal.SIGTERM
         assert hostile.returncode == -signal.SIGKILL
         assert meek.gone
         assert hostile.gone
+
+    run(main)
+
+
+SHY = ["sh", "-c", "sleep 1000 & setsid sleep 1000 & wait"]
+
+
+def has_processes(count: Callable[[int], int], number: int) -> bool:
+    """Whether a program has this number of processes or more."""
+    return count(number) == number
+
+
+@pytest.mark.parametrize("grace_s", [0, 30])
+def test_a_receipt_counts_programs_and_their_processes_in_child_scopes_too(grace_s: float) -> None:
+    async def main() -> None:
+        scope = Scope("call", parent=None).open()
+        for owner in (scope, scope.child("part").open()):
+            program = await owner.process(SHY)
+            await until(functools.partial(has_processes, program.count, 3))
+        receipt = await scope.stop("enough", grace_s=grace_s)
+        assert receipt.outcome == "gone"
+        assert receipt.stopped == StopCounts(programs=2, processes=6)
+
+    run(main)
+
+
+def test_a_receipt_counts_the_processes_that_a_program_starts_while_it_is_asked_to_end() -> None:
+    async def main() -> None:
+        scope = Scope("call", parent=None).open()
+        script = "trap 'setsid sleep 1000 &' TERM; echo ready; while :; do sleep 0.05; done"
+        program = await scope.process(["sh", "-c", script], stdout=PIPE)
+        assert program.stdout is not None
+        assert await program.stdout.readline() == b"ready\n"
+        receipt = await scope.stop("enough", grace_s=0.5)
+        assert receipt.outcome == "gone"
+        assert receipt.stopped.programs == 1
+        assert receipt.stopped.processes >= 2
+
+    run(main)
+
+
+async def stubborn_program(scope: Scope) -> Process:
+    """A running program that ignores SIGTERM."""
+    program = await scope.process(HOSTILE, name="stubborn", stdout=PIPE)
+    assert program.stdout is not None
+    assert await program.stdout.readline() == b"ready\n"
+    return program
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["child scope", "same scope"])
+def test_a_task_that_waits_for_a_stubborn_program_is_not_named_as_forced(inside: bool) -> None:
+    async def main() -> None:
+        scope = Scope("call", parent=None, grace_s=0.2).open()
+        ready = asyncio.Event()
+
+        async def in_a_scope() -> None:
+            async with Scope("inner"):
+                await waits()
+
+        async def waits() -> None:
+            own = current_scope()
+            assert own is not None
+            program = await stubborn_program(own)
+            ready.set()
+            try:
+                await program.wait()
+            finally:
+                await program.wait_gone()
+
+        scope.spawn(in_a_scope() if inside else waits(), name="waits")
+        await ready.wait()
+        receipt = await scope.stop("enough")
+        assert receipt.outcome == "gone"
+        assert receipt.forced == ("stubborn",)
+        assert receipt.force_reasons == ("ignored SIGTERM for 0.2 s",)
+        assert (receipt.stopped.tasks, receipt.stopped.programs) == (1, 1)
+
+    run(main)
+
+
+def test_a_task_that_outlasts_the_stubborn_program_beside_it_is_named_too() -> None:
+    async def main() -> None:
+        scope = Scope("call", parent=None, grace_s=0.2).open()
+        program = await stubborn_program(scope)
+
+        async def outlasts() -> None:
+            while not program.gone:
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.sleep(0.001)
+            for _ in range(50):
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.sleep(0)
+
+        scope.spawn(outlasts(), name="outlasts")
+        await asyncio.sleep(0)
+        receipt = await scope.stop("enough")
+        assert dict(zip(receipt.forced, receipt.force_reasons, strict=True)) == {
+            "stubborn": "ignored SIGTERM for 0.2 s",
+            "outlasts": "still running 0.2 s after the stop began",
+        }
+
+    run(main)
+
+
+def test_a_stop_without_a_grace_period_says_so_of_each_member() -> None:
+    async def main() -> None:
+        scope = Scope("call", parent=None).open()
+        await stubborn_program(scope)
+        receipt = await scope.stop("enough", grace_s=0)
+        assert (receipt.forced, receipt.force_reasons) == (("stubborn",), ("no grace period",))
 
     run(main)
 
@@ -393,7 +506,7 @@ def test_a_function_on_a_process_answers_or_raises() -> None:
     [
         (vanish, ProcessEnded, "exited with code 7 before it answered"),
         (uncarried, ProcessEnded, "failed to pickle what it returned"),
-        (lambda: None, TypeError, "defined in the main program|not picklable"),
+        (lambda: None, TypeError, "defined in the main program|cannot be pickled"),
     ],
     ids=["vanish", "uncarried", "lambda"],
 )
@@ -468,10 +581,16 @@ def test_programs_of_foreign_code_end_with_the_scope() -> None:
             assert {member.pid for member in scope.members() if member.adopted and member.kind == "process"} >= set(
                 pids
             )
+            programs = {member.pid: member.count_processes for member in scope.members() if member.pid in pids}
+            for count in programs.values():
+                assert count is not None
+                await until(functools.partial(has_processes, count, 2))
             receipt = await scope.stop("enough", grace_s=0)
             assert receipt.outcome == "gone"
             assert receipt.abandoned == ()
-            assert receipt.stopped.processes >= 2
+            assert [count(100) for count in programs.values() if count is not None] == [0, 0]
+            assert receipt.stopped.programs >= 2
+            assert receipt.stopped.processes >= 4  # with at least one process each that they started
             assert not [pid for pid in pids if alive(pid)]
             # Its exit status is still its starter's.
             assert await kept[0].wait() == -signal.SIGKILL

@@ -1,1 +1,1 @@
-"""Adoption of what foreign code starts in a scope: tasks, threads and programs."""
+"""Adoption of tasks, threads and programs that foreign code starts in a scope."""

@@ -1,8 +1,8 @@
-"""Register programs that scopes adopt, find the strays that they leave, and report their ends.
+"""Register the programs that scopes adopt, adopt descendants that outlive a program (strays), and report each end.
 
 Invariants
 - Each program is identified by a pidfd that was opened while its pid could not be reused.
-- When an adopted program ends and leaves strays, these are adopted before its end is reported.
+- When an adopted program ends and leaves strays, the strays are adopted before the program's end is reported.
 - This process reaps only orphans that were reparented to it, never a pid that foreign code owns.
 """
 
@@ -46,7 +46,7 @@ class Family:
 
 
 class AdoptedPrograms:
-    """Known programs of one installation, used by threads that start programs and by the host's reading thread.
+    """Known programs of one installation, shared by threads that start programs and the host's reading thread.
 
     Parameters:
         processes: process host whose reading thread watches the programs.
@@ -104,7 +104,7 @@ class AdoptedPrograms:
 
     @contextlib.contextmanager
     def start(self) -> Iterator[None]:
-        """Guard a start until the new pid is known: until then, no unknown child is taken for an orphan."""
+        """Context manager for a start: until the new pid is known, no unknown child is taken for an orphan."""
         self.begin()
         try:
             yield
@@ -123,7 +123,7 @@ class AdoptedPrograms:
             self._starting -= 1
 
     def enter(self, owner: Owner, pid: int, name: str, tag: int, *, orphan: bool = False) -> None:
-        """Add a program that was just started for ``owner``, or an orphan of such a program, before it is reaped.
+        """Add an unreaped process: a program that was just started for ``owner``, or an orphan of such a program.
 
         If the owner accepts no more programs, this program and its descendants are killed before this method returns,
         because no other code waits for them.
@@ -132,7 +132,7 @@ class AdoptedPrograms:
             self.enter_strays(self.family_of(owner, tag))
 
     def family_of(self, owner: Owner, tag: int) -> Family:
-        """Return the family of ``owner``, which may have been forgotten since `tag_for`."""
+        """Return the family of ``owner``; create it again if it was forgotten after `tag_for`."""
         with self._lock:
             family = self._families.get(id(owner))
             if family is None:
@@ -174,8 +174,8 @@ class AdoptedPrograms:
     def enter_strays(self, *families: Family) -> bool:
         """Adopt the orphans of these families; return True if all of them are adopted or dead.
 
-        Return False if orphans may be left, because they appear faster than they can be found. Only one call runs at a
-        time.
+        Return False if orphans may be left, because they appear faster than they can be found. Concurrent calls run one
+        after the other.
         """
         tags = {family.tag: family for family in families}
         with self._entering_strays:
@@ -211,11 +211,11 @@ class AdoptedPrograms:
         return living, over
 
     def enter_unnamed(self, owner: Owner, name: str, tag: int) -> None:
-        """Add a program that was just started for ``owner`` and whose pid its starter does not know yet.
+        """Add a program that was just started for ``owner`` by code that does not know the pid yet.
 
         Until the starter knows the pid, the program counts as an orphan, in case the start is cancelled and no other
-        code waits for the program. But the starter gets time to reap the program: if other code reaps it, the event
-        loop never releases the program's resources.
+        code waits for the program. But the starter gets time to reap the program: if other code reaped it, the event
+        loop would never release the program's resources.
         """
         with self._lock:  # it may already be known as a stray of a program that just ended: then it is one of these
             for known in self._known.values():
@@ -321,7 +321,7 @@ class AdoptedPrograms:
     def tick(self) -> float:
         """Forget children that were reaped, reap orphans that have ended, and return the seconds until the next call.
 
-        The interval is one second, and 20 ms after a call that reaped at least 100 orphans.
+        The interval is one second, or 20 ms after a call that reaped at least 100 orphans.
         """
         self._just_buried = 0
         self._tick()
@@ -362,12 +362,13 @@ class AdoptedPrograms:
             self._busy = True
 
     def bury(self, ours: Callable[[int | None], bool]) -> bool:
-        """Reap ended orphans that have no other waiter, or that no code has reaped for seconds.
+        """Reap ended orphans that no other code waits for, or that no code has reaped for 5 seconds.
 
-        Return True if orphans are left.
+        Return True if orphans may be left.
 
         Parameters:
-            ours: returns whether an orphan with this tag, or with None, certainly has no other waiter.
+            ours: called with the tag of an orphan, or None if it has no tag; returns True if certainly no other code
+                waits for the orphan.
         """
         with self._burying:  # so that no pid is waited for twice
             return self._bury(ours)
@@ -402,7 +403,7 @@ class AdoptedPrograms:
     # -- kills
 
     def conclude(self, tags: frozenset[int]) -> None:
-        """Reap the orphans that a kill has ended, and report the ends that waited for it. In the reading thread."""
+        """Reap orphans that a kill has ended; report ends that were held back until then. In the reading thread."""
         self.bury(tags.__contains__)
         with self._lock:
             over = [(process, family) for process, family in self._restless if family.tag in tags]
@@ -417,7 +418,7 @@ class AdoptedPrograms:
             os.close(pidfd)
 
     def close(self) -> None:
-        """Make the reading thread stop watching all programs; return without waiting for it."""
+        """Make the reading thread stop watching all programs; return without waiting for this to happen."""
         self._processes.call_in_reading_thread(self._let_all_go)
 
     def _let_all_go(self) -> None:

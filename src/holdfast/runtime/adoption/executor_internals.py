@@ -1,10 +1,10 @@
 """Private names of the standard library that identify executors and their threads, each behind a public function.
 
-A thread of a `concurrent.futures.ThreadPoolExecutor` has no owner: only its calls count. No public API identifies such
-a thread, or the default executor of a loop.
+The threads of a `concurrent.futures.ThreadPoolExecutor` belong to no scope; only the submitted calls do. No public API
+identifies such a thread or the default executor of a loop.
 
-`PRIVATE_NAMES` lists these names. They were checked on CPython 3.11;
-``tests/testing/test_stdlib_internals.py`` fails on a Python in which one of them is missing.
+`PRIVATE_NAMES` lists these names. The names were checked on CPython 3.11; ``tests/testing/test_stdlib_internals.py``
+fails on a Python version that lacks one of them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PRIVATE_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "concurrent.futures.thread": ("_worker",),
     "threading.Thread": ("_target",),
 }
-"""Private names by the module or class that has them."""
+"""Private names, by the module or class that defines them."""
 
 _WORKER: Final[Any] = getattr(concurrent.futures.thread, "_worker", None)
 _WORKER_CODE: Final[CodeType | None] = getattr(_WORKER, "__code__", None)
@@ -35,7 +35,7 @@ def default_executor(loop: asyncio.AbstractEventLoop) -> Any:
 
 
 def is_executor_thread(thread: threading.Thread) -> bool:
-    """Whether an executor created the thread; valid even before the thread runs."""
+    """Whether an executor created the thread; also correct before the thread has started."""
     return _WORKER is not None and getattr(thread, "_target", None) is _WORKER
 
 

@@ -1,5 +1,4 @@
-"""One installation of program adoption: the owner of each start, and the parts that record, search and kill
-programs."""
+"""One installation of program adoption: find the owner of each start, and record, find and kill programs."""
 
 from __future__ import annotations
 
@@ -54,13 +53,13 @@ class ProgramAdoption:
 
     @property
     def forked(self) -> bool:
-        """Whether this is a forked child, in which programs are not adopted and a lock may stay held forever."""
+        """Whether this process is a forked child: such a child adopts no programs, as a lock may be held forever."""
         return os.getpid() != self.tags.pid
 
     def off(self) -> bool:
-        """Return whether a program started now is not adopted, in a forked child or after the installation has ended.
+        """Return True if programs started now are not adopted: in a forked child, or after the installation has ended.
 
-        Even after that, a start on a thread that an ended scope abandoned is refused, except in a forked child.
+        Even after the installation has ended, a thread that an ended scope abandoned may start no program.
 
         Raises:
             ScopeClosed: the scope has ended.
@@ -76,6 +75,6 @@ class ProgramAdoption:
         return None if self.forked else self._current()
 
     def unadopted(self) -> contextlib.AbstractContextManager[None]:
-        """Guard a start while `off`: a program started after the installation ended is not adopted and outlives this
+        """Return a context manager for a start that `off` excludes; the program is not adopted and may outlive this
         process."""
         return contextlib.nullcontext() if self.forked else self.tags.bequeath(None)

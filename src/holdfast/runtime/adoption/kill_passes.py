@@ -1,8 +1,8 @@
-"""Batched kills of foreign trees: one pass over all processes serves every scope that has requested a kill.
+"""Batched kills of foreign programs: one pass over all processes serves every scope that has requested a kill.
 
-Like group commit: a request that arrives during a pass is served by the next one, which begins as soon as the running
-pass has done its first scan. So N scopes that stop at once cost a few passes, not N. A scope whose processes do not die
-does not delay other scopes.
+As in a group commit, a request that arrives during a pass is served by the next pass, which begins as soon as the
+running pass has done its first scan. So N scopes that stop at the same time cost a few passes, not N. A scope whose
+processes do not die does not delay other scopes.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class KillPasses:
     Parameters:
         processes: host whose zygote does the kills.
         seal: sets the tags of processes.
-        prepare: called before each pass, from any thread.
+        prepare: called before each pass, in whichever thread starts the pass.
         conclude: called in the reading thread with the finished tags, before the requests are answered.
     """
 
@@ -76,9 +76,9 @@ class KillPasses:
         self._looking = False
 
     def ask(self, tags: _Roots, bound_s: float) -> Oneshot[TreeResult]:
-        """Kill all processes with one of these tags, and the programs listed under the tags.
+        """Request a kill of all processes with one of these tags, and of the programs listed under the tags.
 
-        The result is set when the outcome for all tags is known, or when no zygote is available.
+        The returned `Oneshot` is set when the outcome for all tags is known, or when no zygote is available.
 
         Parameters:
             tags: tags to kill, each with the pids and start times of programs that may have lost the tag.

@@ -1,10 +1,10 @@
 """Private names of `multiprocessing` that the runtime and the leak detector need, each behind a public function.
 
 ``multiprocessing`` starts two long-lived helper processes: the resource tracker and the fork server. No public API
-returns their pids, or the start method of a process.
+returns their pids or the start method of a process.
 
-`PRIVATE_NAMES` lists these names. They were checked on CPython 3.11;
-``tests/testing/test_stdlib_internals.py`` fails on a Python in which one of them is missing.
+`PRIVATE_NAMES` lists these names. The names were checked on CPython 3.11; ``tests/testing/test_stdlib_internals.py``
+fails on a Python version that lacks one of them.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ PRIVATE_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "multiprocessing.resource_tracker": ("_resource_tracker",),
     "multiprocessing.resource_tracker.ResourceTracker": ("_fd", "_pid"),
 }
-"""Private names by the module or class that has them."""
+"""Private names, by the module or class that defines them."""
 
 
 def start_method_of(process: Any) -> str | None:
-    """Return the method by which a process of ``multiprocessing`` is started."""
+    """Return the start method of a ``multiprocessing`` process, such as ``spawn``."""
     method: str | None = getattr(process, "_start_method", None)
     return multiprocessing.get_start_method() if method is None else method
 
@@ -47,7 +47,7 @@ def kept_pids() -> set[int]:
 
 
 def kept_descriptors() -> set[int]:
-    """Return this process's descriptors of the resource tracker and the fork server, if they run."""
+    """Return the descriptors that connect this process to the resource tracker and the fork server, if they run."""
     return _numbers(getattr(_tracker(), "_fd", None), getattr(_fork_server(), "_forkserver_alive_fd", None))
 
 

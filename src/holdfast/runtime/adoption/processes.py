@@ -1,26 +1,30 @@
 """Adoption of programs that foreign code starts in a scope, so that they end with the scope.
 
-While installed, programs that Python starts with ``subprocess``, ``asyncio.create_subprocess_*``, ``multiprocessing``,
-``os.system``, ``os.fork`` and ``os.posix_spawn`` in a scope become a `ForeignProcess` of that scope. Invariants:
+While adoption is installed, each program that Python starts with ``subprocess``, ``asyncio.create_subprocess_*``,
+``multiprocessing``, ``os.system``, ``os.fork`` and ``os.posix_spawn`` in a scope becomes a `ForeignProcess` of that
+scope. Invariants:
 
-- The program's exit status stays with its starter: this module never reaps a pid that foreign code owns. It reaps only
-  orphans that were reparented to this process, which is a child subreaper while adoption is installed.
-- Each scope has a tag (`holdfast.runtime.processes.tags`), which contains the scope's number and which everything
-  started in the scope inherits. If the tag is sealed (`holdfast.runtime.processes.seal`), no process can lose it. The
-  tag is also in the environment, if one can be given. Attribution does not depend on parents, sessions or groups.
+- The code that started a program still gets its exit status: this module never reaps a pid that foreign code owns. It
+  reaps only orphans that were reparented to this process, which is a child subreaper while adoption is installed.
+- Each scope has a tag (`holdfast.runtime.processes.tags`), which contains the scope's number; everything started in the
+  scope inherits the tag. If the tag is sealed (`holdfast.runtime.processes.seal`), no process can lose it. The tag is
+  also set in the program's environment, where the start function allows that. Attribution does not depend on parents,
+  sessions or groups.
 - A process that C code starts on some thread is unclaimed: it carries the tag of this process. It belongs to a scope if
-  it is a child of a thread that works for that scope now and has not worked for another since. Otherwise it is reported
-  to the operator, and no scope that was open then may report that nothing is left.
-- A scope's members are complete: when an adopted program ends and leaves strays, these are adopted before its end is
-  reported.
+  its parent is a thread that still works for that scope and has worked for no other scope since the process was
+  started. Otherwise the process is reported to the operator; while it lives, no scope that was open at its start may
+  report that nothing is left.
+- The members of a scope are complete: if descendants of an adopted program outlive it (strays), they are adopted before
+  the program's end is reported.
 - Each adopted program is identified by a pidfd that was opened while its pid could not be reused.
-- A program has its tag from its first moment: during a start, of which only one runs at a time, the tag is set on this
-  process.
+- A program has its tag from its first moment: the tag is set on this process during the start, and only one start runs
+  at a time.
 
 Known gap: a process that an extension's C code starts on another thread during a start gets the tag of that start.
 
-Start resources that scopes share outside any scope: a process pool whose workers were started in a scope ends with that
-scope. The resource tracker and the fork server of ``multiprocessing`` are known to be shared and left alone.
+Resources that several scopes share must be started outside any scope: a process pool whose workers were started in a
+scope ends with that scope. The resource tracker and the fork server of ``multiprocessing`` are known to be shared and
+left alone.
 """
 
 from __future__ import annotations
@@ -61,7 +65,7 @@ _hooks: StartHooks | None = None
 
 
 class Restorer:
-    """Undoes an `install`; also a context manager."""
+    """Undoes an `install`; can be used as a context manager."""
 
     def __init__(self, undo: Callable[[], None]) -> None:
         self._undo: Callable[[], None] | None = undo
@@ -89,7 +93,8 @@ async def kill_trees(
 
     Parameters:
         roots: programs adopted by one or more scopes; everything that belongs to these scopes is killed.
-        owner: another scope whose programs are killed, even if all its known programs have ended; None for no other.
+        owner: scope whose programs are killed in addition, even if all its known programs have ended; None adds no
+            scope.
         bound_s: time limit in seconds.
     """
     adoption = _adoption
@@ -167,11 +172,11 @@ def strangers(since: float) -> int:
 
 
 def look_soon(loop: asyncio.AbstractEventLoop, since: float, tell: Callable[[int], object]) -> None:
-    """Call ``tell`` with the number of `strangers`; one search answers all pending requests.
+    """Call ``tell`` with the result of `strangers`; one search answers all pending requests.
 
     ``tell`` is called in one of the loop's next iterations. Each iteration answers only some requests, so that the ends
-    of many scopes do not stall the loop. A search that closely follows another one is delayed: it reads a file for each
-    thread, and stops that end shortly after each other can share its result.
+    of many scopes do not stall the loop. A search soon after another one is delayed, because it reads a file for each
+    thread; stops that end shortly after each other then share its result.
     """
     adoption = _adoption
     if adoption is None:
@@ -224,10 +229,10 @@ def install(
             is started now, so that it can kill the remaining programs if this process is killed.
         sealed: whether to make tags indelible, permanently for this process; see `holdfast.runtime.processes.seal` for
             the cost.
-        home: returns the scope that a thread (by native id) works for. A thread that stops working for a scope must
-            call `leave_thread`.
-        lingers: returns whether threads of ended scopes still run. If they do when the installation ends, ``current``
-            keeps refusing their starts, although nothing more is adopted, until the next installation takes over.
+        home: returns the scope that the thread with this native id works for; None if it works for no scope. A thread
+            that stops working for a scope must call `leave_thread`.
+        lingers: returns whether threads of ended scopes still run. If so when the installation ends, nothing more is
+            adopted, but ``current`` is still called to refuse their starts until the next installation takes over.
 
     Raises:
         RuntimeError: already installed.

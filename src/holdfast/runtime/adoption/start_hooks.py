@@ -28,8 +28,8 @@ _SHARED = frozenset({"multiprocessing.resource_tracker", "multiprocessing.forkse
 class StartHooks:
     """Patches of the functions with which this process starts programs.
 
-    The patches stay in place while programs are adopted. If threads of ended scopes still run then, the patches stay
-    until the end of another installation, so that starts on these threads are refused.
+    The patches stay in place while programs are adopted. If threads of ended scopes still run when the installation
+    ends, the patches stay until a later installation ends, so that starts on these threads are refused.
 
     Parameters:
         adoption: installation that assigns each start to a scope or refuses it.
@@ -52,7 +52,7 @@ class StartHooks:
         _wrap_uvloop(self)
 
     def put(self, place: Any, name: str, wrapper: Callable[[Any], Any]) -> None:
-        """Wrap the function ``name`` of ``place``, which starts processes, unless it is already wrapped."""
+        """Wrap the function ``name`` of the module or class ``place``, unless the function is already wrapped."""
         if any(known[:2] == (place, name) for known in self._plain):
             return
         plain = getattr(place, name)

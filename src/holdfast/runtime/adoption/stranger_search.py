@@ -1,7 +1,7 @@
-"""The search for processes that C code started: assign them to a scope if that is certain, else report them.
+"""Search for processes that C code started; assign each to its scope if the scope is certain, else report it.
 
-Such a process carries the tag of this process. It belongs to a scope if it is a child of a thread that works for
-that scope now and has not worked for another since.
+Such a process carries the tag of this process. It belongs to a scope if its parent is a thread that still works for
+that scope and has worked for no other scope since the process was started.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class StrangerSearch:
     Parameters:
         programs: programs whose start was observed.
         tags: tags of this process.
-        home: returns the scope that a thread (by native id) works for.
+        home: returns the scope that the thread with this native id works for; None if it works for no scope.
         kill: kills all processes with a tag.
     """
 
@@ -71,7 +71,7 @@ class StrangerSearch:
     def unclaimed(self) -> list[Unclaimed]:
         """Return live children of this process whose start was not observed and that carry no scope's tag.
 
-        These are orphans, and processes that C code started on a thread.
+        Such a process is an orphan, or C code started it on a thread.
         """
         known = self._programs.known_pids()
         found = []

@@ -15,7 +15,7 @@ __all__ = ["TagInheritance"]
 
 
 class TagInheritance:
-    """Tags of this process, and which of them the next start inherits. Usable from any thread.
+    """Tags of this process, and the tag that the next program inherits. Usable from any thread.
 
     Parameters:
         seal: sets the tags of processes.
@@ -45,7 +45,7 @@ class TagInheritance:
         return None if self.seal.carrier is None else process_tags.tag_of(pid, self.seal.carrier)
 
     def read_or_marked(self, pid: int) -> int | None:
-        """Return the tag that a process carries.
+        """Return the tag that a process carries, if any.
 
         If tags are not sealed and the process carries no scope's tag, return the tag in its environment, if any.
         """
@@ -81,7 +81,7 @@ class TagInheritance:
                 self.seal.put(pid, self.outside)
 
     def restore(self, limits: tuple[int, int]) -> None:
-        """Restore the limits that this process had before its tag."""
+        """Restore the resource limits that this process had before its tag was set."""
         with _inheritance:
             self.seal.restore(0, limits)
 

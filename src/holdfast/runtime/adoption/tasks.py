@@ -8,8 +8,8 @@ Invariants
   belong to the foreign code that started them: an error does not interrupt the scope.
 - During the grace period of a stop, cleanup code may still start tasks and calls. After the grace period, new tasks are
   cancelled before they begin, and new calls are refused.
-- If such a task or call calls ``sys.exit()``, only the task or call ends, with an error that names it. The loop, which
-  other code shares, continues. `KeyboardInterrupt` (Ctrl-C) comes from the user and propagates.
+- If ``sys.exit()`` is called in such a task or call, only that task or call ends, with an error that names it. The
+  loop, which other code shares, continues. `KeyboardInterrupt` (Ctrl-C) comes from the user and propagates.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _log = logging.getLogger("holdfast.runtime")
 
 
 class TaskAdopter:
-    """A task factory that makes each task started in the context of a scope a member of that scope.
+    """A task factory: each task started in the context of a scope becomes a member of that scope.
 
     Parameters:
         previous: previous task factory of the loop, if any.
@@ -72,7 +72,7 @@ class TaskAdopter:
         if asyncio._get_running_loop() is not loop:
             coroutine.close()
             raise RuntimeError(
-                f"task for scope {owner.name!r} started outside the thread of its loop; use scope.spawn()"
+                f"a task of scope {owner.name!r} was started outside the thread of its loop; use scope.spawn()"
             )
         name = str(options.get("name") or getattr(coroutine, "__qualname__", "task"))
         handle: TaskHandle[T] = TaskHandle(owner, name, None, adopted=True, starter=place, scope=place.scope)
@@ -171,7 +171,7 @@ class PoolExecutor(ThreadPoolExecutor):
         handle = _AdoptedCall(scope, name, future)
         handle.started_in = inside(handle, scope.interrupt)
         if not core.adopt(handle):
-            raise ScopeClosed(f"scope {scope.name!r} is {scope.state} and starts no thread for {name!r}")
+            raise ScopeClosed(f"scope {scope.name!r} is {scope.state} and cannot start a thread for {name!r}")
         try:
             handle.start(call, (), {})
         except BaseException:
@@ -203,7 +203,7 @@ def _ignore(result: object, error: BaseException | None) -> None:
 
 
 class Restorer:
-    """Undoes an `install`; also a context manager."""
+    """Undoes an `install`; can be used as a context manager."""
 
     def __init__(self, undo: Callable[[], None]) -> None:
         self._undo: Callable[[], None] | None = undo
@@ -227,9 +227,8 @@ def install(loop: asyncio.AbstractEventLoop, *, threads: ThreadPool | None = Non
     Parameters:
         loop: loop to watch; its task factory and default executor are replaced.
         threads: thread pool of the default executor; None uses the pool shared by the process.
-        sealed: whether to make the tags of programs indelible, permanently for this process; only the value that is
-            given for the first watched loop counts. See `holdfast.runtime.processes.seal` for the cost to an ordinary
-            user.
+        sealed: whether to make the tags of programs indelible, permanently for this process; only the value for the
+            first watched loop counts. See `holdfast.runtime.processes.seal` for the cost to an unprivileged user.
     """
     global _sealing
     factory = loop.get_task_factory()
@@ -268,7 +267,7 @@ def _scope_for_program() -> ScopeState | None:
     scope = starting_scope()
     if scope is not None and scope.closed:
         raise ScopeClosed(
-            f"scope {scope.name!r} is closed and starts no program",
+            f"scope {scope.name!r} is closed and cannot start programs",
             hint="start programs shared between scopes inside 'with detached():'",
         )
     return None if scope is None else scope.core

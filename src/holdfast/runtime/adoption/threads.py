@@ -1,15 +1,15 @@
-"""Tracking of foreign code's own threads in a scope: executors, anyio's workers, bare threads.
+"""Track the threads that foreign code uses in a scope: executor threads, anyio's worker threads, plain threads.
 
 Invariants
 - A call that foreign code submits to its own executor, or to anyio's worker threads, is a member of the scope in whose
-  context it was submitted, until it has ended. It runs as before: no context is added, and its result and error stay
-  with foreign code. A call that no thread has started is cancelled when the scope stops.
-- A thread of such a pool has no owner: only its calls count. Any other ``threading.Thread`` started in a scope is
-  recorded, and reported as unowned while it lives.
+  context it was submitted, until it has ended. The call runs unchanged: no context is added, and its result or error
+  goes to the foreign code. A call that no thread has started is cancelled when the scope stops.
+- The threads of such a pool belong to no scope; only the submitted calls do. Any other ``threading.Thread`` started in
+  a scope is recorded, and reported as unowned while it lives.
 - Threads, calls and programs that such a call or thread starts belong to the same scope, although no context carries
-  it; see `starting_scope`.
-- Outside scopes, everything runs as before, at the cost of one context variable lookup.
-- A forked child is outside all scopes: the scope's loop belongs to its parent, and a lock may be held forever in the
+  the scope; see `starting_scope`.
+- Outside scopes, everything runs unchanged, at the cost of one context variable lookup per start.
+- A forked child is outside all scopes: the loops belong to the parent process, and a lock may be held forever in the
   child.
 """
 
@@ -67,7 +67,7 @@ class ForeignCall(Handle[None]):
             ScopeClosed: the scope no longer accepts calls, not even for cleanup.
         """
         if not self.owner.adopt(self):
-            raise ScopeClosed(f"scope {self.owner.name!r} is closed and starts no thread for {self.name!r}")
+            raise ScopeClosed(f"scope {self.owner.name!r} is closed and cannot start a thread for {self.name!r}")
 
     def run(self, fn: Callable[..., Any], *values: Any, **options: Any) -> Any:
         """Run the call, on its thread."""
@@ -134,7 +134,7 @@ class ForeignCall(Handle[None]):
 
 
 def call_name(fn: Callable[..., object]) -> str:
-    """Return the name of the function behind partial functions."""
+    """Return the name of a function; for a partial function, that of the wrapped function."""
     while isinstance(fn, functools.partial):
         # asyncio.to_thread makes partial(context.run, fn, …).
         carried = fn.args[0] if fn.args and getattr(fn.func, "__name__", "") == "run" else fn.func

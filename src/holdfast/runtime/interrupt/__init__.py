@@ -1,1 +1,1 @@
-"""Interrupts: their delivery, the context that carries them, and protection from them."""
+"""Interrupts: their delivery, the context variables that carry them, and shields against them."""

@@ -2,7 +2,7 @@
 
 Invariants
 - Everything that `Interrupt.trigger` calls here is lock-free: it may run in a signal handler, in `__del__` or in a
-  callback, on top of any other call of this module in the same thread.
+  callback, even while another call of this module runs in the same thread.
 - Each trigger calls `call_soon_threadsafe` at most once per loop, however many waiters the loop has. The loop then
   wakes the waiters in chunks of `CHUNK`, one chunk per tick, so that other work of the loop runs in between.
 - A callback never runs inside `trigger`. It runs on its loop, or on the dispatcher thread, at most once.
@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 CHUNK = 1_000
-"""Maximum number of waiters of a loop that are woken per tick."""
+"""Maximum number of waiters that are woken per tick of their loop."""
 
 Loop = asyncio.AbstractEventLoop
 FutureGroup = dict[asyncio.Future[None], None]
@@ -188,7 +188,7 @@ class _LoopWakeup:
 
 
 class WakeBatch:
-    """Wakeups of one trigger that must run on other loops or threads."""
+    """Wakeups of one trigger: done at once if possible, otherwise passed to their loops and threads by `schedule`."""
 
     __slots__ = ("_here", "_posts", "_room", "_visits")
 
@@ -199,7 +199,7 @@ class WakeBatch:
         self._room = CHUNK
 
     def add_group(self, loop: Loop, group: FutureGroup) -> None:
-        """Wake the waiting tasks of `group`, all of which live on `loop`."""
+        """Wake the waiting tasks of `group`, all on `loop`: at once if possible, otherwise in `schedule`."""
         if loop is not self._here and _in_step(loop):
             self._here = loop
         if loop is self._here and len(group) <= self._room:
@@ -209,7 +209,7 @@ class WakeBatch:
             self._wakeup(loop).groups.append(group)
 
     def add_registration(self, registration: Registration) -> None:
-        """Run the callback on its loop, or on the dispatcher thread."""
+        """Let `schedule` run the callback on its loop, or on the dispatcher thread."""
         if registration.loop is not None:
             self._wakeup(registration.loop).registrations.append(registration)
         else:
@@ -236,7 +236,8 @@ class WakeBatch:
 class FdLatch:
     """A file descriptor that becomes readable when the latch is released.
 
-    The thread that removes an end of the pipe from its list closes it: no descriptor is closed or written twice.
+    Whichever thread removes an end of the pipe from its list closes that end, so no descriptor is closed or written
+    twice.
     """
 
     __slots__ = ("_readers", "_writers", "fd")
@@ -264,7 +265,7 @@ class FdLatch:
 
 
 class Timer(weakref.ref[Source]):
-    """A deadline for an interrupt, which it references weakly; cancelled when the interrupt is freed."""
+    """A deadline for an interrupt; references the interrupt weakly, and is cancelled when the interrupt is freed."""
 
     __slots__ = ("delay_s",)
 
@@ -342,13 +343,13 @@ class _ThreadTimer(Timer):
 
 
 def start_timer(delay_s: float, interrupt: Source) -> Timer:
-    """Trigger `interrupt` in `delay_s` seconds, by the clock of the running loop, or else of the dispatcher."""
+    """Trigger `interrupt` in `delay_s` seconds, by the running loop's clock or, without a loop, the dispatcher's."""
     loop = _get_running_loop()
     return _ThreadTimer(interrupt, delay_s) if loop is None else _LoopTimer(interrupt, delay_s, loop)
 
 
 class CallbackDispatcher:
-    """The single thread that runs callbacks and deadlines without a loop; started on first use.
+    """The single thread that runs callbacks and deadlines that belong to no loop; started on first use.
 
     Only that thread uses `timers`.
     """

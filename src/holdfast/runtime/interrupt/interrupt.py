@@ -5,8 +5,8 @@ Invariants
 - Register, then check again: a waiter first registers itself, then checks the latch, then parks. `trigger` first sets
   the latch, then wakes all registered waiters. So no wakeup is lost between check and park.
 - `trigger` latches all descendants before it wakes any waiter, so woken code finds every descendant triggered.
-- `trigger` takes no lock; each container changes by single atomic operations. `trigger` is therefore safe in a signal
-  handler, in `__del__`, and while any other method of the same interrupt is running.
+- `trigger` takes no lock; each container is changed only by single atomic operations. `trigger` is therefore safe in a
+  signal handler, in `__del__`, and while any other method of the same interrupt is running.
 - A parent references its children weakly, and a child references its parents strongly. So an unused child is freed by
   reference counting alone, and every ancestor stays alive while a descendant is in use.
 """
@@ -239,8 +239,8 @@ class Interrupt:
 
         `fn` runs in a copy of the caller's context, on `loop`. If `loop` is not given, `fn` runs on the loop that is
         running now or, if no loop is running, on the dispatcher thread. `trigger` never calls `fn` directly. If `fn`
-        raises an `Exception`, it is passed to the loop's exception handler or logged. If the loop is closed, `fn` does
-        not run.
+        raises an `Exception`, the exception is passed to the loop's exception handler or logged. If the loop is closed,
+        `fn` does not run.
 
         Close the returned registration when you no longer need the callback.
         """
@@ -289,7 +289,7 @@ class Interrupt:
         return Shield(self, Interrupt(name=f"shield of {self.name}"), current, timeout_s)
 
     def make_current(self) -> Token[Interrupt | GeneratorValue[Interrupt] | None]:
-        """Make this the current interrupt of a context that was created for it. Otherwise, prefer `use`."""
+        """Make this interrupt current in a context that was created for this purpose. Otherwise, prefer `use`."""
         return current.variable.set(self)
 
     def _enter(self, loop: Loop) -> tuple[FutureGroup, asyncio.Future[None]]:

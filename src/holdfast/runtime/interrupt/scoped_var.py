@@ -8,8 +8,8 @@ Invariants
 - A value that a generator entered is visible in the generator, in the code that the generator calls and awaits, and in
   the tasks and threads that it starts. The value is never visible in the code that iterates over the generator, except
   that `@contextmanager` and `@asynccontextmanager` functions pass the value on to the body of their ``with``.
-- After a value was left, it is invisible in the whole task that entered it, in whichever context it was left.
-- Values are invisible in a forked child, because they belong to the parent's loop and their locks may stay held.
+- After ``leave()``, a value is invisible in the whole task that entered it, whichever context ``leave()`` ran in.
+- Values are invisible in a forked child, because they belong to the parent's loop and their locks may be held forever.
 """
 
 from __future__ import annotations
@@ -81,13 +81,13 @@ class GeneratorValue(Generic[T]):
         return outer.value() if isinstance(outer, GeneratorValue) else outer
 
     def close(self) -> None:
-        """Mark the value as left by the generator."""
+        """Mark the value as left, so that the surrounding code's value is visible again."""
         self._frame = None
         self._owner = None
 
 
 class ScopedToken(Generic[T]):
-    """Token of a value that was entered; to leave the value, call ``leave()`` in any context."""
+    """Token for a value that was entered; ``leave()``, in any context, makes the previous value visible again."""
 
     __slots__ = ("_bound", "_token", "_variable")
 

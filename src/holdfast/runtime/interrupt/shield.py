@@ -5,11 +5,11 @@ cancellation to the shield, which holds it back. When the grace period is over, 
 and cancels the task.
 
 Invariants
-- A shield protects once: from its entry until its block ends, its timeout passes, or `expire` is called.
+- A shield is used once: it protects from its entry until its block ends, its timeout passes, or `expire` is called.
   Inner shields end no later than outer shields.
 - Each cancellation that a shield holds back is delivered exactly once, when protection ends.
 - A shield holds back only cancellations of scopes, not a ``task.cancel()`` that other code calls.
-- All code runs on one loop's thread.
+- All code of a shield runs on the thread of its task's loop.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Shield(Generic[S]):
         """Start protection. Return the shield's own interrupt, which is triggered when protection ends."""
         task = asyncio.current_task()
         if task is None:
-            raise RuntimeError("a shield protects a task; enter it in one")
+            raise RuntimeError("a shield can only be entered inside a task")
         self._loop = task.get_loop()
         self._task = task
         self._outer = _carried.get()

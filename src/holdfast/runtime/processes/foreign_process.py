@@ -67,10 +67,14 @@ class ForeignProcess:
     def on_end(self, callback: Callable[[], object]) -> None:
         """Call ``callback`` once, in the host's reading thread, when the program ends.
 
-        If the program has already ended, ``callback`` is called at once in this thread.
+        If the program has already ended, ``callback`` is called at once in the calling thread.
         """
         if not self._ended.add(callback):
             callback()
+
+    def count(self, limit: int) -> int:
+        """Return 1 plus the number of running processes below this program, for display; stop counting at ``limit``."""
+        return 0 if self.ended else 1 + procfs.count_below(self.pid, limit - 1)
 
     def signal(self, signum: int) -> bool:
         """Send a signal to exactly this program; return False if it has ended or the kernel refused the signal.

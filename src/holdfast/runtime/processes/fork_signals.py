@@ -1,7 +1,7 @@
 """Keep signals to a forked child away from its parent's event loop.
 
-A loop that handles signals makes the interpreter write each one into a socket of the loop (`signal.set_wakeup_fd`). A
-forked child shares that socket, so the parent's loop would otherwise read a SIGTERM meant for the child, and end.
+A loop that handles signals makes the interpreter write each signal into a socket of the loop (`signal.set_wakeup_fd`).
+A forked child shares that socket, so the parent's loop would otherwise read a SIGTERM meant for the child, and end.
 
 Invariant: signals to the child are blocked from the fork until the child has removed the loop's signal handlers.
 """

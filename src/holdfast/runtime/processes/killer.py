@@ -18,7 +18,7 @@ Killed = dict[int, tuple[list[int], list[int]]]
 
 
 class Killer:
-    """A fork of the zygote that kills foreign trees and reports the result for each of their scopes.
+    """A fork of the zygote that kills foreign code's programs in some scopes and reports the result for each scope.
 
     Parameters:
         told: callback that is called in the host's reading thread with the killed and surviving pids by tag, and with

@@ -39,7 +39,7 @@ class Process:
 
     @property
     def returncode(self) -> int | None:
-        """Exit code of the program; None while the program runs. If a signal ended it, the negative signal number."""
+        """Exit code of the program, or minus the number of the signal that ended it; None while it runs."""
         return self.tree.exited.value
 
     @property
@@ -49,12 +49,16 @@ class Process:
 
     @property
     def result(self) -> TreeResult | None:
-        """Result of the process tree; None until the whole tree is gone."""
+        """`TreeResult` of the whole process tree; None until the tree is gone."""
         return self.tree.gone.value
 
     def living(self) -> list[int]:
         """Return the pids of the running processes of the tree, as far as this process can see them."""
         return self.tree.living()
+
+    def count(self, limit: int) -> int:
+        """Return the number of running processes of the tree, for display; stop counting at ``limit``."""
+        return self.tree.count(limit)
 
     async def wait(self) -> int:
         """Wait for the program to end; return its exit code.

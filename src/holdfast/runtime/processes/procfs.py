@@ -1,11 +1,11 @@
-"""Read ``/proc`` and signal processes without ever hitting a reused pid.
+"""Read ``/proc``, and signal processes without ever signalling another process that has reused the pid.
 
-The zygote and the reapers import this module in an interpreter that has loaded almost nothing, so it has cheap imports
-only. Invariants:
+The zygote and the reapers import this module in an interpreter that has loaded almost nothing, so its imports must be
+cheap. Invariants:
 
 - A process is identified by its pid **and** its start time; a pid alone may by now belong to another process.
-- `strike` opens a pidfd first and reads ``/proc`` afterwards. If it then sees the wanted process, either the pidfd
-  refers to it or the signal fails: a signal never reaches a process that merely took over the pid.
+- `strike` opens a pidfd first and reads ``/proc`` afterwards. If ``/proc`` then shows the wanted process, either the
+  pidfd refers to that process or the signal fails: a signal never reaches a process that merely took over the pid.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ __all__ = [
     "children_once",
     "command",
     "command_name",
+    "count_below",
     "descendants",
     "descriptor_count",
     "environment_value",
@@ -43,10 +44,10 @@ __all__ = [
 ]
 
 HOST_MARKER = b"HOLDFAST_HOST"
-"""Environment name whose value is ``<pid>.<start time>`` of the host that a process belongs to."""
+"""Name of an environment variable: its value is the ``<pid>.<start time>`` of the host that a process belongs to."""
 
 SCOPE_MARKER = b"HOLDFAST_SCOPE"
-"""Environment name whose value is the tag of the scope that a process was started in, in decimal."""
+"""Name of an environment variable: its value is the decimal tag of the scope that a process was started in."""
 
 _READINGS = 5
 _PIDFD_OPEN = 434
@@ -95,7 +96,7 @@ def read_text(path: str) -> bytes | None:
 
 
 def read_stat(pid: int) -> ProcessStat | None:
-    """Return the kernel's current data on ``pid``; None if it does not exist."""
+    """Return the kernel's current data on the process ``pid``; None if no such process exists."""
     line = read_text(f"/proc/{pid}/stat")
     if not line:
         return None
@@ -105,7 +106,7 @@ def read_stat(pid: int) -> ProcessStat | None:
 
 
 def start_time(pid: int) -> int | None:
-    """Return the start time of ``pid`` in clock ticks since boot; None if it is gone."""
+    """Return the start time of ``pid`` in clock ticks since boot; None if the process is gone."""
     stat = read_stat(pid)
     return None if stat is None else stat.started
 
@@ -117,7 +118,7 @@ def lives(pid: int, started: int) -> bool:
 
 
 def living(pids: Iterable[int]) -> list[int]:
-    """Return the pids of running processes among these; zombies do not count."""
+    """Return those ``pids`` that belong to running processes; zombies do not count."""
     return [pid for pid in pids if (stat := read_stat(pid)) is not None and not stat.dead]
 
 
@@ -186,7 +187,7 @@ def children(pid: int) -> list[int]:
 
 
 def descendants(pid: int, *, without: frozenset[int] = frozenset()) -> list[int]:
-    """Return the pids below ``pid``, parents before children, without the subtrees of ``without``."""
+    """Return the pids of all descendants of ``pid``, parents before children, except the subtrees of ``without``."""
     found: list[int] = []
     frontier = [pid]
     seen = {pid, *without}
@@ -202,10 +203,30 @@ def descendants(pid: int, *, without: frozenset[int] = frozenset()) -> list[int]
     return found
 
 
+def count_below(pid: int, limit: int) -> int:
+    """Return the number of running processes below ``pid``, for display; stop counting at ``limit``.
+
+    The number comes from one reading, which may skip processes; see `children_once`.
+    """
+    seen = {pid}
+    frontier = [pid]
+    count = 0
+    while frontier and count < limit:
+        for child in children_once(frontier.pop()):
+            if child in seen:
+                continue
+            seen.add(child)
+            frontier.append(child)
+            count += len(living([child]))
+            if count >= limit or len(seen) > 4 * limit:  # many that have ended, and were not waited for
+                return count
+    return count
+
+
 def branch_below(stat: ProcessStat, ancestor: int) -> int | None:
     """Return the child of ``ancestor`` whose subtree contains this process.
 
-    None if the process is not below ``ancestor``, or while it is being reparented.
+    Return None if the process is not below ``ancestor`` or is being reparented.
     """
     pid, parent = stat.pid, stat.parent
     while parent != ancestor:
@@ -236,7 +257,7 @@ def descriptor_count(pid: int) -> int | None:
 def environment_value(pid: int, name: bytes) -> bytes | None:
     """Return the value of ``name`` in the environment with which ``pid`` was executed.
 
-    None if the variable was unset, or if the process is gone, is a zombie, or belongs to another user.
+    Return None if the variable was unset, or if the process is gone, is a zombie, or belongs to another user.
     """
     block = read_text(f"/proc/{pid}/environ")
     if not block:
@@ -255,7 +276,7 @@ def command(pid: int) -> str:
 
 
 def command_name(pid: int) -> bytes:
-    """Return the name of ``pid`` in process lists; empty if it is gone."""
+    """Return the name of ``pid`` in process lists; empty if the process is gone."""
     return read_text(f"/proc/{pid}/comm") or b""
 
 
@@ -292,8 +313,8 @@ def pidfd_signal(pidfd: int, signum: int) -> None:
     """Signal exactly the process that ``pidfd`` was opened for.
 
     Raises:
-        ProcessLookupError: it has ended and was reaped.
-        PermissionError: it changed to a user that this process may not signal.
+        ProcessLookupError: the process has ended and was reaped.
+        PermissionError: the process now runs as a user that this process may not signal.
     """
     if hasattr(signal, "pidfd_send_signal"):
         signal.pidfd_send_signal(pidfd, signum)

@@ -1,20 +1,21 @@
-"""The reaper: a small parent process of each program that a call starts, which kills the program's whole process tree.
+"""The reaper: a small process that is the parent of one program and can kill the program's whole process tree.
 
-Forked from the zygote. Invariants:
+The zygote forks one reaper for each program. Invariants:
 
 - The reaper is a child subreaper: whatever a descendant does (new session, double fork, wiped environment), it becomes
   a child of the reaper when its parent ends. So "the reaper has no children" proves "nothing of the tree is left".
-- Only the reaper waits for its children, so the pid of a direct child is not reused before the reaper reports its end;
-  deeper descendants are signalled through a pidfd.
-- It holds no end of the program's pipes, and waits for no pipe's end of file.
+- Only the reaper reaps its children, so the pid of a child that it has not reaped is not reused; all other descendants
+  are signalled through a pidfd.
+- The reaper holds no end of the program's pipes and never waits for a pipe's end of file.
 - If the control socket reaches end of file or the host process ends, the reaper kills everything and exits. So the tree
   dies with the host, however the host died, with or without the zygote.
-- It exits when the tree is gone, never before.
+- The reaper exits when the tree is gone, never before.
 
 Messages are marshalled tuples on a ``SOCK_SEQPACKET`` socket. The host sends ``("kill", term_first_s, bound_s)`` and
 ``("signal", signum)``. If the start fails, the reaper sends ``("failed", stage, errno)``. Otherwise it sends
 ``("started", pid, reaper pid)``, ``("exited", returncode)`` when the program has ended, ``("survivors", killed,
-survivors)`` if a kill exceeds its time limit, and last ``("gone", killed)``.
+survivors, found)`` if a kill exceeds its time limit, and last ``("gone", killed, found)``. ``found`` is the number of
+processes that got a signal of a kill.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ IGNORED_SIGNALS = (
     signal.SIGALRM,
     signal.SIGXFSZ,
 )
-"""Signals that a terminal or an operator may send to a whole group: reapers ignore them, their programs do not."""
+"""Signals that may be sent to a whole process group: reapers ignore these signals, but their programs do not."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -75,7 +76,7 @@ def become_subreaper(libc: ctypes.CDLL) -> None:
 
 
 def send(control: _socket.socket, message: tuple[Any, ...]) -> None:
-    """Send a message; ignore a peer that is gone, because its end of file is handled where messages are read."""
+    """Send a message; do nothing if the peer is gone, because the code that reads messages handles end of file."""
     try:
         control.send(marshal.dumps(message))
     except (BrokenPipeError, ConnectionResetError):
@@ -113,7 +114,7 @@ class Wakeup:
 
 
 class Reaper:
-    """Runs one program and its descendants in the current process, which must be single-threaded.
+    """Runs one program as a child of the current process, which must be single-threaded.
 
     Parameters:
         control: socket to the host.
@@ -140,17 +141,19 @@ class Reaper:
         self._restrike_s = _RESTRIKE_S
         self._struck: set[int] = set()
         self._killed: list[int] = []
+        self._found: set[int] = set()
 
     def run(
         self, argv: list[bytes], environment: dict[bytes, bytes], directory: bytes | None, standard: list[int]
     ) -> None:
-        """Start the program, then stay until it and all its descendants are gone.
+        """Start the program, and return when the program and all its descendants are gone.
 
         Parameters:
-            argv: program and arguments; a name without a slash is looked up in PATH of ``environment``.
+            argv: program and arguments; a program name without a slash is looked up in the PATH of ``environment``.
             environment: complete environment.
-            directory: working directory; None for the zygote's.
-            standard: descriptors that become the program's 0, 1 and 2; closed in the reaper after the fork.
+            directory: working directory; None uses the zygote's.
+            standard: descriptors that become the program's descriptors 0, 1 and 2; the reaper closes its copies after
+                the fork.
         """
         os.setsid()
         become_subreaper(self._libc)
@@ -185,7 +188,7 @@ class Reaper:
             if self._killing:
                 self._kill()
         if not self._failed:
-            send(self._control, ("gone", self._killed))
+            send(self._control, ("gone", self._killed, len(self._found)))
 
     def _timeout_ms(self) -> float | None:
         if not self._killing:
@@ -212,7 +215,8 @@ class Reaper:
                 if term_first_s > 0 and not self._killing:
                     self._kill_at = now + term_first_s
                     for pid in procfs.descendants(os.getpid()):
-                        self._strike(pid, signal.SIGTERM)
+                        if self._strike(pid, signal.SIGTERM):
+                            self._found.add(pid)
                         self._strike(pid, signal.SIGCONT)
                 elif term_first_s <= 0:
                     self._kill_at = now
@@ -278,6 +282,7 @@ class Reaper:
                 if self._strike(pid, signal.SIGKILL) and pid not in self._struck:
                     self._struck.add(pid)
                     self._killed.append(pid)
+                    self._found.add(pid)
                 below.extend(kid for kid in kids if kid not in seen)
                 seen.update(kids)
             frontier = below
@@ -285,7 +290,7 @@ class Reaper:
             living = procfs.living(procfs.descendants(os.getpid()))
             if living:  # otherwise only exit statuses are left to read
                 self._report_at = None
-                send(self._control, ("survivors", self._killed, living))
+                send(self._control, ("survivors", self._killed, living, len(self._found)))
 
 
 def _become(

@@ -1,12 +1,13 @@
-"""The tag of a process, stored in a resource limit without effect, and a kernel filter that makes the tag indelible.
+"""The tag of a process, stored in an unenforced resource limit, and a kernel filter that makes the tag indelible.
 
-The zygote imports this module, so it has cheap imports only. Invariants:
+The zygote imports this module, so its imports must be cheap. Invariants:
 
-- A tag is the soft value of a limit that Linux does not enforce (a *carrier*). It is inherited across fork and exec.
+- A tag is the soft value of a limit that Linux does not enforce (a *carrier*). The tag is inherited across fork and
+  exec.
 - Once a process is *sealed*, no code in it or its descendants can change that limit: calls of ``setrlimit`` and
-  ``prlimit`` for it return success and do nothing, through every system call entry of this architecture. A call takes
-  effect only with a random number in the upper half of the argument that selects the limit, a half that the kernel
-  ignores. A program never knows that number, because an exec replaces the memory that holds it.
+  ``prlimit`` for this limit return success and do nothing, through every system call entry of this architecture. A call
+  takes effect only if a certain random number is in the upper half of the argument that selects the limit; the kernel
+  ignores that half. A program never knows the number, because an exec replaces the memory that holds it.
 - A host below a sealed host takes the next carrier. If no carrier is left, or the kernel refuses the filter, the
   process stays unsealed and `Seal.sealed` is False.
 - An unprivileged user may install a filter only after setting ``no_new_privs``: setuid programs then run without their
@@ -82,7 +83,7 @@ class Seal:
     def put(self, pid: int, tag: int) -> bool:
         """Set the tag of ``pid``, where 0 means this process; return False if it cannot be set.
 
-        Reasons are a process that is gone or belongs to another user, and a hard limit below the tag.
+        The tag cannot be set if the process is gone or belongs to another user, or if the hard limit is below the tag.
         """
         if self.carrier is None:
             return False
@@ -93,11 +94,11 @@ class Seal:
         return self.restore(pid, (tag, hard))
 
     def limits(self) -> tuple[int, int] | None:
-        """Return the limits of the carrier in this process; None without a carrier."""
+        """Return the limits of the carrier in this process; None if no carrier is free."""
         return None if self.carrier is None else resource.getrlimit(self.carrier)
 
     def restore(self, pid: int, limits: tuple[int, int]) -> bool:
-        """Set the carrier's limits of ``pid``, where 0 means this process; return False if the kernel refuses."""
+        """Set the limits of the carrier for ``pid``, where 0 means this process; return False if the kernel refuses."""
         assert self.carrier is not None
         infinity = (1 << 64) - 1
         wanted = struct.pack("=QQ", *(infinity if limit == resource.RLIM_INFINITY else limit for limit in limits))
@@ -125,7 +126,7 @@ def current() -> Seal:
 
 
 def seal() -> Seal:
-    """Seal this process with all its threads, permanently; a repeated call returns the first result.
+    """Seal this process, including all its threads, permanently; a repeated call returns the first result.
 
     If the process lacks the privilege to install a filter, ``no_new_privs`` is set first; see the invariants. The
     filter stays until the process ends.
@@ -217,7 +218,7 @@ def _entry(arch: int, setrlimit: int, prlimit: int, carrier: int, cookie: int) -
 
 
 def read(pid: int, carrier: int) -> int | None:
-    """Return the soft limit of ``pid``, even of a zombie; None if it is gone or the value is not a number."""
+    """Return the soft limit of ``pid``, even of a zombie; None if the process is gone or the value is not a number."""
     try:
         return resource.prlimit(pid, carrier)[0]
     except ProcessLookupError:

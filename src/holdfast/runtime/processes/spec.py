@@ -42,9 +42,9 @@ START_S = 30.0
 
 
 class Descriptors:
-    """Descriptors that one program is started with, and our ends of its pipes.
+    """Descriptors that one program is started with, and this process's ends of the program's pipes.
 
-    At its end, the ``with`` block closes all descriptors that were opened here and not taken.
+    The end of the ``with`` block closes all descriptors that this object opened and that were not taken.
     """
 
     def __init__(self, stdin: Stream, stdout: Stream, stderr: Stream) -> None:
@@ -79,16 +79,16 @@ class Descriptors:
         self.theirs.append(theirs)
 
     def take(self, name: str) -> int | None:
-        """Return our end of the pipe for ``name``, which the caller must close; None if the stream is not a pipe."""
+        """Return this process's end of the pipe ``name``, which the caller must close; None without a pipe."""
         return self._ours.pop(name, None)
 
     def close_theirs(self) -> None:
-        """Close our copies of the program's ends."""
+        """Close this process's copies of the program's ends of the pipes."""
         while self._opened:
             os.close(self._opened.pop())
 
     def close(self) -> None:
-        """Close all descriptors that were opened here and not taken."""
+        """Close all descriptors that this object opened and that were not taken."""
         self.close_theirs()
         while self._ours:
             os.close(self._ours.popitem()[1])
@@ -108,16 +108,16 @@ def process_spec(argv: Sequence[Argument], cwd: Argument | None, env: Mapping[st
     """
     words = [] if isinstance(argv, str | bytes) else [os.fsencode(word) for word in argv]
     if not words or not words[0]:
-        raise ValueError("argv must be a sequence of the program and its arguments, as in ['ls', '-l']")
+        raise ValueError("argv must be a non-empty sequence of the program and its arguments, such as ['ls', '-l']")
     if env is None:
         environment = dict(os.environb)
     else:
         environment = {os.fsencode(key): os.fsencode(value) for key, value in env.items()}
     environment[procfs.HOST_MARKER] = host_marker()
     if any(b"\0" in word for word in (*words, *environment, *environment.values())):
-        raise ValueError("NUL byte in the arguments or environment")
+        raise ValueError("an argument or environment variable contains a NUL byte; remove it")
     if any(b"=" in key for key in environment):
-        raise ValueError("'=' in the name of an environment variable")
+        raise ValueError("the name of an environment variable contains '='; choose another name")
     if cwd is not None:
         directory = os.fsencode(os.path.abspath(cwd))
     else:
@@ -126,13 +126,13 @@ def process_spec(argv: Sequence[Argument], cwd: Argument | None, env: Mapping[st
 
 
 def backlog_pauses() -> Iterator[float]:
-    """Yield pauses, in seconds, while the zygote is busy. Raise TimeoutError after `START_S` seconds."""
+    """Yield the pauses, in seconds, between requests to a busy zygote. Raise TimeoutError after `START_S` seconds."""
     deadline = time.monotonic() + START_S
     pause_s = 0.0005
     while time.monotonic() < deadline:
         yield pause_s
         pause_s = min(pause_s * 2, 0.02)
-    raise TimeoutError(errno.ETIMEDOUT, "the zygote takes no requests; check that it is not stopped")
+    raise TimeoutError(errno.ETIMEDOUT, "the zygote process accepts no requests; check whether a signal has stopped it")
 
 
 _marker: tuple[int, bytes] = (0, b"")

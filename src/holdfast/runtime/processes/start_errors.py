@@ -1,4 +1,4 @@
-"""Errors of a program that could not be started, as ``subprocess`` raises them."""
+"""Errors for programs that could not be started, the same as ``subprocess`` raises."""
 
 from __future__ import annotations
 

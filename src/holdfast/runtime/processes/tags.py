@@ -1,14 +1,14 @@
 """Find programs that foreign code started, by inherited tag, environment marker or descent, and kill them.
 
-The zygote imports this module, so it has cheap imports only. A process that is not under a reaper can shed its session,
-parents and environment, but not a sealed tag (`holdfast.runtime.processes.seal`). The tag contains the host and the
-number of the scope. Without a seal, the environment marker and descent help to find processes that lost their tag, but
-an empty search proves nothing.
+The zygote imports this module, so its imports must be cheap. A process that is not under a reaper can change its
+session, parents and environment, but not a sealed tag (`holdfast.runtime.processes.seal`). The tag identifies the host
+and the scope. Without a seal, the environment marker and descent help to find processes that lost their tag, but an
+empty search proves nothing.
 
-Two consecutive scans of all processes that find no process with a tag prove that none has it. Pids are assigned in
-rising order, and a scan reads them in that order, including those assigned meanwhile. So a process that one scan misses
-was started during it, by a process that the other scan sees, unless all pids of the machine were assigned meanwhile.
-A scan that cannot catch up with new pids kills the processes that it finds and proves nothing.
+Two consecutive scans of all processes that find no process with a tag prove that no process has the tag. Pids are
+assigned in rising order, and a scan reads them in that order, including those assigned meanwhile. So a process that one
+scan misses was started during that scan, by a process that the other scan sees, unless all pids of the machine were
+assigned meanwhile. A scan that cannot catch up with new pids kills the processes that it finds and proves nothing.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ OUTSIDE = SCOPES - 1
 """Scope number of programs started outside any scope."""
 
 HELPERS = SCOPES - 2
-"""Scope number of zygotes and everything below them: reapers, which hold their trees themselves, and those trees."""
+"""Scope number of zygotes and everything below them: the reapers and their process trees."""
 
 _MAGIC = 0b10110
 _START_MASK = 0xFFFFF
@@ -88,23 +88,23 @@ def host_of_tag(tag: int) -> tuple[int, int] | None:
 
 
 def is_start(lower: int, started: int) -> bool:
-    """Whether the start time ``started`` has the lower bits ``lower``."""
+    """Whether ``lower`` equals the lower 20 bits of the start time ``started``."""
     return started & _START_MASK == lower
 
 
 def tag_of(pid: int, carrier: int = seal.CARRIERS[0]) -> int | None:
-    """Return the tag in a process's carrier, even of a zombie; None if it has none or is gone."""
+    """Return the tag in a process's carrier, even of a zombie; None if the process carries no tag or is gone."""
     tag = seal.read(pid, carrier)
     return None if tag is None or tag >> 58 != _MAGIC else tag
 
 
 def tags_of(pid: int) -> list[int]:
-    """Return all tags of a process: a host that runs below another one adds its own."""
+    """Return all tags of a process; it has several if hosts run below other hosts."""
     return [tag for carrier in seal.CARRIERS if (tag := tag_of(pid, carrier)) is not None]
 
 
 def marked_tag_of(pid: int) -> int | None:
-    """Return the tag in the environment with which a process was executed; None if it has none or is unreadable."""
+    """Return the tag in the environment with which a process was executed; None if absent or unreadable."""
     marker = procfs.environment_value(pid, procfs.SCOPE_MARKER)
     return int(marker) if marker is not None and marker.isdigit() else None
 
@@ -294,7 +294,7 @@ def kill(
 
     Parameters:
         host: pid of the host, which is a subreaper.
-        without: pids whose subtrees to skip: the zygote with its reapers.
+        without: pids that are skipped with their subtrees: the zygote, with its reapers.
         carrier: resource limit that holds the tags; None if no limit holds tags.
         tags: tags of the scopes, each with the pids and start times of programs that were started in the scope and may
             have lost their tag.
@@ -302,7 +302,7 @@ def kill(
         tell: called with a dict from tag to the killed pids and the pids still alive at the time limit. Each tag is
             reported once, as soon as its result is known. If no result is known after the second scan, the dict is
             empty. If a tag is never reported, nothing is proven about its scope.
-        sealed: whether no process could lose its tag.
+        sealed: whether the tags are sealed, so that no process can have lost its tag.
     """
     known = {root: tag for tag, roots in tags.items() for root in roots}
     limit = seal.CARRIERS[0] if carrier is None else carrier

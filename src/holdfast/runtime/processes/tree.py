@@ -37,7 +37,7 @@ KILL_BOUND_S = 2.0
 
 _ESCALATE_S = 0.5
 INLINE_BYTES = 32768
-"""Maximum size of a request that is sent to the zygote directly; longer requests are sent through a file."""
+"""Maximum size, in bytes, of a request that is sent to the zygote directly; longer requests are sent through a file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,13 +49,16 @@ class TreeResult:
         survivors: pids of processes that were still alive at the time limit; the kill continues in the background.
         unattributed: ``<pid> <command>`` of each process that may belong to the tree but could not be attributed; these
             processes were not killed.
-        proven: whether it is certain that no other process of the tree is left.
+        proven: whether it is certain that no process of the tree is left except those listed.
+        found: number of processes that received a signal of the kill, including those that ended by themselves after
+            SIGTERM; 0 if unknown.
     """
 
     killed: tuple[int, ...] = ()
     survivors: tuple[int, ...] = ()
     unattributed: tuple[str, ...] = ()
     proven: bool = True
+    found: int = 0
 
     @property
     def outcome(self) -> str:
@@ -76,7 +79,7 @@ class Held(Protocol):
         ...
 
     def ask_kill(self, term_first_s: float, bound_s: float) -> Oneshot[TreeResult]:
-        """Request the kill of the tree; the result is set when it is gone or the time limit is over."""
+        """Request the kill of the tree; the result is set when the tree is gone or the time limit is over."""
         ...
 
     def force(self, signum: signal.Signals) -> None:
@@ -85,6 +88,10 @@ class Held(Protocol):
 
     def living(self) -> list[int]:
         """Return the pids of the running processes of the tree, as far as this process can see them."""
+        ...
+
+    def count(self, limit: int) -> int:
+        """Return the number of running processes of the tree, for display; stop counting at ``limit``."""
         ...
 
 
@@ -182,7 +189,7 @@ class ReaperTree:
             control.close()
 
     def ask_kill(self, term_first_s: float, bound_s: float) -> Oneshot[TreeResult]:
-        """Request the kill of the tree; the result is set when it is gone or the time limit is over."""
+        """Request the kill of the tree; the result is set when the tree is gone or the time limit is over."""
         answer: Oneshot[TreeResult] = Oneshot()
         with self._lock:
             if self.gone.value is None:
@@ -222,10 +229,15 @@ class ReaperTree:
 
         The zygote adopts the descendants of a reaper that is gone.
         """
+        return procfs.living(procfs.descendants(self.reaper)) if self._has_reaper() else []
+
+    def count(self, limit: int) -> int:
+        """Return the number of the reaper's running descendants; 0 if the reaper is gone."""
+        return procfs.count_below(self.reaper, limit) if self._has_reaper() else 0
+
+    def _has_reaper(self) -> bool:
         stat = procfs.read_stat(self.reaper) if self.reaper else None
-        if stat is None or stat.parent != self.link.pid:
-            return []
-        return procfs.living(procfs.descendants(self.reaper))
+        return stat is not None and stat.parent == self.link.pid
 
 
 class GroupTree:
@@ -262,7 +274,7 @@ class GroupTree:
                 self._program.send_signal(signum)
 
     def ask_kill(self, term_first_s: float, bound_s: float) -> Oneshot[TreeResult]:
-        """Kill the process group in a new thread."""
+        """Start a thread that kills the process group; the result is set when the thread is done."""
 
         def end() -> None:
             with contextlib.suppress(ProcessLookupError):
@@ -287,3 +299,7 @@ class GroupTree:
     def living(self) -> list[int]:
         """Return the pid of the program if it is running; other members of the group are not visible."""
         return [] if self.exited.value is not None else [self._program.pid]
+
+    def count(self, limit: int) -> int:
+        """Return 1 if the program is running, else 0."""
+        return len(self.living())

@@ -1,20 +1,20 @@
-"""The lightweight process that forks a reaper per call and cleans up after reapers that were killed.
+"""The lightweight process that forks a reaper for each program and cleans up after reapers that were killed.
 
-It is started once per host process, in an interpreter that loads almost nothing. So a fork costs a fraction of a
-millisecond and little memory, and never inherits a lock of the host's threads. Invariants:
+The zygote runs in an interpreter that loads almost nothing. So a fork costs a fraction of a millisecond and little
+memory, and never inherits a lock of the host's threads. Invariants:
 
 - It is single-threaded and a child subreaper: if a reaper is killed, its orphans are reparented to the zygote, which
   kills them.
 - It holds no descriptor of any program and no control socket of any reaper.
-- If a reaper is stopped by a signal, it is continued at once.
+- If a signal stops a reaper, the zygote continues the reaper at once.
 - When the host ends or closes the socket, the zygote accepts no more requests, waits until its last child is gone, and
   exits. If the host has ended, the zygote also kills what foreign code started in the host's scopes.
 
 A request is one packet with descriptors: ``("spawn", spec)`` with control socket, stdin, stdout and stderr, or
 ``("kill", spec)`` with a control socket. For a kill, a fork runs `holdfast.runtime.processes.tags.kill` and sends
 ``("done", {tag: (killed, survivors)})`` on the control socket, in as many parts as needed. If ``spec`` is too long for
-a packet, the packet contains None, and the last descriptor is that of a file with ``spec``. ``("end", None)`` means
-that the host continues without this zygote.
+a packet, the packet contains None, and the last descriptor refers to a file that contains ``spec``. ``("end", None)``
+means that the host continues without this zygote.
 
 The zygote sends ``("ready", pid)`` once, and ``("lost", reaper pid, killed, survivors)`` for a reaper that was killed,
 when the reaper's orphans are dead or a time limit is reached.
@@ -78,7 +78,7 @@ class Zygote:
         self._dismissed = False
 
     def run(self) -> None:
-        """Serve requests until the host is gone and no child is left."""
+        """Serve requests until the host has ended or closed the socket, and no child is left."""
         become_subreaper(self._libc)
         name_process(self._libc, "holdfast-zygote")
         for signum in IGNORED_SIGNALS:

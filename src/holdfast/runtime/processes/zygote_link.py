@@ -17,6 +17,7 @@ from typing import Any
 from holdfast.runtime.processes import procfs, seal
 from holdfast.runtime.processes import tags as process_tags
 from holdfast.runtime.processes.environment import start_environment
+from holdfast.runtime.processes.reaper import IGNORED_SIGNALS
 from holdfast.runtime.processes.spec import host_marker
 
 __all__ = ["ZygoteLink", "identity", "lost_helpers", "supported"]
@@ -64,6 +65,7 @@ class ZygoteLink:
                     (os.POSIX_SPAWN_DUP2, high[0], 3),
                     (os.POSIX_SPAWN_DUP2, high[1], 4),
                 ],
+                setsigmask=IGNORED_SIGNALS,  # until it ignores them: the terminal sends its Ctrl-C to the zygote, too
             )
         except OSError:
             ours.close()
@@ -111,7 +113,7 @@ class ZygoteLink:
         self.close_pidfd()
 
     def close_pidfd(self) -> None:
-        """Close the pidfd once: a second close could hit a reused number. Runs in the reading thread or in a fork."""
+        """Close the pidfd once, as its number may be reused. Runs in the reading thread or in a forked child."""
         pidfd, self.pidfd = self.pidfd, -1
         if pidfd >= 0:
             os.close(pidfd)

@@ -1,1 +1,1 @@
-"""Bounded, fair and broadcast queues, and the wait queue below them."""
+"""Bounded, fair and broadcast queues, and the wait queue that they share."""

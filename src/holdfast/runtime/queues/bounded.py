@@ -138,9 +138,7 @@ class BoundedQueue(Generic[T]):
             raise RuntimeError(f"put_threadsafe() of {self.name} would block an event loop; await put() instead")
         loop = self._loop
         if loop is None:
-            raise RuntimeError(
-                f"{self.name} does not know its loop yet; create it inside a coroutine, or use it there first"
-            )
+            raise RuntimeError(f"{self.name} is not yet bound to an event loop; create the queue inside a coroutine")
         check_interrupt()
         accepted: Future[None] = Future()
         try:
@@ -263,7 +261,7 @@ class BoundedQueue(Generic[T]):
         if self._loop is None:
             self._loop = loop
         elif self._loop is not loop:
-            raise RuntimeError(f"{self.name} belongs to another event loop; use put_threadsafe from there")
+            raise RuntimeError(f"{self.name} belongs to another event loop; in other threads, call put_threadsafe()")
         return loop.create_future()
 
     def _enter_from_thread(self, item: T, accepted: Future[None]) -> None:

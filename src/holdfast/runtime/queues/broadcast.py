@@ -3,7 +3,7 @@
 Invariants:
 
 - Publishing never waits for readers. It accesses only readers that are waiting at that moment.
-- An item is kept, up to the limit, until every open reader has seen it, whether or not the readers are waiting.
+- An item is kept, within the limits, until every open reader has seen it, whether or not the readers are waiting.
 - A cursor moves only when its reader takes items, without an await in between, so a cancelled read loses no items.
 - Once every open reader has seen all items, or all readers are closed, the items are dropped.
 """
@@ -122,8 +122,8 @@ class Broadcast(Generic[T]):
         Parameters:
             items: items to publish; may be empty.
             first_seq: number of the first of ``items``; None uses `next_seq`. Items whose numbers were already
-                published are skipped, so publishing the same items again has no effect. If numbers are left out, every
-                reader gets a `BroadcastGap` for them.
+                published are skipped, so publishing the same items again has no effect. If numbers are skipped, every
+                reader gets a `BroadcastGap` that covers them.
 
         Raises:
             RuntimeError: the broadcast is closed.

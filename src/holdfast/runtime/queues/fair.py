@@ -137,7 +137,7 @@ class FairQueue(Generic[K, T]):
             return self._pop()
         if self._closed and not self._size:
             raise QueueClosed(f"{self.name} is closed and empty")
-        raise QueueEmpty(f"{self.name} has no item that is not already promised")
+        raise QueueEmpty(f"{self.name} is empty, or other tasks wait for its items")
 
     async def take(self) -> tuple[K, T]:
         """Wait for this consumer's turn, then remove the first item of the next key; return the key and the item.

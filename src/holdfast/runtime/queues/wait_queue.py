@@ -75,7 +75,7 @@ class WaitQueue:
         return False
 
     def take_back(self) -> None:
-        """Revoke all promises, because the items were removed. Tasks that held one check the queue again."""
+        """Revoke all promises, because the items were removed. Tasks that held a promise check the queue again."""
         self.promised.clear()
 
     def release_all(self) -> None:

@@ -1,4 +1,4 @@
-"""Tasks and threads that a stop abandoned, which the task tree shows while they run, even if their scope is closed."""
+"""Tasks and threads that a stop abandoned; the task tree shows them while they run, even if their scope is closed."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["AbandonedMember"]
 
 
 class AbandonedMember:
-    """An abandoned task or thread, held by a weak reference.
+    """An abandoned task or thread, referenced weakly.
 
     Parameters:
         name: name of the member in the receipt.
         started_at: start time on the monotonic clock, in seconds; 0 if unknown.
-        living: task or thread to watch; if the thread belongs to a pool of foreign code, the call that it runs.
+        living: task, thread or call to watch; a call if its thread belongs to a pool of foreign code.
     """
 
     __slots__ = ("_living", "kind", "name", "started_at")

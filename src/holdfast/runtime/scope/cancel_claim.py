@@ -1,12 +1,12 @@
-"""Claims of scopes on a task: each claim records where code runs, and cancels the task natively, once, for its scope.
+"""Claims of scopes on a task: each records the scope that code runs in, and cancels the task natively for that scope.
 
 Invariants
 - A task can have several claims: the claim of its handle, then the claims of the bodies of scopes that the task
   entered, outermost first. At any time, at most one claim has a native cancellation to deliver. The outermost triggered
   claim delivers it; an inner claim that has already delivered a cancellation passes it on when the body is left.
-- Native cancellation is delivered on the loop's thread only, between steps, never to a task that is running. So the
-  cancellation always arrives at an await of the body, and none is left pending when the body ends.
-- Deliveries are counted, and exactly this number of cancellations is taken back when the body is left.
+- Native cancellation (``task.cancel()``) is delivered on the loop's thread only, between steps, never to a task that is
+  running. So the cancellation always arrives at an await of the body, and none is left pending when the body ends.
+- Deliveries are counted, and exactly as many cancellations are taken back (``Task.uncancel``) when the body is left.
 - A task inside a shield is cancelled when the shield ends. Code that iterates over a generator is not cancelled for a
   scope that the generator entered.
 """
@@ -44,7 +44,7 @@ class CancelClaim:
     """One claim on a task: the handle that the task was started with, or the body of a scope that the task entered.
 
     Parameters:
-        owner: owner whose interrupt, when triggered, makes the claim due.
+        owner: owner of the claim; the task must be cancelled when the owner's interrupt is triggered.
         task: task to cancel; None if the task is not yet created.
         outer: claim that encloses this one, if any.
         scope: scope of the code inside the claim; None if no code runs inside.
@@ -88,7 +88,7 @@ class CancelClaim:
         self._cancel(task)
 
     def redeliver(self) -> None:
-        """Cancel the task again, because the grace period is over and the task has swallowed the cancellation."""
+        """Cancel the task again, because it has not ended within the grace period; end its shields first."""
         task = self.task
         if not self.live or task is None or task.done():
             return
@@ -114,7 +114,7 @@ class CancelClaim:
 
 
 class BodyClaim(CancelClaim):
-    """Claim of the body of ``async with scope`` on the task that entered the scope."""
+    """Claim of a scope's body (``async with scope``) on the task that entered the scope."""
 
     __slots__ = ("cancelling_before", "generator", "name")
 
@@ -145,7 +145,8 @@ class BodyClaim(CancelClaim):
 
         If a task is cancelled twice at once, only one ``CancelledError`` is raised in it. If this claim delivered one
         of the cancellations, or if ``error`` is a ``CancelledError``, ``Task.cancelling()`` shows whether there was
-        another. Otherwise this count is ignored: up to Python 3.12, a failed ``TaskGroup`` leaves it too high by one.
+        another. Otherwise the count is ignored: up to Python 3.12, a failed ``TaskGroup`` leaves the count too high by
+        one.
         """
         task = self.task
         delivered = bool(self.cancels)
@@ -188,7 +189,7 @@ _set_interrupt = current.variable.set
 
 
 def inside(place: CancelClaim, interrupt: Interrupt) -> contextvars.Context:
-    """Return a copy of the current context whose code runs at ``place``."""
+    """Return a copy of the current context in which ``place`` is the current claim and ``interrupt`` is current."""
     context = contextvars.copy_context()
     context.run(_enter, place, interrupt)
     return context

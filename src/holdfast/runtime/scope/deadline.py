@@ -46,7 +46,7 @@ class Deadline:
             self._paused_at = self._loop.time()
 
     def resume(self) -> None:
-        """Continue with the time that was left at the first `pause`."""
+        """Undo one `pause`; after the last one, continue with the time that was left at the first `pause`."""
         self._pauses -= 1
         if self._pauses == 0 and self._timer is not None:
             self._run(self._at - self._paused_at)

@@ -12,7 +12,7 @@ import contextvars
 import threading
 import time
 from collections.abc import Callable, Coroutine, Generator, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 from holdfast.clock import system_clock
@@ -46,6 +46,8 @@ class Member:
         pid: process id, if the member is a process.
         thread: name of the thread that runs the member, if any.
         adopted: whether foreign code started the member in the scope.
+        count_processes: for a program, a function that returns the current number of its processes, its descendants
+            included, and stops counting at the given limit; otherwise None. Callable from any thread.
     """
 
     kind: MemberKind
@@ -55,10 +57,11 @@ class Member:
     pid: int | None = None
     thread: str | None = None
     adopted: bool = False
+    count_processes: Callable[[int], int] | None = field(default=None, compare=False, repr=False)
 
 
 class LivenessCheck(Protocol):
-    """A thread, or a call that runs on one."""
+    """A thread, or a call that runs on a thread."""
 
     def is_alive(self) -> bool:
         """Return whether the thread or call has begun and not yet ended. Callable from any thread."""
@@ -74,7 +77,10 @@ class ScopeOwner(Protocol):
     name: str
     interrupt: Interrupt
     gate: threading.RLock
-    """Lock held while members enter and leave, and while a handle creates its own interrupt."""
+    """Lock held while a member is added, while the scope's phase changes, and while a handle creates its own interrupt.
+
+    Members that have ended are removed on the loop, without the lock.
+    """
     loop: asyncio.AbstractEventLoop | None
     owner: str
     sharer: str
@@ -104,7 +110,7 @@ class ScopeOwner(Protocol):
         ...
 
     def ask_late(self, member: Handle[Any], /) -> None:
-        """Ask a member that started while the scope was being interrupted to stop."""
+        """Ask a member to stop, because the scope was interrupted while the member was starting."""
         ...
 
     def leave_behind(self, member: Handle[Any], /) -> None:
@@ -146,7 +152,7 @@ class Handle(CancelClaim, Generic[T]):
     A handle can be awaited by any task on any loop. Cancelling the awaiting task does not cancel the member. If the
     member was interrupted or cancelled, awaiting the handle raises `Interrupted`.
 
-    The methods from `stop_error` on are called by the scope and its stop only.
+    The methods from `stop_error` onwards are called only by the scope and its stop.
     """
 
     __slots__ = (
@@ -163,6 +169,8 @@ class Handle(CancelClaim, Generic[T]):
 
     kind: MemberKind = "task"
     is_foreign_program: ClassVar[bool] = False
+    processes_ended: int = 0
+    """Number of processes that ended with the member."""
     owner: ScopeOwner
 
     def __init__(self, owner: ScopeOwner, name: str, adopted: bool = False, scope: object = None) -> None:
@@ -190,6 +198,11 @@ class Handle(CancelClaim, Generic[T]):
         return f"<Handle {self.kind} {self.name!r} of {self.owner.name!r} {state}>"
 
     @property
+    def is_descendant(self) -> bool:
+        """Whether the member lost its parent, a program of the scope, to the stop: no program of its own."""
+        return False
+
+    @property
     def due(self) -> bool:
         """Whether this member should end."""
         own = self._interrupt
@@ -207,7 +220,7 @@ class Handle(CancelClaim, Generic[T]):
         return self._interrupt
 
     def listen_to(self, interrupt: Interrupt) -> Registration | None:
-        """Make the member respond to its own interrupt; return the registration to close when it ends, if any."""
+        """Make the member respond to its own interrupt; return the registration to close when the member ends."""
         raise NotImplementedError
 
     def done(self) -> bool:
@@ -303,6 +316,10 @@ class Handle(CancelClaim, Generic[T]):
     def ask_again(self) -> None:
         """Ask the member to stop a second time, because it has not ended within the grace period."""
         raise NotImplementedError
+
+    def overdue(self, grace: str) -> str:
+        """Return in words why the member had to be forced, after a grace period such as ``5 s``."""
+        return f"still running {grace} after the stop began"
 
     def force(self) -> None:
         """End the member by force, because the grace period is over. By default, this does nothing."""

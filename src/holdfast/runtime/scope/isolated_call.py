@@ -1,17 +1,19 @@
 """Run one function in a separate Python process, which can be killed at any time.
 
 Invariants
-- The function and its arguments are pickled before a process is used, so an unpicklable argument fails in the caller.
+- The function and its arguments are pickled before a process is used, so an unpicklable argument raises an error in the
+  caller.
 - The process (`holdfast.runtime.workers.main`) is a member of the call's scope for the duration of the call. If an idle
   process of the same owner is available, it is reused. If a reused process exits before it has started the function,
   another process runs the function. If a process exits after it has started the function, the call fails, so that a
   function is never called twice.
 - If the call is interrupted, `Interrupted` is raised in the function. If the function has not ended when the grace
   period is over, the process tree of the call is killed.
-- When the call ends, its process is idle and clean, or the whole process tree is dead.
+- After the call, its process is idle and clean, or the whole process tree is dead.
 
-The process gets the function and its arguments, the name and trigger of the interrupt, and ``sys.path``. It also gets
-the context variables that hold plain data and are globals of a module that the process has imported.
+The process gets the function and its arguments, the name of the interrupt and, if the interrupt is triggered, its
+cause. The process also gets the host's ``sys.path``, and the context variables that hold plain data and are globals of
+a module that the host has imported.
 """
 
 from __future__ import annotations
@@ -77,8 +79,8 @@ async def run_isolated(
 
     Raises:
         BaseException: the function or `output` raised this error; an error of the function has no traceback.
-        ProcessEnded: the process exited before it answered, or its answer cannot be pickled.
-        TypeError: the function or an argument cannot be pickled.
+        ProcessEnded: the process exited before it answered, or its answer cannot be pickled or is too large.
+        TypeError: the function or an argument cannot be pickled, or the function is defined in ``__main__``.
         ScopeClosed, OSError: the process failed to start; see `Scope.process`.
     """
     head = Head(interrupt=name, streamed=output is not None, variables=_plain_variables())
@@ -119,11 +121,11 @@ def _packed(fn: Callable[..., Any], values: tuple[Any, ...], name: str) -> bytes
     while isinstance(function, functools.partial):
         function = function.func
     if getattr(function, "__module__", None) == "__main__":
-        raise TypeError(f"{name!r} is defined in the main program; move it to a module that a process can import")
+        raise TypeError(f"{name!r} is defined in the main program; move it to a module that another process can import")
     try:
         return pickle.dumps((fn, values))
     except Exception as error:
-        raise TypeError(f"{name!r} or its arguments are not picklable: {error}") from error
+        raise TypeError(f"{name!r} or its arguments cannot be pickled: {error}") from error
 
 
 class _Lent(ProcessHandle):
@@ -140,6 +142,10 @@ class _Lent(ProcessHandle):
         if self.worker is not None:
             self.worker.send_cause(self.owner.interrupt.cause)
         super().ask()
+
+    def overdue(self, grace: str) -> str:
+        """Return in words why the member had to be forced."""
+        return f"did not end within {grace} of its interrupt"
 
 
 class _Lease:

@@ -4,11 +4,11 @@ A `ProcessHandle` is a program that the scope started. A `ForeignHandle` is a pr
 scope.
 
 Invariants
-- The member is entered before the program is started, and stays until the whole process tree is gone. This also holds
-  if the start is cancelled: even if the caller is cancelled again, the member stays until the kill has reported.
+- The member is added before the program is started, and stays until the whole process tree is gone. This also holds if
+  the start is cancelled: even if the caller is cancelled again, the member stays until the result of the kill is known.
 - A scope waits for the program to end by itself, but not for its descendants, which are killed when the scope ends.
 - Processes that could not be proven dead are reported to the running stop, and the stop's receipt names them.
-- If a tree outlives the time limit of its kill, the kill continues; the receipt names only a tree that outlives the
+- If a tree outlives the time limit of its kill, the kill continues; the receipt names the tree only if it outlives the
   stop.
 """
 
@@ -63,7 +63,7 @@ _TOLD_S = 0.5
 class ProcessHandle(Handle[int]):
     """A member that is a program with all its descendants."""
 
-    __slots__ = ("_attending", "_killing", "_outlived", "cut", "process")
+    __slots__ = ("_attending", "_killing", "_outlived", "cut", "process", "processes_ended")
 
     kind: MemberKind = "process"
 
@@ -71,6 +71,7 @@ class ProcessHandle(Handle[int]):
         super().__init__(owner, name)
         self.process: Process | None = None
         self.cut = False
+        self.processes_ended = 1
         self._attending: asyncio.Task[None] | None = None
         self._killing: dict[asyncio.Task[None], None] = {}
         self._outlived: tuple[int, ...] = ()
@@ -86,7 +87,7 @@ class ProcessHandle(Handle[int]):
         self.name = process.name
         if self.done():
             await process.kill_tree()
-            raise ScopeClosed(f"scope {self.owner.name!r} closed while {process.name!r} was starting")
+            raise ScopeClosed(f"scope {self.owner.name!r} was closed while {process.name!r} was starting")
         self.owner.on_loop(self.attend)
 
     def release(self) -> None:
@@ -141,6 +142,7 @@ class ProcessHandle(Handle[int]):
 
     def _conclude(self, result: TreeResult) -> None:
         """Record the final result of the tree. On the loop only."""
+        self.processes_ended = max(1, result.found)
         result = self._named(result)
         if result.outcome != "gone" and not self.done():
             self.owner.report_unproven(result)
@@ -159,6 +161,10 @@ class ProcessHandle(Handle[int]):
     def ask(self) -> None:
         """Send SIGTERM to the tree, and kill it when the grace period is over."""
         self._kill(self.owner.grace_left_s)
+
+    def overdue(self, grace: str) -> str:
+        """Return in words why the member had to be forced."""
+        return _ignored(grace)
 
     def force(self) -> None:
         """Kill the tree."""
@@ -206,27 +212,41 @@ class ProcessHandle(Handle[int]):
 
     def snapshot(self) -> Member:
         """Return a snapshot of the member."""
-        state = "starting" if self.process is None else "stopping" if self.due else "running"
-        pid = None if self.process is None else self.process.pid
-        return Member(kind="process", name=self.name, started_at=self.started_at, state=state, pid=pid)
+        process = self.process
+        return Member(
+            kind="process",
+            name=self.name,
+            started_at=self.started_at,
+            state="starting" if process is None else "stopping" if self.due else "running",
+            pid=None if process is None else process.pid,
+            count_processes=None if process is None else process.count,
+        )
 
 
 class ForeignHandle(Handle[None]):
     """A member that is a program started by foreign code, or an orphaned descendant of such a program."""
 
-    __slots__ = ("process",)
+    __slots__ = ("_found_late", "process")
 
     kind: MemberKind = "process"
     is_foreign_program = True
+    processes_ended = 1
 
     def __init__(self, owner: ScopeOwner, process: ForeignProcess) -> None:
         super().__init__(owner, process.name, adopted=True)
         self.process = process
+        self._found_late = False
+
+    @property
+    def is_descendant(self) -> bool:
+        """See `Handle.is_descendant`."""
+        return self._found_late and self.process.is_orphan and not self.process.is_unnamed
 
     def attend(self) -> None:
-        """Watch the program until it ends. Callable from any thread, after the member was entered."""
+        """Watch the program until it ends. Callable from any thread, after the member was added to the scope."""
+        self._found_late = self.due
         self.process.on_end(self._on_end)
-        if self.due:
+        if self._found_late:
             self.owner.on_loop(self._catch_up)
 
     def _catch_up(self) -> None:
@@ -246,6 +266,10 @@ class ForeignHandle(Handle[None]):
         """Send SIGTERM."""
         self.process.signal(signal.SIGTERM)
 
+    def overdue(self, grace: str) -> str:
+        """Return in words why the member had to be forced."""
+        return _ignored(grace)
+
     def ask_again(self) -> None:
         """Do nothing, because the stop kills all programs of foreign code together."""
 
@@ -260,7 +284,7 @@ class ForeignHandle(Handle[None]):
         return True
 
     def abandon(self) -> Abandoned | None:
-        """Stop waiting for the tree."""
+        """Stop waiting for the program."""
         self.settle(None, self.stop_error("its process was not proven dead in time"))
         return None
 
@@ -280,7 +304,12 @@ class ForeignHandle(Handle[None]):
             state=state,
             pid=self.process.pid,
             adopted=True,
+            count_processes=self.process.count,
         )
+
+
+def _ignored(grace: str) -> str:
+    return f"ignored SIGTERM for {grace}"
 
 
 def boot_ticks() -> float:
@@ -306,7 +335,7 @@ def look_soon(loop: asyncio.AbstractEventLoop, since: float, tell: Callable[[int
 
 
 def strangers(since: float) -> int:
-    """Return the number of live processes that may belong to a scope opened ``since`` but cannot be attributed."""
+    """Return the number of live processes that may belong to a scope opened at ``since`` but cannot be attributed."""
     adopter = program_adopter()
     return 0 if adopter is None else adopter.strangers(since)
 
@@ -316,8 +345,10 @@ def foreign_programs(handles: Sequence[Handle[Any]]) -> list[ForeignHandle]:
     return [handle for handle in handles if isinstance(handle, ForeignHandle)]
 
 
-async def kill_foreign(owner: ScopeOwner, handles: Sequence[ForeignHandle], left_s: float) -> None:
+async def kill_foreign(owner: ScopeOwner, handles: Sequence[ForeignHandle], left_s: float) -> int:
     """Kill all processes that foreign code started in the scope, even if all known processes have ended.
+
+    Return the number of killed processes that are not members of the scope.
 
     Parameters:
         owner: scope whose processes are killed.
@@ -328,7 +359,7 @@ async def kill_foreign(owner: ScopeOwner, handles: Sequence[ForeignHandle], left
 
     adopter = program_adopter()
     if adopter is None:  # then nothing was adopted
-        return
+        return 0
 
     bound_s = max(KILL_BOUND_S, left_s - _TOLD_S)
     processes = [handle.process for handle in handles]
@@ -341,3 +372,4 @@ async def kill_foreign(owner: ScopeOwner, handles: Sequence[ForeignHandle], left
         owner.report_unproven(replace(result, survivors=survivors, unattributed=unattributed))
     for handle in handles:  # stop waiting for these: each was searched for and is dead, or is named
         handle.end()
+    return len(set(result.killed) - {process.pid for process in processes})

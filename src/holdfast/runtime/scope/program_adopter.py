@@ -21,11 +21,11 @@ class ProgramAdopter(Protocol):
         ...
 
     def strangers(self, since: float, /) -> int:
-        """Return the number of live processes that a scope opened ``since`` may have started but that are unclaimed."""
+        """Return the number of live processes that may belong to a scope opened at ``since``, but are unclaimed."""
         ...
 
     def look_soon(self, loop: asyncio.AbstractEventLoop, since: float, tell: Callable[[int], object], /) -> None:
-        """Call ``tell`` on ``loop`` with the number of `strangers`."""
+        """Call ``tell`` on ``loop`` with the result of `strangers`."""
         ...
 
     async def kill_trees(self, roots: Sequence[ForeignProcess], owner: Owner, bound_s: float, /) -> TreeResult:
@@ -37,7 +37,7 @@ _adopter: ProgramAdopter | None = None
 
 
 def program_adopter() -> ProgramAdopter | None:
-    """Return the adopter of this process; None if none was set, and so no program was ever adopted."""
+    """Return the adopter of this process; None if no adopter was set, and so no program was adopted."""
     return _adopter
 
 

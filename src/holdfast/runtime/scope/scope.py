@@ -1,7 +1,7 @@
 """Structured concurrency: a scope owns tasks, threads, processes and child scopes, and all of them end with the scope.
 
-When a scope is interrupted, a `Stopping` stops it; no code can cancel the `Stopping`, and it ends by its deadline. The
-invariants of members are in `state`, and the invariants of native cancellation in `cancel_claim`.
+When a scope is interrupted, a `Stopping` stops the scope. The `Stopping` cannot be cancelled, and ends soon after its
+deadline at the latest. `state` has the invariants of members, and `cancel_claim` those of native cancellation.
 """
 
 from __future__ import annotations
@@ -49,13 +49,11 @@ CURRENT: Final = _Current()
 class Scope:
     """Owner of the tasks, threads, processes and child scopes that are started in it.
 
-    When the block of ``async with Scope("name") as scope`` ends, it waits for all spawned work, as a task group does.
-    The first error of a member interrupts the scope and is raised; several errors are raised as an exception group.
-    When the scope is interrupted, the body is cancelled natively, once, the members are stopped, and `Interrupted` is
-    raised.
+    When the block of ``async with Scope("name") as scope`` ends, the scope waits for all spawned work, as a task group
+    does. The first error of a member interrupts the scope and is raised; several are raised as an exception group. When
+    the scope is interrupted, the body is cancelled natively, once, the members are stopped, and `Interrupted` raised.
 
-    If the scope must outlive a block, call ``scope.open()`` and later ``await scope.stop()`` or
-    ``await scope.join()``.
+    A scope that must outlive a block is opened with ``open()``, and later ended with ``await stop()`` or ``join()``.
 
     Parameters:
         name: display name for receipts, causes and the task tree.
@@ -80,16 +78,7 @@ class Scope:
     any thread or loop.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_deadline_s",
-        "_entered",
-        "_processes",
-        "core",
-        "interrupt",
-        "name",
-        "parent",
-    )
+    __slots__ = ("__weakref__", "_deadline_s", "_entered", "_processes", "core", "interrupt", "name", "parent")
 
     def __init__(
         self,
@@ -135,9 +124,8 @@ class Scope:
         self.parent: Scope | None = parent
         self.interrupt: Interrupt = interrupt
         self._deadline_s = deadline_s
-        self._processes: ProcessHost | None = (
-            processes if processes is not None else parent._processes if parent is not None else None
-        )
+        inherited = None if parent is None else parent._processes
+        self._processes: ProcessHost | None = inherited if processes is None else processes
         self._entered: tuple[ScopedToken[Any], ...] = ()
 
     def __repr__(self) -> str:
@@ -186,7 +174,7 @@ class Scope:
 
     @property
     def quarantined(self) -> bool:
-        """Whether members survived the scope's stop; the receipt names the survivors."""
+        """Whether members survived the scope's stop, or may have survived it; the receipt names them."""
         return self.receipt is not None and self.receipt.outcome != "gone"
 
     @property
@@ -215,10 +203,7 @@ class Scope:
         return self.core.has_members
 
     def leftovers(self) -> tuple[AbandonedMember, ...]:
-        """Return the members that still run after a stop of this scope or of a descendant abandoned them.
-
-        The receipts of these stops name the same members.
-        """
+        """Return the members that still run after they were abandoned; the receipts of their stops name them, too."""
         return self.core.living_leftovers()
 
     def statistics(self) -> ScopeStatistics:
@@ -229,7 +214,7 @@ class Scope:
         """Register ``fn`` to be called after the grace period of a stop, to free a resource on which members block.
 
         For example, ``fn`` can shut down a socket or close a stream. ``fn`` runs on the scope's loop and must not
-        block. To remove ``fn``, call ``close()`` of the returned object.
+        block. To remove ``fn``, call ``close()`` on the returned object.
         """
         return self.core.add_closer(fn)
 
@@ -253,7 +238,7 @@ class Scope:
     async def __aenter__(self) -> Scope:
         task = asyncio.current_task()
         if task is None:
-            raise RuntimeError("a scope can only be entered in a task")
+            raise RuntimeError("a scope can only be entered inside a task; call open() instead")
         self.open()
         outer = current_claim.get()
         if isinstance(outer, TaskHandle) and outer.task is None and not outer.done():
@@ -367,7 +352,7 @@ class Scope:
         abandon_after_s: float | None = None,
         cause: Cause | None = None,
     ) -> StopReceipt:
-        """Interrupt the scope, end members by force after the grace period, and return a receipt of the outcome.
+        """Interrupt the scope, end what is left by force after the grace period, and return a receipt of the outcome.
 
         You can call this method any number of times, from any loop; all calls return the same receipt. The first call
         may set times that are shorter or longer than the scope's own; later calls can only shorten these times. Inner
@@ -377,8 +362,7 @@ class Scope:
         cancelled, the stop continues.
 
         Parameters:
-            reason: human-readable reason.
-            kind: kind of the cause.
+            reason, kind: human-readable reason, and kind of the cause.
             grace_s: grace period for cleanup, in seconds; None uses the scope's.
             abandon_after_s: time in seconds from the end of the grace period until survivors are abandoned; None uses
                 the scope's.
@@ -387,7 +371,7 @@ class Scope:
         Raises:
             InvalidRequest: a time is invalid, for example nan.
             Interrupted: the method was called from inside the scope, which cannot wait for its own end. After the stop,
-                ``scope.receipt`` is the receipt.
+                the receipt is in ``scope.receipt``.
         """
         check_times(None, grace_s, abandon_after_s)
         core = self.core
@@ -404,7 +388,7 @@ class Scope:
 
     @contextlib.contextmanager
     def hold_deadline(self) -> Iterator[None]:
-        """``with scope.hold_deadline():`` pauses the scope's own deadline, for example while it waits for a person.
+        """``with scope.hold_deadline():`` pauses the scope's own deadline, for example while waiting for a person.
 
         After the block, the deadline continues with the time that remained; overlapping or nested blocks count as one.
         Deadlines of enclosing scopes and of children keep running. If the scope has no deadline, this does nothing.
@@ -414,7 +398,7 @@ class Scope:
         """
         loop = asyncio._get_running_loop()
         if loop is None or loop is not self.core.loop:
-            raise RuntimeError(f"hold_deadline() of scope {self.name!r} called outside the loop that it was opened on")
+            raise RuntimeError(f"hold_deadline() was called outside the loop of scope {self.name!r}; call it there")
         deadline = self.core.deadline
         if deadline is None:
             yield
@@ -426,15 +410,13 @@ class Scope:
             deadline.resume()
 
     def request_stop(self, cause: Cause, *, grace_s: float | None = None, abandon_after_s: float | None = None) -> None:
-        """Start to stop the scope, and return without waiting for the end of the stop.
+        """Request a stop of the scope, and return without waiting for the stop to end.
 
-        Callable from any thread, also from inside the scope. To be notified of the end, use `close_when_done`.
+        Callable from any thread, including from inside the scope. To be notified of the end, use `close_when_done`.
 
         Parameters:
             cause: cause of the stop.
-            grace_s: grace period for cleanup, in seconds; None uses the scope's.
-            abandon_after_s: time in seconds from the end of the grace period until survivors are abandoned; None uses
-                the scope's.
+            grace_s, abandon_after_s: times in seconds, as for `stop`; None uses the scope's.
         """
         check_times(None, grace_s, abandon_after_s)
         times = self.core.request_times(grace_s, abandon_after_s)
@@ -491,9 +473,8 @@ class Scope:
         Parameters:
             work: coroutine or coroutine function; for ``thread`` and ``process``, a function.
             values: arguments of the function.
-            on: place where the work runs. ``process`` is a separate Python process that imports the function's module
-                and can be killed at any time; arguments and result are pickled. See
-                `holdfast.runtime.scope.isolated_call`.
+            on: where the work runs. ``process`` is a separate Python process that imports the function's module and can
+                be killed at any time; arguments and result are pickled (see `holdfast.runtime.scope.isolated_call`).
             name: display name; None uses the name of the function.
             output: callback for a ``process``, called on the scope's loop with the output that the function prints.
                 The callback's result is awaited before more output is read; an error of the callback ends the call.
@@ -504,7 +485,7 @@ class Scope:
         """
         launch = _LAUNCHERS.get(on)
         if launch is None:
-            raise InvalidRequest(f"unknown place to run {on!r}; choose loop, thread or process")
+            raise InvalidRequest(f"unknown value on={on!r}; choose loop, thread or process")
         label = name or getattr(work, "__qualname__", None) or type(work).__name__
         return launch(self, work, values, label, output)
 

@@ -1,15 +1,14 @@
 """State of a scope: its members, its phase and its closing.
 
-`Scope` adds opening, entering and spawning. `Scope` also passes in the class of its stop, which this module uses only
-through `RunningStop`. Handles use the state only through `ScopeOwner`.
+`Scope` adds the methods that enter a scope and spawn work, and passes in the class of the stop, which this module uses
+only through `RunningStop`. Handles use the state only through `ScopeOwner`.
 
 Invariants
-- A member is entered under the gate, which is a lock, before its task, thread or process exists, while the scope is
-  open. A stop and the close take the same lock, so every member is either seen by the stop or refused.
+- While the scope is open, a member that it starts is added under the gate, a lock, before its task, thread or process
+  is created. A stop and the close take the same lock, so every member is either seen by the stop or refused.
 - The gate is held for a few instructions, never across an await, user code or the trigger of an interrupt.
-- All other state changes on the scope's loop only; other threads use `call_soon_threadsafe`.
-- The scope closes once, after the body and all members have ended or were abandoned. From then on, output, results and
-  records of survivors are ignored.
+- All other state is changed on the scope's loop only; other threads use `call_soon_threadsafe`.
+- The scope closes once, after the body and all members have ended or were abandoned. Later output is ignored.
 """
 
 from __future__ import annotations
@@ -296,7 +295,7 @@ class ScopeState:
     # -- members
 
     def enter(self, member: Handle[Any]) -> None:
-        """Add a member before its work exists. Callable from any thread.
+        """Add a member before its task, thread or process is created. Callable from any thread.
 
         Raises:
             ScopeClosed: the scope is stopping, closed or not yet open.
@@ -312,7 +311,7 @@ class ScopeState:
             raise ScopeClosed(f"scope {self.name!r} is not open", hint="use 'async with' or open() first")
         if self.phase != "open":
             raise ScopeClosed(
-                f"scope {self.name!r} is {self.phase} and starts no new work", hint="start it in an open scope"
+                f"scope {self.name!r} is {self.phase} and starts no new work", hint="start the work in an open scope"
             )
 
     def admits(self, member: Handle[Any]) -> bool:
@@ -347,23 +346,22 @@ class ScopeState:
             self.unproven_trees += (result,)
 
     def make_own_task(self, coroutine: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-        """Create a task for the scope itself, which no stop cancels.
-
-        Call this on the loop only. The caller must keep a reference to the task.
-        """
+        """Create a task for the scope itself, which no stop cancels. On the loop only; the caller keeps the task."""
         return self.make_task(coroutine, name, contextvars.Context())
 
     def ask_late(self, member: Handle[Any]) -> None:
-        """Ask a member that started while the scope was being interrupted to stop."""
+        """Ask a member to stop, because the scope was interrupted while the member was starting."""
         if self.stopping is not None:
             member.ask()
 
     def discard(self, member: Handle[Any], error: BaseException | None) -> None:
         """Remove a member that has ended. On the loop only; never raises."""
+        if self.stopping is None and self.interrupt.triggered and not self.open_loop().is_closed():
+            self.begin_stop()  # its callback comes later, and the stop's receipt counts this member too
         if self.members.pop(member, member) is member and self.adopted.pop(member, member) is member:
             return
         if self.stopping is not None:
-            self.stopping.member_ended(member.kind, member.name, member)
+            self.stopping.member_ended(member)
         elif error is None and not self.is_leaving:
             return
         if error is not None and not isinstance(error, (Interrupted, asyncio.CancelledError)):
@@ -404,7 +402,7 @@ class ScopeState:
         return [member for member in self.members.copy() if isinstance(member, ScopeState)]
 
     def height(self) -> int:
-        """Return the depth of the tree of scopes, this one included."""
+        """Return the height of the tree of scopes below this scope, which itself counts as 1."""
         return 1 + max((child.height() for child in self.children()), default=0)
 
     def snapshot(self) -> Member:
@@ -499,7 +497,7 @@ class ScopeState:
             self.stopping.give_up_tasks()
 
     def close_if_empty(self) -> None:
-        """Close the scope if `is_leaving` is set and it waits for no members; if a stop is running, that closes it."""
+        """Close the scope if `is_leaving` is set and it waits for no members; a running stop closes the scope."""
         if self.stopping is not None:
             self.stopping.finish_if_empty()
         elif self.is_leaving and not self.members and not self.interrupt.triggered:
@@ -510,7 +508,7 @@ class ScopeState:
                 self.finish()
 
     def is_empty(self) -> bool:
-        """Return whether the scope has neither members nor a live body. New members may still be entered."""
+        """Return whether the scope has neither members nor a live body. New members may still be added."""
         return not (self.members or self.adopted or (self.body is not None and self.body.live))
 
     def shut(self, *, by_force: bool = False) -> bool:

@@ -4,20 +4,26 @@ A stop is driven by timers of the loop and by members that end, not by a task. S
 soon after its deadline even if members still run.
 
 Phases
-- ``grace``: each member is asked once, and not again, so that its cleanup can finish. Tasks that foreign code started
-  are first left to their owner: a task group, for example, cancels its children itself once its body has cleaned up.
-  Such a task is asked when the code that started it has ended, or at the latest after half of the grace period.
-- ``force``: closers have run, and process trees are being killed. Tasks are asked repeatedly, at intervals that grow
-  from 1 to 100 ms.
+- ``grace``: each member is asked to stop once, and not again, so that its cleanup can finish. Tasks that foreign code
+  started are first left to their owner: a task group, for example, cancels its children itself once its body has
+  cleaned up. Such a task is asked when the code that started it has ended, or at the latest after half of the grace
+  period.
+- ``force``: closers have run, and process trees are being killed. Tasks are asked to stop repeatedly, at intervals that
+  grow from 1 to 100 ms.
 - ``last``: threads, processes and child scopes that did not end are abandoned. Tasks that only waited for one of these
-  get a moment to end by themselves, so that the receipt names the member that hangs and not its waiters. Before a
-  program is named, its state is checked: if the loop was blocked, the notification of its end may still be queued.
-- ``ended``: every member is gone or abandoned, and the receipt is final. Until its deadline, the stop also waits for
-  the result of killing foreign processes, because the kill may find more processes after the known ones are dead.
+  get a moment to end by themselves, so that the receipt names the member that hangs and not its waiters. Before the
+  receipt names a program, the program's state is checked: if the loop was blocked, the notification of its end may
+  still be queued.
+- ``ended``: every member is gone or abandoned, and the receipt is final. Even after all known processes are dead, the
+  stop waits, until its deadline, for the kill of processes that foreign code started, because it may find more.
+
+The receipt names each member that outlasted the grace period as forced, with the reason, except a task that probably
+waited for another one: it ended before the last program or thread of the scope that outlasted the grace period, or soon
+after that one or a child scope.
 
 If foreign code started a program in the scope, the stop kills every process with the scope's tag before it reports that
 nothing is left, even if all known processes have ended. It also looks for processes that may belong to the scope but
-cannot be attributed; for a scope inside another one that is being stopped, the outer stop does this search.
+cannot be attributed; if the parent scope is being stopped too, the parent's stop does this search instead.
 """
 
 from __future__ import annotations
@@ -28,12 +34,12 @@ import functools
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from holdfast.protocol.stopping import Abandoned, Outcome, StopCounts, StopReceipt
 from holdfast.runtime.scope.abandoned import AbandonedMember
 from holdfast.runtime.scope.cancel_claim import CancelClaim
-from holdfast.runtime.scope.handle import Handle, MemberKind
+from holdfast.runtime.scope.handle import Handle
 from holdfast.runtime.scope.process_handle import (
     STRANGER,
     UNHEARD,
@@ -63,6 +69,10 @@ _LAST_TICKS = 10
 """Loop iterations, per level of nested scopes, that tasks get to end after something they waited for was abandoned.
 Iterations are counted, because a blocked loop may spend the whole time in one iteration."""
 
+_SHORTEST_GRACE_S = 0.01
+_NO_GRACE = "no grace period"
+"""Reason for forcing the members of a stop whose grace period was shorter than `_SHORTEST_GRACE_S`."""
+
 _UNOWNED_S = 0.05
 _UNOWNED_LOOK_S = 0.005
 
@@ -82,16 +92,21 @@ class Stopping:
         self._timer_at = 0.0
         self._escalate_in_s = _FIRST_ESCALATION_S
         self._escalate_at = 0.0
-        self._escalated: dict[CancelClaim, str] = {}
+        self._overdue: set[Handle[Any]] = set()
+        self._grace = ""
+        self._blockers = 0
+        """Number of programs and threads that outlasted the grace period and have not ended; some may be abandoned."""
+        self._release_ticks = 0
         self._followers: dict[CancelClaim | None, list[Handle[object]]] = {}
         self._rest_at = float("inf")
         self._stopped: Counter[str] = Counter()
-        self._forced: list[str] = []
+        self._processes = 0
+        self._forced: list[tuple[str, str]] = []
         self._abandoned: list[Abandoned] = []
         self._survivors: list[int] = []
         self._unattributed: list[str] = []
         self._unknown = False
-        self._killing: asyncio.Task[None] | None = None
+        self._killing: asyncio.Task[int] | None = None
         self._proven = False
         self._looking: object = None
         self._strangers: int | None = None
@@ -162,25 +177,54 @@ class Stopping:
         for members in followers.values():
             self._ask_later(0, members)
 
-    def member_ended(self, kind: MemberKind, name: str, member: CancelClaim) -> None:
+    def member_ended(self, member: Handle[Any], /) -> None:
         """Record that a member has ended."""
-        if kind != "scope":
+        kind = member.kind
+        if not member.is_descendant:
             self._stopped[kind] += 1
         self._looking = self._strangers = None
-        if isinstance(member, Handle) and member.is_foreign_program:
-            self._proven = False
-        if self._escalated.pop(member, None) is not None:
-            self._forced.append(name)
+        if kind == "process":
+            self._processes += member.processes_ended
+            if member.is_foreign_program:
+                self._proven = False
+        if member in self._overdue:
+            self._overdue.remove(member)
+            is_task = kind == "task"
+            if not (is_task and self._ends_like_a_waiter()):
+                self._forced.append((member.name, member.overdue(self._grace) if self._grace else _NO_GRACE))
+            if not is_task:
+                self._blockers -= 1
+                self._release_waiters()
         if member in self._followers:
             self._follow(member)
+
+    def _ends_like_a_waiter(self) -> bool:
+        """Return whether a task that ends now probably waited for a member or child scope that was forced."""
+        return self._blockers > 0 or 0 < self._release_ticks <= _LAST_TICKS
+
+    def _release_waiters(self) -> None:
+        """Give tasks that waited for what has just ended some loop iterations to end, beginning with the next one."""
+        if self._release_ticks:
+            self._release_ticks = max(self._release_ticks, _LAST_TICKS)
+        else:
+            self._release_ticks = _LAST_TICKS + 1
+            self._loop.call_soon(self._count_release, context=contextvars.Context())
+
+    def _count_release(self) -> None:
+        self._release_ticks -= 1
+        if self._release_ticks:
+            self._loop.call_soon(self._count_release, context=contextvars.Context())
 
     def take_over(self, receipt: StopReceipt) -> None:
         """Take over the receipt of a child scope that has ended."""
         self._stopped.update(
-            task=receipt.stopped.tasks, thread=receipt.stopped.threads, process=receipt.stopped.processes
+            task=receipt.stopped.tasks, thread=receipt.stopped.threads, process=receipt.stopped.programs
         )
-        self._forced.extend(receipt.forced)
+        self._processes += receipt.stopped.processes
+        self._forced.extend(zip(receipt.forced, receipt.force_reasons, strict=True))
         self._inherit(receipt)
+        if self.phase != "grace":
+            self._release_waiters()
 
     def _inherit(self, receipt: StopReceipt) -> None:
         """Add the abandoned members and survivors of a child's receipt to this scope's receipt."""
@@ -248,7 +292,7 @@ class Stopping:
         self._killing = self.scope.make_own_task(killing, "kill foreign processes")
         self._killing.add_done_callback(self._killed, context=contextvars.Context())
 
-    def _killed(self, killing: asyncio.Task[None]) -> None:
+    def _killed(self, killing: asyncio.Task[int]) -> None:
         """Handle the end of the task that kills the programs of foreign code."""
         self._proven = True
         if killing.cancelled():
@@ -258,6 +302,8 @@ class Stopping:
             self._loop.call_exception_handler(
                 {"message": f"{killing.get_name()} in scope {self.scope.name!r} failed", "exception": error}
             )
+        else:
+            self._processes += killing.result()
         self.finish_if_empty()
 
     def _arm(self) -> None:
@@ -304,11 +350,10 @@ class Stopping:
         # If the loop was blocked, the kills that begin now still get their full time.
         self._end_at += max(0.0, self._loop.time() - self._force_at)
         self._ask_rest()
-        for member in self.scope.handles():
-            self._escalated[member] = member.name
-        body = self.scope.body
-        if body is not None and body.live:
-            self._escalated[body] = body.name
+        grace_s = self._force_at - self._began
+        self._grace = f"{round(grace_s, 1 if grace_s >= 1 else 2):g} s" if grace_s >= _SHORTEST_GRACE_S else ""
+        self._overdue.update(self.scope.handles())
+        self._blockers = sum(member.kind != "task" for member in self._overdue)
         for closer in self.scope.take_closers():
             closer.run()
         for member in self.scope.handles():
@@ -321,7 +366,6 @@ class Stopping:
 
     def _escalate(self) -> None:
         for member in self.scope.handles():
-            self._escalated.setdefault(member, member.name)
             member.ask_again()
         body = self.scope.body
         if body is not None:
@@ -418,13 +462,17 @@ class Stopping:
             cause=cause,
             outcome=outcome,
             stopped=StopCounts(
-                tasks=self._stopped["task"], threads=self._stopped["thread"], processes=self._stopped["process"]
+                tasks=self._stopped["task"],
+                threads=self._stopped["thread"],
+                programs=self._stopped["process"],
+                processes=self._processes,
             ),
-            forced=tuple(self._forced),
+            forced=tuple(name for name, _ in self._forced),
+            force_reasons=tuple(reason for _, reason in self._forced),
             abandoned=tuple(self._abandoned),
             survivors=tuple(dict.fromkeys(self._survivors)),
             unattributed=tuple(self._unattributed),
             elapsed_s=self._loop.time() - self._began,
         )
-        self._escalated.clear()
+        self._overdue.clear()
         scope.finish()

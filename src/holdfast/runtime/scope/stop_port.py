@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     from holdfast.protocol.stopping import StopReceipt
     from holdfast.runtime.processes.tree import TreeResult
-    from holdfast.runtime.scope.cancel_claim import CancelClaim
-    from holdfast.runtime.scope.handle import MemberKind
+    from holdfast.runtime.scope.handle import Handle
 
 __all__ = ["RunningStop", "StopPhase"]
 
@@ -35,7 +34,7 @@ class RunningStop(Protocol):
         """Shorten the remaining grace period and the time after it to these times; never lengthen them."""
         ...
 
-    def member_ended(self, kind: MemberKind, name: str, member: CancelClaim) -> None:
+    def member_ended(self, member: Handle[Any], /) -> None:
         """Record that a member has ended."""
         ...
 

@@ -19,7 +19,8 @@ class StopTimes:
     """Times of the stops of one scope.
 
     Parameters:
-        grace_s, abandon_after_s: arguments of the `Scope`; None means the parent's value, or else the default.
+        grace_s, abandon_after_s: arguments of the `Scope`; None uses the parent's value, or the default if the scope
+            has no parent.
         parent: times of the parent scope; None if the scope has no parent.
     """
 
@@ -41,11 +42,11 @@ class StopTimes:
         return _completed(grace_s, abandon_after_s, self.own)
 
     def give(self, times: Times) -> None:
-        """Set the times of the first stop. Call it before the trigger, because woken code may start the stop."""
+        """Set the first stop's times, before the interrupt is triggered, because woken code may start the stop."""
         self._given = times
 
     def first(self, parent: Times | None) -> Times:
-        """Return the times of the first stop: those that `give` set, else the limited parent's, else the scope's own.
+        """Return the times of the first stop: those set by `give`, else the parent's (limited), else the scope's own.
 
         Parameters:
             parent: times of the parent's stop; None if the parent is not being stopped.
@@ -64,7 +65,7 @@ def _completed(grace_s: float | None, abandon_after_s: float | None, by: Times) 
 
 
 def check_times(deadline_s: object, grace_s: object, abandon_after_s: object) -> None:
-    """Raise `InvalidRequest` for an invalid time. A deadline may already be over, or infinite."""
+    """Raise `InvalidRequest` for an invalid time. A deadline may be in the past or infinite."""
     if deadline_s is not None and (not isinstance(deadline_s, (int, float)) or math.isnan(deadline_s)):
         raise InvalidRequest(f"deadline_s is {deadline_s!r}; use a number of seconds, or None for no deadline")
     if grace_s is not None:

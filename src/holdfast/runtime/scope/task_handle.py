@@ -59,7 +59,7 @@ class TaskHandle(Handle[T]):
         return None if self._starter is None else self._starter()
 
     def start(self) -> None:
-        """Create the task. Call this on the scope's loop, after the member was entered."""
+        """Create the task. Call this on the scope's loop, after the member was added to the scope."""
         coroutine, self._coroutine = self._coroutine, None
         assert coroutine is not None
         if not self.owner.admits(self):
@@ -113,7 +113,7 @@ class TaskHandle(Handle[T]):
             self.owner.discard(self, error)
 
     def listen_to(self, interrupt: Interrupt) -> Registration | None:
-        """Make ``interrupt`` the current interrupt of the task, and cancel the task when it is triggered."""
+        """Make ``interrupt`` the task's current interrupt, and cancel the task when the interrupt is triggered."""
         context = self.started_in
         if context is None:
             return None

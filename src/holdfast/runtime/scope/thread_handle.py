@@ -31,7 +31,7 @@ class ThreadHandle(Handle[T]):
         self.call: ThreadCall | None = None
 
     def start(self, fn: Callable[..., T], values: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Submit the call to the pool. Callable from any thread, after the member was entered."""
+        """Submit the call to the pool. Callable from any thread, after the member was added to the scope."""
         owner = self.owner
         assert self.started_in is not None
         self.started_in.run(self.interrupt.make_current)
@@ -77,6 +77,10 @@ class ThreadHandle(Handle[T]):
     def ask_again(self) -> None:
         """Withdraw the call if no thread has started it, like `ask`."""
         self.ask()
+
+    def overdue(self, grace: str) -> str:
+        """Return in words why the member had to be forced."""
+        return f"did not check its interrupt for {grace}"
 
     def running(self) -> threading.Thread | None:
         """Return the thread that runs the call now, if any."""

@@ -1,1 +1,1 @@
-"""Python processes for isolated functions: the pool, and the program that runs in each."""
+"""Python processes for isolated functions: the pool, and the program that each process runs."""

@@ -11,10 +11,10 @@
 - The first SIGTERM during a call triggers the call's interrupt and raises `Interrupted` in the function. A SIGTERM
   between two calls ends the process.
 
-A frame is a kind, a length and that many bytes. ``CALL`` is a marshalled ``(head, pickled function and values)``,
-``CAUSE`` a pickled `Cause` that precedes a SIGTERM. ``BEGUN`` is a marshalled ``(threads, descriptors, bytes of
-memory)`` from before the function was called, ``ANSWER`` a marshalled ``(outcome, pickled value, names of what the call
-left behind)``.
+A frame consists of a kind, a length and that many bytes. ``CALL`` contains a marshalled ``(head, pickled function and
+values)``. ``CAUSE`` contains a pickled `Cause` and precedes a SIGTERM. ``BEGUN`` contains a marshalled ``(threads,
+descriptors, bytes of memory)`` from before the function was called. ``ANSWER`` contains a marshalled ``(outcome,
+pickled value, names of what the call left behind)``.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ __all__ = ["ANSWER", "ANSWER_LIMIT_BYTES", "BEGUN", "CALL", "CAUSE", "HEADER", "
 HEADER: Final = struct.Struct("!BQ")
 CALL, CAUSE, BEGUN, ANSWER = range(1, 5)
 ANSWER_LIMIT_BYTES = 1 << 26
-"""Larger answers are errors, because an answer must fit into the memory of the host."""
+"""Maximum size of an answer in bytes; a larger answer is an error, because the host must hold the answer in memory."""
 
 _ENDING_S = 0.02
 _ENDING_PAUSE_S = 0.001
@@ -65,7 +65,7 @@ class Head(TypedDict):
     Parameters:
         interrupt: name of the call's interrupt.
         streamed: whether the host reads the printed output; if False, the output goes to the host's standard error.
-        variables: module, name and value of the context variables to set.
+        variables: module, name and value of each context variable to set.
     """
 
     interrupt: str
@@ -94,7 +94,7 @@ class IsolatedCall:
         """Stream a chunk of the call's output; block while the pipe to the host is full. Callable from any thread.
 
         Raises:
-            RuntimeError: not called in the process of an isolated call.
+            RuntimeError: the method was called outside the process of an isolated call.
         """
         if _worker_main is None:
             raise RuntimeError("output() is available only in the process of an isolated call")

@@ -1,8 +1,8 @@
 """A pool of Python processes for isolated calls: it lends them to calls, keeps idle ones, and discards unclean ones.
 
 Invariants
-- A worker is in exactly one place: idle in the pool, or lent to one call. While a worker is lent, the call must close
-  the worker's descriptors and end its process.
+- A worker is in exactly one place: idle in the pool, or lent to one call. The call that borrows a worker must give it
+  back, or close its descriptors and end its process.
 - A worker serves one owner, in the environment (variables, directory, path, user) in which it was started.
 - A worker is kept only if it reported that its last call left nothing behind, and if ``/proc`` confirms this: no other
   process in its tree, no more threads, and the same number of descriptors as before the function was called.
@@ -44,7 +44,7 @@ _BOOT = "import sys; sys.path[:] = {path!r}; from holdfast.runtime.workers.main 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerPoolStatistics:
-    """A snapshot of the workers of a process.
+    """A snapshot of a `WorkerPool`.
 
     Parameters:
         idle: number of idle workers.
@@ -122,7 +122,7 @@ class Worker:
         """Return whether ``/proc`` shows that the last call left no processes, threads or descriptors behind.
 
         Parameters:
-            growth_bytes: maximum growth of the process's memory since just before its first call.
+            growth_bytes: maximum growth of the process's memory, in bytes, since just before its first call.
         """
         held, pid = self.process.tree, self.process.pid
         if self.baseline is None or not isinstance(held, ReaperTree) or held.exited.value is not None:
@@ -162,7 +162,7 @@ class WorkerPool:
         owner_limit: maximum number of idle workers per owner.
         idle_s: idle timeout after which a worker exits, in seconds.
         calls_limit: maximum number of calls per worker.
-        growth_bytes: maximum growth of a worker's memory since just before its first call.
+        growth_bytes: maximum growth of a worker's memory, in bytes, since just before its first call.
 
     Attributes:
         variables: names or patterns of environment variables that workers get in addition to what an interpreter needs.
@@ -277,7 +277,7 @@ class WorkerPool:
         return True
 
     def discard(self, worker: Worker) -> None:
-        """Forget a worker whose call has already ended its process."""
+        """Forget a lent worker after the call has ended the worker's process."""
         with self._lock:
             self._lent.discard(worker)
             self._counts["thrown_away"] += 1
@@ -298,7 +298,7 @@ class WorkerPool:
             worker.kill()
 
     def leave_to_parent(self) -> None:
-        """In a forked child: close the workers, which belong to the parent."""
+        """Close the workers in a forked child, because they belong to the parent."""
         for worker in (*self._idle, *self._lent):
             worker._lock = threading.Lock()
             worker.close()
