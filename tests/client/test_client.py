@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+import socket
+import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,7 +16,7 @@ import pytest
 
 from holdfast import Client, Host, Settings, errors
 from holdfast.client.session import RemoteSession
-from holdfast.client.wire import error_of
+from holdfast.client.wire import error_of, unreachable
 from holdfast.errors import (
     AlreadySettled,
     ConfigurationError,
@@ -433,7 +435,7 @@ def test_a_server_that_is_not_there_is_said_so_with_a_next_step() -> None:
             with pytest.raises(ServerUnreachable) as caught:
                 await client.session("alice").send("x")
             assert "127.0.0.1:9" in caught.value.message
-            assert "holdfast serve" in caught.value.hint
+            assert "start the server" in caught.value.hint
             with pytest.raises(ServerUnreachable):
                 await client.sessions()
 
@@ -558,6 +560,47 @@ def test_a_server_that_dies_in_the_instant_of_connecting_is_unreachable() -> Non
                 await client.session("alice").info()
 
     asyncio.run(main())
+
+
+def failure(error: httpx2.TransportError, cause: BaseException | None = None) -> httpx2.TransportError:
+    error.__cause__ = cause
+    error.request = httpx2.Request("GET", "http://x", extensions={"timeout": {"connect": 5.0, "read": 60.0}})
+    return error
+
+
+REFUSED = OSError("All connection attempts failed")
+REFUSED.__cause__ = ExceptionGroup("multiple connection attempts failed", [ConnectionRefusedError(111, "refused")])
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (failure(httpx2.ConnectError("All connection attempts failed"), REFUSED), "nothing listens there"),
+        (failure(httpx2.ConnectError("x"), socket.gaierror(-2, "Name or service not known")), "unknown host name"),
+        (
+            failure(httpx2.ConnectError("x"), ssl.SSLError("certificate verify failed")),
+            "TLS failed: ('certificate verify failed',)",
+        ),
+        (failure(httpx2.ConnectError("[Errno 101] Network is unreachable")), "no connection"),
+        (failure(httpx2.ConnectTimeout("")), "no connection within 5 s"),
+        (failure(httpx2.ReadTimeout("")), "no answer within 60 s"),
+        (httpx2.ReadTimeout(""), "no answer"),
+        (failure(httpx2.ReadError("")), "the connection broke off"),
+        (failure(httpx2.RemoteProtocolError("Server disconnected")), "the connection broke off"),
+        (failure(httpx2.ProxyError("407 Proxy Authentication Required")), "407 Proxy Authentication Required"),
+        (failure(httpx2.UnsupportedProtocol("")), "UnsupportedProtocol"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else value,
+)
+def test_an_unreachable_server_is_told_in_plain_words(error: httpx2.TransportError, why: str) -> None:
+    assert unreachable("http://x", error).message == f"http://x does not answer: {why}"
+
+
+def test_a_lost_response_is_told_with_its_timeout() -> None:
+    lost = unreachable("http://x", failure(httpx2.ReadTimeout("")), lost_reply=True)
+    assert lost.message == "the connection to http://x was lost before the response: no answer within 60 s"
+    broken = unreachable("http://x", failure(httpx2.ReadError("")), lost_reply=True)
+    assert broken.message == "the connection to http://x was lost before the response"
 
 
 def test_names_that_no_address_can_carry_are_refused_and_reach_nothing_else() -> None:

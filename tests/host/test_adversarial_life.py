@@ -378,7 +378,12 @@ def test_a_watch_that_is_closed_while_it_waits_for_an_answer_raises_no_alarm() -
         def call_soon_threadsafe(self, *values: object) -> None:
             asked.set()
 
-    watch = LoopWatchdog(Silent(), limit_s=60, report=lambda seconds, stack: alarms.append(seconds))  # type: ignore[arg-type]
+    watch = LoopWatchdog(
+        Silent(),  # type: ignore[arg-type]
+        limit_s=60,
+        report=lambda seconds, stack: alarms.append(seconds),
+        recovered=alarms.append,
+    )
     watch.start()
     assert asked.wait(10)
     watch.close()

@@ -14,7 +14,7 @@ from holdfast import Host, Run, RunFailed, Session, Settings
 from holdfast.errors import ConfigurationError, InvalidKey, RunClosed, UnknownAgent
 from holdfast.protocol.messages import Settlement
 
-QUICK = Settings(grace_s=0.05, abandon_after_s=0.1, loop_block_s=0.2)
+QUICK = Settings(grace_s=0.05, abandon_after_s=0.5, loop_block_s=0.2)
 
 
 def hosted(scenario: Callable[[Host], Coroutine[Any, Any, None]], *agents: Any, settings: Settings = QUICK) -> Host:
@@ -67,7 +67,7 @@ def test_an_agent_that_returns_nonsense_fails_with_a_text_that_says_so(nonsense:
     async def scenario(host: Host) -> None:
         settlement = await settled(host, "bad")
         assert settlement.state == "failed"
-        assert "it must be text (str) or None" in (settlement.error or "")
+        assert "return or yield text (str), or None" in (settlement.error or "")
 
     hosted(scenario, bad)
 

@@ -295,7 +295,7 @@ def test_a_schedule_that_cannot_be_read_is_told_once_and_stops_no_other_one(body
             for change in (broken.pause, broken.resume, broken.run_now):
                 with pytest.raises(ScheduleBroken, match="'broken' is broken") as refused:
                     await change()
-                assert "save it again" in refused.value.hint
+                assert "save the schedule again" in refused.value.hint
             clock.later_s += 2 * 3600.0
             host.scheduler._wake()
             while len(watched.fired) < 6:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
+import pytest
+
 from holdfast import Host, Run, Settings
+from holdfast.host import tree
+from holdfast.protocol.events import TextDelta
 from holdfast.protocol.messages import TreeNode
 
-QUICK = Settings(grace_s=0.05, abandon_after_s=0.05)
+QUICK = Settings(grace_s=0.05, abandon_after_s=0.5)
 
 
 def within(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -162,3 +168,82 @@ def test_what_background_work_leaves_behind_is_shown_too() -> None:
             await until(lambda: not abandoned(host.tree()))
 
     within(work)
+
+
+PARENT = """\
+import subprocess, sys
+children = [subprocess.Popen(["sleep", "1000"]) for _ in range(3)]
+print("ready", flush=True)
+children[0].wait()
+"""
+
+
+def test_a_program_has_the_number_of_its_processes_and_one_tree_counts_a_limited_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def agent(run: Run) -> None:
+        for name in ("first", "second"):
+            process = await run.process([sys.executable, "-S", "-c", PARENT], stdout=-1, name=name)
+            assert process.stdout is not None
+            await process.stdout.readline()
+        await run.emit("ready")
+        await process.wait()
+
+    async def work() -> None:
+        async with Host(agent, store="memory://", settings=QUICK) as host:
+            session = host.session("s")
+            await session.send("begin")
+            async for event in session.events():
+                if isinstance(event, TextDelta):
+                    break
+
+            async def counts() -> dict[str, int]:
+                return {node.name: node.processes for node in nodes(await session.tree()) if node.kind == "process"}
+
+            assert await counts() == {"first": 4, "second": 4}
+            assert {node.name: node.processes for node in nodes(host.tree()) if node.processes} == await counts()
+            monkeypatch.setattr(tree, "_COUNTED_PROCESSES", 6)
+            assert await counts() == {"first": 4, "second": 2}
+            monkeypatch.setattr(tree, "_COUNTED_PROCESSES", 4)
+            assert await counts() == {"first": 4, "second": 0}
+            receipt = await session.interrupt("enough")
+            assert (receipt.stopped.programs, receipt.stopped.processes) == (2, 8)
+
+    within(work)
+
+
+@pytest.mark.parametrize("by_asyncio", [False, True])
+def test_a_receipt_counts_the_programs_that_the_tree_shows(by_asyncio: bool) -> None:
+    """The children of a program outlive it for a moment, and are then members of the scope themselves."""
+    command = ("sh", "-c", "sleep 600 & sleep 600 & echo up; wait")
+    started: list[subprocess.Popen[bytes]] = []
+
+    async def agent(run: Run) -> None:
+        if by_asyncio:
+            process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
+            assert process.stdout is not None
+            await process.stdout.readline()
+        else:
+            program = subprocess.Popen(command, stdout=subprocess.PIPE)
+            started.append(program)
+            assert program.stdout is not None
+            with program.stdout:
+                program.stdout.readline()
+        await run.emit("up")
+        await asyncio.Event().wait()
+
+    async def work() -> None:
+        async with Host(agent, store="memory://", settings=QUICK) as host:
+            session = host.session("s")
+            await session.send("begin")
+            async for event in session.events():
+                if isinstance(event, TextDelta):
+                    break
+            shown = [node.processes for node in nodes(await session.tree()) if node.kind == "process"]
+            receipt = await session.interrupt("enough", grace_s=20.0)
+            assert receipt.outcome == "gone"
+            assert (receipt.stopped.programs, receipt.stopped.processes) == (len(shown), sum(shown)) == (1, 3)
+        for program in started:
+            program.wait()
+
+    asyncio.run(work())

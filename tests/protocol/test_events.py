@@ -128,3 +128,13 @@ def test_joined_receipts_have_the_worst_outcome_and_the_sum() -> None:
     assert joined.survivors == (7,)
     assert joined.unattributed == ("x",)
     assert join_receipts(one, two).outcome == "quarantined"
+
+
+def test_joined_receipts_have_a_reason_for_each_forced_member_also_beside_receipts_of_older_versions() -> None:
+    cause = Cause(kind="stop")
+    old = StopReceipt(scope="a", cause=cause, forced=("x", "y"))
+    new = StopReceipt(scope="b", cause=cause, forced=("z",), force_reasons=("ignored SIGTERM for 5 s",))
+    joined = join_receipts(old, new)
+    assert joined.forced == ("x", "y", "z")
+    assert joined.force_reasons == ("", "", "ignored SIGTERM for 5 s")
+    assert join_receipts(old, old).force_reasons == ()

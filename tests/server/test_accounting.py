@@ -225,9 +225,10 @@ ALLOWED = {
     "server/write_coalescing.py _CoalescingTransport.writelines": "joins the head and one piece of a body",
     "server/routes/sessions.py get_mailbox": LISTS,
     "server/routes/runs.py list_runs": LISTS,
-    "server/page.py _run": "a list that was read",
+    "server/page_parts.py run_article": "a list that was read",
     "server/page.py _runs": "a list that was read",
     "server/page.py render": "a list that was read",
+    "server/session_page.py render_session": "a list that was read",
     "server/routes/questions.py list_questions": LISTS,
     "server/streams.py Streams._pump": "watches for the end of the connection",
     "server/streams.py Streams.serve_sse": "by Delivery.write, of pages that LogReader charged",
@@ -253,7 +254,7 @@ ALLOWED = {
     "host/recovery.py StartupRecovery.run": "a claim's questions, at the start",
     "host/session.py Session.compact": OWN_CODE,
     "host/session.py Session.export": OWN_CODE,
-    "host/session.py Session.has_entry": "one entry for a moment, in the principal's turn of Budgets.reads",
+    "host/session.py Session._number_after": "one entry for a moment, in the principal's turn of Budgets.reads",
     "host/session.py Session.mailbox": LISTS,
     "host/session.py Session.message": "one answer, which Request.respond charges",
     "host/session.py Session.questions": LISTS,
@@ -348,6 +349,9 @@ GROWING = {
     "host/tree.py TaskTree._abandoned": "sessions with threads that were given up: principal_abandoned",
     "host/session_directory.py SessionDirectory._idle": LIVE,
     "host/maintenance.py Maintenance._timers": "names of timers",
+    "host/run_reports.py RunReports._started_at": LIVE,
+    "host/run_reports.py RunReports._raised_at": LIVE,
+    "host/run_reports.py RunReports._listeners": "listeners that the operator adds",
 }
 """Collections that live as long as their object, and what bounds them."""
 

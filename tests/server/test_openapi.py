@@ -170,6 +170,7 @@ def test_every_operation_answers_as_the_document_says() -> None:
         await check("DELETE", schedule, 200, await http.delete(f"{schedules}/hourly"))
         await check("GET", "/v1/tree", 200, await http.get("/v1/tree"))
         await check("GET", "/v1/server", 200, await http.get("/v1/server"))
+        await check("GET", "/sessions/{key}", 200, await http.get("/sessions/bob"))
         for page in ("/", "/healthz", "/readyz", "/metrics", "/openapi.json"):
             await check("GET", page, 200, await http.get(page))
         created = await check(

@@ -48,7 +48,7 @@ def test_the_page_shows_what_runs_and_the_lines_to_paste() -> None:
         assert receipt["run_id"] in text
         assert re.search(r"<b class=\"busy\">1</b><span>active runs", text)
         assert re.search(r"<b class=\"\">1</b><span>queued messages", text)
-        assert f"curl -s &#x27;{server.url}/v1/sessions/alice/messages?wait=30&#x27;" in text
+        assert f"curl -s &#x27;{server.url}/v1/sessions/first/messages?wait=30&#x27;" in text
         assert f"holdfast.Client(&quot;{server.url}&quot;)" in text
         for number in PROMISES:
             assert f">{number} " in text

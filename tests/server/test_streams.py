@@ -146,7 +146,8 @@ def test_a_reader_that_takes_nothing_holds_neither_the_run_nor_others_up_and_is_
             await asyncio.sleep(0.01)
         writer.close()
 
-    served(scenario, *AGENTS, big, stream_stall_s=0.3, keepalive_s=0.1)
+    # The reader of this test shares the loop with the server, and must not count as stalled when the machine is busy.
+    served(scenario, *AGENTS, big, stream_stall_s=3.0, keepalive_s=0.1)
 
 
 def test_a_reader_that_takes_nothing_does_not_hold_the_shutdown_up() -> None:
@@ -202,7 +203,7 @@ def test_an_upgrade_to_a_protocol_that_is_not_spoken_here_is_ignored() -> None:
         answer = await server.http.get("/v1/sessions", headers=upgrade)
         assert (answer.status_code, answer.headers["connection"]) == (200, "close")
         answer = await server.http.post("/v1/sessions/alice/messages", json={"content": "hi"}, headers=upgrade)
-        assert (answer.status_code, answer.json()["error"]["hint"]) == (422, "leave the header Upgrade out")
+        assert (answer.status_code, answer.json()["error"]["hint"]) == (422, "omit the header Upgrade")
 
     served(scenario)
 

@@ -1,4 +1,4 @@
-"""Chat networks: the port that channels implement."""
+"""Channels to chat networks: the interface that each channel implements."""
 
 from holdfast.channels.port import Channel, Delivery, Incoming, Receive
 

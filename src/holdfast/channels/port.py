@@ -2,7 +2,7 @@
 
 A channel stores no messages. A received message is durable once `Receive` has returned, and the caller of
 `Channel.deliver` keeps an outgoing message until the call returns. Messages are therefore delivered at least once in
-both directions, and ids identify duplicates:
+both directions, and duplicates can be recognized by their ids:
 
 - A message that was not acknowledged to the network is received again with the same ``incoming_id``.
 - A delivery that may have failed is repeated with the same ``delivery_id`` and an ``attempt`` above 1. If the network
@@ -28,9 +28,9 @@ class Incoming(Value, frozen=True, kw_only=True):
     Parameters:
         address: room, chat or mailbox in which the message was written, and to which answers are sent. A session
             belongs to one address.
-        incoming_id: the network's id of the message, the same each time the network delivers the message.
+        incoming_id: the network's id of the message, which is the same whenever the network delivers the message again.
         content: text of the message.
-        sender: the network's name for the author.
+        sender: name of the author on the network.
     """
 
     address: str
@@ -56,8 +56,8 @@ class Delivery(Value, frozen=True, kw_only=True):
 
 
 Receive: TypeAlias = Callable[[Incoming], Awaitable[None]]
-"""Callback that accepts a received message. The message is durable once the call returns, which may take a while if
-capacity is short. If the call raises, the message was not accepted."""
+"""Callback that accepts a received message. The message is durable once the call returns. The call may take a while if
+the host is short of capacity. If the call raises, the message was not accepted."""
 
 
 @runtime_checkable

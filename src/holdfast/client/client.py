@@ -21,7 +21,7 @@ class Client(Transport):
     """
 
     def session(self, key: str) -> RemoteSession:
-        """Return a handle to the session `key` of the client's principal, without I/O.
+        """Return a handle to the session `key` of the client's principal, without sending a request.
 
         Raises `InvalidKey` if `key` is empty or cannot be encoded as UTF-8.
         """
@@ -49,7 +49,7 @@ class Client(Transport):
         return await self.session(key).schedule(text, schedule_id=schedule_id, **spec)
 
     def find_schedule(self, schedule_id: str) -> RemoteSchedule:
-        """Return a handle to a schedule of the client's principal, without I/O.
+        """Return a handle to a schedule of the client's principal, without sending a request.
 
         Raises `InvalidKey` if `schedule_id` is empty or cannot be encoded as UTF-8.
         """
@@ -61,7 +61,7 @@ class Client(Transport):
         """Return the principal's schedules in order of creation.
 
         Parameters:
-            session: key of the session whose schedules to return; None returns those of all sessions.
+            session: return only schedules of the session with this key; None returns the schedules of all sessions.
             limit: maximum number of schedules to return.
             everybody: whether to include the schedules of all principals; requires an admin key.
         """

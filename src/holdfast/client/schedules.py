@@ -23,7 +23,7 @@ class RemoteSchedule:
     def __init__(self, transport: Transport, schedule_id: str) -> None:
         self._transport = transport
         if not schedule_id:
-            raise InvalidKey("'' is not a schedule's id")
+            raise InvalidKey("'' is not a schedule id")
         self._path = f"/v1/schedules/{segment(schedule_id)}"
         self.schedule_id = schedule_id
 

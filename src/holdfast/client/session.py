@@ -74,7 +74,7 @@ _frame: msgspec.json.Decoder[Event | Gap] = msgspec.json.Decoder(Event | Gap)
 class RemoteSession:
     """Handle to a session on a server, returned by `Client.session`.
 
-    Cancelling a method call ends only the wait; the server continues the work.
+    Cancelling a method call ends only the wait for the response; the server continues the work.
     """
 
     __slots__ = ("_path", "_transport", "key")
@@ -92,7 +92,7 @@ class RemoteSession:
     # ── Messages ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def send(self, content: str, **options: Unpack[SendKeywords]) -> Receipt:
-        """See `SessionAPI.send`. If `idempotency_key` is omitted, one is generated, so that a retry is safe."""
+        """See `SessionAPI.send`. If `idempotency_key` is omitted, a key is generated, so that a retry is safe."""
         return decode(await self._post_message(content, SendOptions(**options)), Receipt)
 
     async def ask(self, content: str, *, timeout_s: float | None = None, **options: Unpack[SendKeywords]) -> str:
@@ -230,7 +230,7 @@ class RemoteSession:
             stop_id = decode(response, StopPending).stop_id
             if loop.time() > deadline:
                 raise WaitExpired(
-                    f"stop {stop_id} is still in progress after {_STOP_S:g} s", hint="see 'holdfast tree'"
+                    f"stop {stop_id} is still in progress after {_STOP_S:g} s", hint="tree() shows what still runs"
                 )
             await asyncio.sleep(_POLL_S)
             response = await self._transport.request("GET", f"{self._path}/stops/{stop_id}", repeatable=True)
@@ -247,7 +247,7 @@ class RemoteSession:
         return await self._decide(question, DecisionBody(decision="answer", text=text))
 
     async def approve(self, question: Question | str, *, note: str = "", call_hash: str | None = None) -> Answer:
-        """See `SessionAPI.approve`. Sends the client's ``approval_key`` with the approval, if that is set."""
+        """See `SessionAPI.approve`. If the client's ``approval_key`` is set, it is sent with the approval."""
         body = DecisionBody(
             decision="approve",
             text=note,
@@ -270,7 +270,7 @@ class RemoteSession:
     async def schedule(
         self, text: str, *, schedule_id: str | None = None, **spec: Unpack[ScheduleKeywords]
     ) -> RemoteSchedule:
-        """See `SessionAPI.schedule`. If `schedule_id` is omitted, one is generated, so that a retry is safe."""
+        """See `SessionAPI.schedule`. If `schedule_id` is omitted, an id is generated, so that a retry is safe."""
         checked = ScheduleSpec(session=self.key, text=text, **spec)
         check_seconds(every_s=checked.every_s, initial_delay_s=checked.initial_delay_s, jitter_s=checked.jitter_s)
         schedule = RemoteSchedule(self._transport, ids.schedule_id() if schedule_id is None else schedule_id)

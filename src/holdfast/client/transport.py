@@ -1,15 +1,16 @@
 """HTTP transport to a Holdfast server: sends requests, retries them if that is safe, and raises the server's errors.
 
-While the server does not answer, idempotent requests are retried for at most ``retry_s``. Reads, withdrawals and sends
-are idempotent; a send is, because it carries an idempotency key. Stops, and interrupts without a run id, are not
-retried after a lost response, because a retry could stop a later run. A request that never reached the server is always
-safe to retry.
+While the server does not answer, idempotent requests are retried for at most ``retry_s``. Reads and withdrawals are
+idempotent; so are sends, because each carries an idempotency key. Stops, and interrupts without a run id, are not
+retried after a lost response, because a retry could stop a later run. A request that never reached the server, or that
+was refused because of a rate limit, is always safe to retry.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+import os
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Self, TypeVar
@@ -20,6 +21,7 @@ import msgspec
 
 from holdfast.client.wire import connecting, decode, error_of, unreachable
 from holdfast.errors import ConfigurationError, HoldfastError, InvalidRequest, RateLimited
+from holdfast.settings import load_settings, server_url
 
 __all__ = ["Transport"]
 
@@ -40,23 +42,24 @@ class Transport:
     set the attribute ``approval_key`` to the key that a person typed; the client sends the key with each approval.
 
     Parameters:
-        url: URL of the server.
+        url: URL of the server; None uses the one that commands use: ``HOLDFAST_URL``, or else the host and port from
+            the settings (``HOLDFAST_PORT``, ``holdfast.toml``; normally http://127.0.0.1:8420).
         key: API key or local token; None sends no credential.
         user: principal to act for, which requires a key with role trusted or admin; None acts for the key's own
             principal.
-        retry_s: maximum time in seconds to retry a request that is safe to repeat.
+        retry_s: maximum time in seconds for which a request is retried, if retrying it is safe.
         reconnect_s: maximum time in seconds for which `RemoteSession.events` tries to reconnect.
         on_cut: called with the error when the connection of an event stream is lost, before the first reconnect.
-        on_back: called without arguments when an event stream has reconnected and receives data again.
+        on_back: called without arguments when a lost event stream receives data again.
         transport: HTTPX transport that carries the requests, such as `httpx2.ASGITransport`; None connects to `url`.
 
     Raises:
-        ConfigurationError: if `url` is not an http or https URL, or if `key` or `user` is invalid.
+        ConfigurationError: if `url` is not an http or https URL, or if `key`, `user` or the settings are invalid.
     """
 
     def __init__(
         self,
-        url: str = "http://127.0.0.1:8420",
+        url: str | None = None,
         key: str | None = None,
         *,
         user: str | None = None,
@@ -66,6 +69,8 @@ class Transport:
         on_back: Callable[[], None] | None = None,
         transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
+        if url is None:
+            url = os.environ.get("HOLDFAST_URL") or server_url(load_settings())
         parts = _checked(url)
         self.url = url.rstrip("/")
         self.retry_s = retry_s
@@ -99,7 +104,10 @@ class Transport:
         await self.http.aclose()
 
     async def read(self, path: str, kind: type[T], *, query: dict[str, str] | None = None) -> T:
-        """Send a GET request for `path`, and return the response decoded as `kind`. Raises as `request`."""
+        """Send a GET request for `path`, and return the response decoded as `kind`.
+
+        Raises the same errors as `request`.
+        """
         response = await self.request("GET", path, query=query, repeatable=True)
         return decode(response, kind)
 
@@ -125,7 +133,7 @@ class Transport:
 
         Raises:
             HoldfastError: if the server responds with an error; the exception has the same class as on the server.
-            ServerUnreachable: if the server does not respond. A request that is not repeatable may have taken effect.
+            ServerUnreachable: if the server does not respond; the request may have taken effect nevertheless.
         """
         fields = msgspec.structs.asdict(body) if isinstance(body, msgspec.Struct) else body or {}
         for name, value in fields.items():
@@ -143,7 +151,7 @@ class Transport:
     async def upload(self, path: str, body: bytes, *, media_type: str, name: str) -> httpx2.Response:
         """Upload raw bytes. Retried after a lost response, because the server stores identical bytes only once.
 
-        Raises as `request`, and `InvalidRequest` if the media type is invalid.
+        Raises the same errors as `request`, and `InvalidRequest` if the media type is invalid.
         """
         if not (media_type.isascii() and media_type.isprintable()):
             raise InvalidRequest(f"{media_type[:100]!r} is not a media type", hint="use one such as image/png")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -17,6 +19,8 @@ from holdfast.protocol.messages import Attachment
 __all__ = ["connecting", "decode", "described", "error_of", "refuse_unauthorized", "segment", "unreachable"]
 
 T = TypeVar("T")
+
+_BLOCKED = "its event loop may be blocked by an agent; the server's log names the line that blocks"
 
 
 class _Closed(msgspec.Struct):
@@ -39,12 +43,13 @@ def decode(response: httpx2.Response, kind: type[T]) -> T:
         return msgspec.json.decode(response.content, type=kind)
     except msgspec.DecodeError as error:
         raise HoldfastError(
-            f"unexpected response from the server: {error}", hint="check that client and server have the same version"
+            f"unexpected response from the server: {error}",
+            hint="check that the URL is that of a Holdfast server, and that client and server have the same version",
         ) from error
 
 
 def described(digest: str, response: httpx2.Response) -> Attachment:
-    """Return the attachment with this digest, described by the headers and length of its download response."""
+    """Return the metadata of the attachment with this digest, taken from its download response."""
     _, _, name = response.headers.get("content-disposition", "").partition("filename*=UTF-8''")
     return Attachment(
         digest=digest,
@@ -61,7 +66,7 @@ def error_of(response: httpx2.Response) -> HoldfastError:
     except msgspec.DecodeError:
         return HoldfastError(
             f"the server answered {response.status_code} without a Holdfast error",
-            hint="check that it is a Holdfast server",
+            hint="check that the URL is that of a Holdfast server",
         )
     kind = _ERRORS.get(body.code, HoldfastError)
     error = kind.__new__(kind)
@@ -83,23 +88,23 @@ def segment(name: str) -> str:
     try:
         return name.replace(".", "%2E") if name in (".", "..") else quote(name, safe="")
     except UnicodeEncodeError:
-        raise InvalidKey(f"{name!r} is not encodable as UTF-8") from None
+        raise InvalidKey(f"cannot encode {name!r} as UTF-8") from None
 
 
 def refuse_unauthorized(closed: bytes) -> None:
     """Raise `Unauthenticated` if the last frame of a stream reports that the credential is no longer valid."""
     if msgspec.json.decode(closed, type=_Closed).reason == "unauthorized":
         raise Unauthenticated(
-            "the server ended the stream: its key or token is no longer valid",
-            hint="it was revoked or has expired; resume with another one, after the last cursor",
+            "the server ended the stream because the key or token is no longer valid",
+            hint="the key or token was revoked or has expired; use a valid one, and resume after the last cursor",
         )
 
 
 @contextmanager
 def connecting() -> Iterator[None]:
-    """Convert the error of a connection that is lost while it is being opened to a `ConnectError`.
+    """Raise `ConnectError` if a connection is lost while it is being opened.
 
-    On uvloop, the HTTP client reads the peer address of the closed socket, which raises an ``AttributeError``.
+    On uvloop, the HTTP client then raises an ``AttributeError``, because it reads the closed socket's peer address.
     """
     try:
         yield
@@ -114,13 +119,55 @@ def unreachable(url: str, error: Exception, *, lost_reply: bool = False) -> Serv
 
     Parameters:
         url: URL of the server.
-        error: error of the HTTP client.
-        lost_reply: whether the request may have taken effect, because the connection was lost after it was sent.
+        error: error that the HTTP client raised.
+        lost_reply: whether to warn that the request may have taken effect.
     """
     if lost_reply:
+        why = f": {_reason(error)}" if isinstance(error, httpx2.TimeoutException) else ""
         return ServerUnreachable(
-            f"the connection to {url} was lost before the response ({type(error).__name__})",
-            hint="it may have taken effect; check the session before you repeat it",
+            f"the connection to {url} was lost before the response{why}",
+            hint="the request may have taken effect; check the session before you repeat the request",
         )
-    detail = str(error) or type(error).__name__
-    return ServerUnreachable(f"{url} does not answer ({detail})")
+    blocked = isinstance(error, httpx2.ReadTimeout)
+    return ServerUnreachable(f"{url} does not answer: {_reason(error)}", hint=_BLOCKED if blocked else None)
+
+
+def _reason(error: Exception) -> str:
+    """Return why a request has no response, in words that do not depend on the HTTP client."""
+    for cause in _causes(error):
+        match cause:
+            case ConnectionRefusedError():
+                return "nothing listens there"
+            case socket.gaierror():
+                return "unknown host name"
+            case ssl.SSLError():
+                return f"TLS failed: {cause}"
+    match error:
+        case httpx2.ConnectTimeout():
+            return f"no connection{_within(error, 'connect')}"
+        case httpx2.TimeoutException():
+            return f"no answer{_within(error, 'read')}"
+        case httpx2.ConnectError():
+            return "no connection"
+        case httpx2.NetworkError() | httpx2.RemoteProtocolError():
+            return "the connection broke off"
+        case _:
+            return str(error) or type(error).__name__
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and everything that caused it."""
+    while error is not None:
+        yield error
+        if isinstance(error, BaseExceptionGroup):
+            for one in error.exceptions:
+                yield from _causes(one)
+        error = error.__cause__ or error.__context__
+
+
+def _within(error: httpx2.TimeoutException, kind: str) -> str:
+    try:
+        limits = error.request.extensions.get("timeout", {})
+    except RuntimeError:  # it has no request
+        return ""
+    return f" within {limits[kind]:g} s" if limits.get(kind) is not None else ""

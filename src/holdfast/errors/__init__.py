@@ -6,10 +6,10 @@
     └── HoldfastError                code, message, hint
         ├── InvalidRequest           invalid input from the caller
         │   ├── InvalidCursor        not a cursor of this session
-        │   ├── InvalidKey           session key with characters that are not allowed
+        │   ├── InvalidKey           not a valid session key or schedule id
         │   ├── InvalidSchedule      invalid schedule, or one that never fires
         │   ├── MalformedRequest     not HTTP, or over a size limit
-        │   ├── MalformedBody        not JSON
+        │   ├── MalformedBody        not JSON, or nested too deeply
         │   ├── MethodNotAllowed     the route exists, but not for this method
         │   ├── UnsupportedMediaType a write without ``content-type: application/json``
         │   ├── UnknownPolicy
@@ -26,8 +26,9 @@
         │   ├── UnknownBranch        a route chose a branch that does not exist
         │   ├── UnknownSchedule
         │   └── UnknownRoute
-        ├── Conflict                 the current state does not allow this
+        ├── Conflict                 the current state does not allow the operation
         │   ├── SessionBusy          policy ``reject`` found an active run
+        │   ├── SessionAgentMissing  the host no longer has the session's agent
         │   ├── AlreadySettled       a message that can no longer be withdrawn
         │   ├── AlreadyAnswered      the question already has a different answer
         │   ├── CallMismatch         the approval is for a call other than the current one
@@ -73,11 +74,11 @@
         ├── QueueClosed              the queue is closed and empty
         ├── QueueEmpty               nothing to take without waiting
         ├── StreamEnded              an item arrived after the end of its reactive source
-        ├── EventsMissed             a reader that requires every event met a gap
-        ├── ScopeClosed              a spawn or process start after stop began
-        ├── ProcessEnded             the process of an isolated call exited without an answer
+        ├── EventsMissed             a reader that requires every event encountered a gap
+        ├── ScopeClosed              the scope is stopping or closed and starts no new work
+        ├── ProcessEnded             the process of an isolated call exited without returning a result
         ├── StorageError
-        │   ├── StaleFence           another holder has the session now; nothing was written
+        │   ├── StaleFence           the run no longer holds the session; nothing was written
         │   ├── StoreFull            the disk is full
         │   ├── StoreReadOnly
         │   ├── StoreCorrupt
@@ -88,7 +89,8 @@
         │   └── MissingExtra         a package for an optional feature is missing; the hint has the command
         └── InternalError            a bug in Holdfast; see the log
 
-Each error carries a message (what happened), a stable ``code`` for programs, and a ``hint``: what to do next.
+Each error has a message that describes what happened, a stable ``code`` for programs, and a ``hint`` that suggests what
+to do next.
 """
 
 from __future__ import annotations
@@ -146,6 +148,7 @@ from holdfast.errors.host import (
     ScheduleBroken,
     ScheduleChanged,
     ScheduleFinished,
+    SessionAgentMissing,
     SessionBusy,
     SessionDeleted,
     UnknownAgent,
@@ -236,6 +239,7 @@ __all__ = [
     "ScheduleFinished",
     "ScopeClosed",
     "ServerUnreachable",
+    "SessionAgentMissing",
     "SessionBusy",
     "SessionDeleted",
     "StaleFence",

@@ -38,7 +38,7 @@ class AgentCycle(Conflict):
     """Delegation cycle: the agent is already handling this request."""
 
     code = "agent_cycle"
-    default_hint = "let one of the agents do the work itself, or delegate only part of it"
+    default_hint = "let one of the agents do the work itself, or delegate only part of the work"
 
 
 class RunError(HoldfastError):
@@ -51,7 +51,7 @@ class RunFailed(RunError):
     """The agent raised an error."""
 
     code = "run_failed"
-    default_hint = "the log of the host's process has the traceback, with the run's id (logger 'holdfast.agents')"
+    default_hint = "find the traceback by the run's id in the log of the host's process (logger 'holdfast.agents')"
 
 
 class RunInterrupted(RunError):
@@ -64,7 +64,7 @@ class BranchesFailed(RunFailed):
     """Too few branches completed.
 
     Parameters:
-        results: the result of each branch, in order, including the answers of those that completed.
+        results: the result of each branch, in order, including the answers of the branches that completed.
     """
 
     code = "branches_failed"
@@ -100,11 +100,11 @@ class InvalidArguments(ToolFailed):
 
 
 class NotDeterministic(HoldfastError):
-    """A replayed run made a different call than before."""
+    """A replayed run made a different call than in an earlier attempt."""
 
     code = "not_deterministic"
     default_hint = (
-        "make the same calls in the same order on every replay; wrap what varies (time, randomness) in run.call"
+        "make the same calls in the same order on every replay; get values that vary (time, randomness) from run.call"
     )
 
 
@@ -119,14 +119,14 @@ class StreamEnded(HoldfastError):
     """A reactive source emitted an item after it had completed or failed."""
 
     code = "stream_ended"
-    default_hint = "push items before on_completed() and on_error(), or use a new source"
+    default_hint = "push all items before calling on_completed() or on_error(), or use a new source"
 
 
 class EventsMissed(HoldfastError):
-    """A reader that requires every event met a gap."""
+    """A reader that requires every event encountered a gap."""
 
     code = "events_missed"
-    default_hint = "read the missed content in the transcript, then subscribe again after the gap"
+    default_hint = "read the missed content from the transcript, then subscribe again after the gap"
 
 
 class ModelFailed(HoldfastError):

@@ -23,7 +23,7 @@ __all__ = [
 
 
 class HoldfastError(Exception):
-    """Base class of all errors. ``code`` is stable, ``hint`` is what to do next."""
+    """Base class of all errors. ``code`` is stable and meant for programs; ``hint`` suggests what to do next."""
 
     code: ClassVar[str] = "error"
     default_hint: ClassVar[str] = ""
@@ -47,14 +47,14 @@ class InvalidRequest(HoldfastError):
 
 
 class InvalidKey(InvalidRequest):
-    """The session key contains characters that are not allowed."""
+    """The session key or schedule id is invalid."""
 
     code = "invalid_key"
     default_hint = "use 1 to 200 printable characters without slashes or control characters"
 
 
 class NotSupported(InvalidRequest):
-    """The agent or this machine does not support this."""
+    """The agent or this machine does not support the operation."""
 
     code = "not_supported"
 
@@ -66,7 +66,7 @@ class NotFound(HoldfastError):
 
 
 class Conflict(HoldfastError):
-    """The current state does not allow this."""
+    """The current state does not allow the operation."""
 
     code = "conflict"
 
@@ -85,13 +85,13 @@ class LimitExceeded(HoldfastError):
 
 
 class AccessDenied(HoldfastError):
-    """This caller may not do this."""
+    """The caller is not allowed to do this."""
 
     code = "access_denied"
 
 
 class Unavailable(HoldfastError):
-    """Temporarily unavailable; nothing was stored."""
+    """The host or server is temporarily unavailable."""
 
     code = "unavailable"
     retry_after_s = 2.0
@@ -110,20 +110,20 @@ class MissingExtra(ConfigurationError):
 
     def __init__(self, part: str, *, extra: str) -> None:
         super().__init__(
-            f"{part} needs packages that are not installed",
+            f"packages for {part} are not installed",
             hint=f"install them: pip install 'holdfast-agents[{extra}]'",
         )
 
 
 class InternalError(HoldfastError):
-    """The server hit a bug; nothing else is affected."""
+    """The request failed because of a bug in Holdfast; other requests are not affected."""
 
     code = "internal_error"
     default_hint = "the server's log has the details; a send with an idempotency key is safe to retry"
 
 
 def format_error(error: BaseException) -> str:
-    """Return an error's class and text, even if its ``__str__`` raises."""
+    """Return the class and text of an error, even if the error's ``__str__`` raises."""
     try:
         return f"{type(error).__name__}: {error}"
     except Exception as trouble:

@@ -25,6 +25,7 @@ __all__ = [
     "ScheduleBroken",
     "ScheduleChanged",
     "ScheduleFinished",
+    "SessionAgentMissing",
     "SessionBusy",
     "SessionDeleted",
     "UnknownAgent",
@@ -53,7 +54,7 @@ class InvalidSchedule(InvalidRequest):
     """The schedule is invalid or never fires."""
 
     code = "invalid_schedule"
-    default_hint = "the how-to page on schedules shows valid schedules"
+    default_hint = "see the how-to page on schedules for examples of valid schedules"
 
 
 class UnknownPolicy(InvalidRequest):
@@ -67,7 +68,7 @@ class UnknownSession(NotFound):
     """No such session."""
 
     code = "unknown_session"
-    default_hint = "send it a message: the first message creates the session"
+    default_hint = "send a message to the session: the first message creates it"
 
 
 class UnknownMessage(NotFound):
@@ -101,7 +102,7 @@ class UnknownAttachment(NotFound):
     """You have no attachment with that digest."""
 
     code = "unknown_attachment"
-    default_hint = "upload it first; a digest is the SHA-256 of the bytes"
+    default_hint = "upload the attachment first; its digest is the SHA-256 of its bytes"
 
 
 class UnknownSchedule(NotFound):
@@ -119,17 +120,24 @@ class SessionBusy(Conflict):
 
 
 class WaitsForItself(Conflict):
-    """A run waits for a message of its own session, which can only run after it ends."""
+    """A run waits for a message of its own session, which cannot be processed before the run ends."""
 
     code = "waits_for_itself"
-    default_hint = "use send() without waiting, delegate() for a child, or another session"
+    default_hint = "call send() without waiting, delegate to a child with delegate(), or use another session"
+
+
+class SessionAgentMissing(Conflict):
+    """The host no longer has the session's agent; nothing was stored."""
+
+    code = "session_agent_missing"
+    default_hint = "name another agent with the message (agent=, --agent), or use another session"
 
 
 class AlreadySettled(Conflict):
-    """The message is no longer queued; it is too late to withdraw it."""
+    """The message is no longer queued and can therefore not be withdrawn."""
 
     code = "already_settled"
-    default_hint = "interrupt the run that took it instead"
+    default_hint = "interrupt the run that took the message"
 
 
 class AlreadyAnswered(Conflict):
@@ -139,17 +147,17 @@ class AlreadyAnswered(Conflict):
 
 
 class CallMismatch(Conflict):
-    """The approved call is not the one that the question asks for now."""
+    """The question now asks for a different call than the approved one."""
 
     code = "call_mismatch"
     default_hint = "read the question again and approve it with its current call_hash"
 
 
 class HistoryChanged(Conflict):
-    """The transcript changed since you read it."""
+    """The transcript has changed since you read it."""
 
     code = "history_changed"
-    default_hint = "read the transcript again, then try again"
+    default_hint = "read the transcript again, then retry"
 
 
 class NothingToUndo(Conflict):
@@ -169,28 +177,28 @@ class SessionDeleted(Conflict):
     """The session was deleted."""
 
     code = "session_deleted"
-    default_hint = "use another key, or reuse this key after the purge"
+    default_hint = "use another session key; this one is free again after tombstone_s, by default 7 days"
 
 
 class ScheduleBroken(Conflict):
     """The stored schedule is unreadable."""
 
     code = "schedule_broken"
-    default_hint = "save it again, delete it, or go back to the version that wrote it"
+    default_hint = "save the schedule again, delete it, or go back to the version of Holdfast that saved it"
 
 
 class ScheduleFinished(Conflict):
     """The schedule has fired for the last time."""
 
     code = "schedule_finished"
-    default_hint = "save it again with another cadence"
+    default_hint = "save the schedule again with another cadence"
 
 
 class ScheduleChanged(Conflict):
     """The schedule was changed concurrently; nothing was done."""
 
     code = "schedule_changed"
-    default_hint = "read it again, then retry"
+    default_hint = "read the schedule again, then retry"
 
 
 class MailboxFull(LimitExceeded):
@@ -204,14 +212,14 @@ class RateLimited(LimitExceeded):
     """Too many requests from one principal; nothing was stored."""
 
     code = "rate_limited"
-    default_hint = "retry after the time in Retry-After"
+    default_hint = "retry after the number of seconds in Retry-After"
 
 
 class BudgetExceeded(LimitExceeded):
     """The principal already uses its full share of a resource; nothing was stored."""
 
     code = "budget_exceeded"
-    default_hint = "retry after the time in Retry-After"
+    default_hint = "retry after the number of seconds in Retry-After"
 
 
 class QuotaExceeded(LimitExceeded):
@@ -226,14 +234,14 @@ class HostBusy(LimitExceeded):
     """The host is out of a resource that all principals share; nothing was stored."""
 
     code = "host_busy"
-    default_hint = "retry after the time in Retry-After"
+    default_hint = "retry after the number of seconds in Retry-After"
 
 
 class Draining(Unavailable):
     """The host is shutting down and accepts no new work."""
 
     code = "draining"
-    default_hint = "retry when the host is back; with the same idempotency key the message runs once"
+    default_hint = "retry once the host is back; with the same idempotency key, the message runs only once"
 
 
 class WaitExpired(Unavailable):
@@ -250,7 +258,7 @@ class MessageWithdrawn(RunError):
 
 
 class DeliveryFailed(HoldfastError):
-    """A channel failed to deliver a message to its network, or does not know whether it did.
+    """A channel failed to deliver a message to its network, or does not know whether the message was delivered.
 
     Parameters:
         retry_after_s: seconds after which another attempt may succeed; None if a retry does not help.

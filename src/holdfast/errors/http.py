@@ -23,14 +23,14 @@ __all__ = [
 
 
 class MalformedRequest(InvalidRequest):
-    """The connection's bytes are not an HTTP request or exceed a limit; the connection is closed."""
+    """The data received is not a valid HTTP request, or exceeds a limit; the connection is closed."""
 
     code = "malformed_request"
     default_hint = "send HTTP/1.1 with a smaller request head"
 
 
 class MalformedBody(InvalidRequest):
-    """The body is not JSON."""
+    """The body is not valid JSON, or is nested too deeply."""
 
     code = "malformed_body"
     default_hint = "send one JSON object in UTF-8"
@@ -53,14 +53,14 @@ class UnknownStop(NotFound):
     """No such stop in this session, or it has expired."""
 
     code = "unknown_stop"
-    default_hint = "list the session's runs: a run keeps the receipt of its stop"
+    default_hint = "list the session's runs: each stopped run contains the receipt of its stop"
 
 
 class UnknownKey(NotFound):
     """No valid API key with that id."""
 
     code = "unknown_key"
-    default_hint = "'holdfast keys list' shows the ids"
+    default_hint = "list the ids of all keys with 'holdfast keys list'"
 
 
 class UnknownRoute(NotFound):
@@ -77,7 +77,7 @@ class BodyTooLarge(LimitExceeded):
 
 
 class Unauthenticated(AccessDenied):
-    """The request has no valid API key."""
+    """The request has no valid API key or token."""
 
     code = "unauthenticated"
     default_hint = "send 'Authorization: Bearer <key>'; create one with 'holdfast keys create'"
@@ -93,18 +93,18 @@ class ApprovalKeyRequired(AccessDenied):
     """An agent of this server may be able to use any stored credential, so a person must type the approval key."""
 
     code = "approval_key_required"
-    default_hint = "type the approval key that 'holdfast serve' shows at its terminal, or answer there"
+    default_hint = "type the approval key that 'holdfast serve' shows in its terminal, or answer in that terminal"
 
 
 class HostRefused(AccessDenied):
     """The request names a host that this server does not serve."""
 
     code = "host_refused"
-    default_hint = "use the address it listens on, or add the name to HOLDFAST_ALLOWED_HOSTS"
+    default_hint = "use the address that the server listens on, or add the name to HOLDFAST_ALLOWED_HOSTS"
 
 
 class OriginRefused(AccessDenied):
-    """A web page of another origin may not call this server."""
+    """This server refuses requests from web pages of this origin."""
 
     code = "origin_refused"
     default_hint = "add the page's origin to HOLDFAST_ALLOWED_ORIGINS"
@@ -114,4 +114,4 @@ class ServerUnreachable(Unavailable):
     """The server does not answer."""
 
     code = "server_unreachable"
-    default_hint = "start one with 'holdfast serve', or name its address with --url"
+    default_hint = "start the server, or pass the URL of a running one, such as Client('http://127.0.0.1:8420')"

@@ -15,8 +15,8 @@ __all__ = ["Interrupted", "ProcessEnded", "QueueClosed", "QueueEmpty", "QueueFul
 class Interrupted(BaseException):
     """The surrounding scope was interrupted; ``cause`` has the reason.
 
-    A ``BaseException``, so that ``except Exception`` in an agent or tool does not swallow it. It is not a
-    ``CancelledError``: a task that awaits an interrupted one must not look cancelled itself.
+    This is a ``BaseException``, so that ``except Exception`` in an agent or tool does not swallow it. It is not a
+    ``CancelledError``, because a task that awaits an interrupted task must not look cancelled itself.
     """
 
     def __init__(self, cause: Cause) -> None:
@@ -30,7 +30,7 @@ class QueueFull(LimitExceeded):
     """The queue is full; nothing was added."""
 
     code = "queue_full"
-    default_hint = "wait for room, or raise the queue's limit"
+    default_hint = "wait until the queue has room, or raise the queue's limit"
 
 
 class QueueClosed(HoldfastError):
@@ -46,10 +46,10 @@ class QueueEmpty(HoldfastError):
 
 
 class ProcessEnded(HoldfastError):
-    """The process of an isolated call exited before it answered."""
+    """The process of an isolated call exited without returning a result."""
 
     code = "process_ended"
-    default_hint = "read its standard error; the exit code of a process killed by signal n is -n"
+    default_hint = "read the standard error of the process; exit code -n means that signal n killed the process"
 
 
 class ScopeClosed(HoldfastError):

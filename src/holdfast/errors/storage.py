@@ -12,14 +12,14 @@ class StorageError(HoldfastError):
 
     code = "storage_error"
     retry_after_s = 5.0
-    default_hint = "retry; if it keeps failing, check the store's disk and the host's incidents"
+    default_hint = "retry; if the error persists, check the store's disk and the host's incidents"
 
 
 class StaleFence(StorageError):
-    """Another holder or run has the session now; nothing was written."""
+    """The run no longer holds the session; nothing was written."""
 
     code = "stale_fence"
-    default_hint = "read the session again: another run has taken it over"
+    default_hint = "read the session again: it may have been taken over by another run or host, or purged"
 
 
 class StoreFull(StorageError):
@@ -47,4 +47,4 @@ class StoreLocked(StorageError):
     """Another host has this store open."""
 
     code = "store_locked"
-    default_hint = "stop the other host, or name another file with --store"
+    default_hint = "talk to the host that has it open: holdfast chat, holdfast ask; or open another store: --store sqlite:///other.db"

@@ -3,6 +3,7 @@
 from holdfast.host.host import Host
 from holdfast.host.log_reader import LogReader, SessionLog
 from holdfast.host.question_answers import Answerer
+from holdfast.host.run_reports import RunListener, RunReport
 from holdfast.host.scheduler import Schedule
 from holdfast.host.session import Session
 from holdfast.host.statistics import COUNTS, PROMISES, DrainReport, HostStatistics, Incident, PromiseCount, Recovery
@@ -18,6 +19,8 @@ __all__ = [
     "LogReader",
     "PromiseCount",
     "Recovery",
+    "RunListener",
+    "RunReport",
     "Schedule",
     "Session",
     "SessionLog",

@@ -70,9 +70,9 @@ class Admission:
             self._line.setdefault(principal, deque()).append(session)
 
     def admit(self) -> tuple[str, int] | None:
-        """Reserve a slot for the next queued session. Return its principal and the session, or None if none may start.
+        """Reserve a slot for the next queued session; return its principal and row id, or None if no session may start.
 
-        Principals take turns. The sessions of each principal are first in, first out.
+        Principals take turns. Each principal's sessions are admitted in the order in which they were queued.
         """
         for principal in list(self._line):
             if self._running >= self._max_runs:

@@ -11,8 +11,15 @@ from holdfast.errors import ConfigurationError, UnknownAgent
 __all__ = ["AgentRegistry"]
 
 
+DEMO = "demo"
+"""Name of the built-in demo agent. Its sessions go to the default agent of a host that does not serve the demo."""
+
+
 class AgentRegistry:
     """The agents of a host; the default agent is the first.
+
+    ``names`` are the names of the agents, and ``takes_over`` the names of agents that this host does not have and whose
+    sessions its default agent takes over.
 
     Parameters:
         agent: the default agent; if None, the first of `others` is the default.
@@ -22,11 +29,13 @@ class AgentRegistry:
         ConfigurationError: if no agent is given, or if two agents have the same name.
     """
 
-    __slots__ = ("by_name", "default")
+    __slots__ = ("by_name", "default", "names", "takes_over")
 
     def __init__(self, agent: AgentLike | None, others: Mapping[str, AgentLike] | Iterable[AgentLike] = ()) -> None:
         self.by_name = _by_name(agent, others)
         self.default = next(iter(self.by_name))
+        self.names = frozenset(self.by_name)
+        self.takes_over = frozenset({DEMO}) - self.names
 
     def find(self, name: str, *, among: frozenset[str] | None = None) -> Agent:
         """Return the agent called `name`. Raises `UnknownAgent` if the agent does not exist or is not in `among`.
@@ -55,6 +64,9 @@ def _by_name(agent: AgentLike | None, others: Mapping[str, AgentLike] | Iterable
     by_name: dict[str, Agent] = {}
     for one in found:
         if one.name in by_name:
-            raise ConfigurationError(f"two agents are named {one.name!r}", hint="give one of them another name=")
+            raise ConfigurationError(
+                f"two agents are named {one.name!r}",
+                hint="give one of them another name (for a function: def NAME), or serve them one at a time",
+            )
         by_name[one.name] = one
     return by_name

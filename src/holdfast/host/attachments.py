@@ -31,7 +31,7 @@ async def keep(
         if not isinstance(text, str):
             raise InvalidRequest("an attachment's media type and name must be text (str)")
     if not _MEDIA_TYPE.fullmatch(media_type):
-        raise InvalidRequest(f"{media_type[:100]!r} is not a media type", hint="use one such as image/png")
+        raise InvalidRequest(f"{media_type[:100]!r} is not a media type", hint="use a type such as image/png")
     if len(name) > _NAME_LENGTH or "/" in name or "\\" in name or not name.isprintable():
         raise InvalidRequest(f"{name[:100]!r} is not a file name", hint="use up to 255 characters, without folders")
     settings = context.settings
@@ -39,7 +39,7 @@ async def keep(
     if size > settings.attachment_limit_bytes:
         context.incidents.promises.kept["P9"] += 1
         raise LimitExceeded(
-            f"the attachment has {size:,} bytes; the limit is {settings.attachment_limit_bytes:,}",
+            f"the attachment is {size:,} bytes; the limit is {settings.attachment_limit_bytes:,}",
             hint="make it smaller, or raise the setting attachment_limit_bytes",
         )
     if isinstance(body, memoryview):

@@ -10,7 +10,7 @@ __all__ = ["AwaitedSessions"]
 class AwaitedSessions:
     """The futures of waiting tasks, by principal and session key. Use it on the host's loop only.
 
-    Finished waits are dropped, and the store has no record of waits.
+    A future is dropped when its wait ends. Waits are not recorded in the store.
     """
 
     __slots__ = ("_closed", "_expected")

@@ -1,13 +1,11 @@
 """Budgets of a host: memory, connections, streams, stops and loop time, each with a share for each principal.
 
-Resources are charged and released only in this module. A `Charge` is an amount of a resource that a principal holds. It
-is a context manager and is released once. The rules are:
+All accounting of these resources is in this module. A `Charge` is an amount of a resource that a principal holds. It is
+a context manager; releasing it again has no effect. The rules are:
 
 - A principal at its share is refused, or waits without delaying other principals.
-- When the host's limit is reached, waiting principals take turns. The charges of each principal are first in, first
-  out.
-- A charge costs one dictionary look-up. Small amounts are not charged: up to ``FREE_BYTES`` in each direction count as
-  part of the connection, and the number of connections is limited.
+- When the host's limit is reached, waiting principals take turns, each with its charges in order.
+- A charge costs a few dictionary operations. Up to ``FREE_BYTES`` in each direction are part of the connection.
 
 Use everything here from one event loop only.
 """
@@ -43,9 +41,9 @@ __all__ = [
 ]
 
 FREE_BYTES = 65_536
-"""Bytes of one body that are not charged: they are part of the cost of a connection."""
+"""Number of bytes of a body that are not charged, because they count as part of the connection."""
 PAGE_BYTES = 262_144
-"""Bytes of events or entries in one read from the store."""
+"""Approximate maximum number of bytes of events or entries in one read from the store."""
 UNKNOWN = ""
 """The principal of connections that have not yet presented a valid key."""
 _WAITERS = 1024
@@ -95,7 +93,7 @@ class Charge:
         self.release()
 
     def grow(self, amount: int) -> None:
-        """Charge `amount` more, or raise as `Budget.charge` does and keep the amount already held."""
+        """Charge `amount` more. On failure, raise the errors of `Budget.charge` and keep the amount already held."""
         self._budget._take(self.principal, amount)
         self.amount += amount
 
@@ -384,7 +382,7 @@ class LoopTime:
             await asyncio.sleep(delay_s)
 
     async def run(self, principal: str, work: Callable[[], bytes]) -> bytes:
-        """Run one piece of work on the loop and charge its time; then yield to other tasks and return the result."""
+        """Run one piece of work on the loop and charge its time. Return the result once the principal may continue."""
         began = self._clock.monotonic()
         done = work()
         await asyncio.sleep(self.spend(principal, self._clock.monotonic() - began))
@@ -458,28 +456,24 @@ class Budgets:
             "bytes in progress",
             limit=settings.memory_limit_bytes,
             share=settings.principal_memory_bytes,
-            hint="read open answers, or send fewer large requests at once",
+            hint="read the open responses, or send fewer large requests at once",
         )
         self.histories = Budget(
             "bytes of transcripts in memory",
             limit=settings.memory_limit_bytes,
             share=settings.principal_memory_bytes,
-            hint="wait for some runs, or raise the setting principal_memory_bytes",
+            hint="wait until some runs have ended, or raise the setting principal_memory_bytes",
         )
         self.connections = Budget("connections", limit=2**31, share=2**31, hint="close some connections")
-        self.streams = Budget(
-            "event streams",
-            limit=2**31,
-            share=settings.principal_streams,
-            hint="close some streams, or raise HOLDFAST_PRINCIPAL_STREAMS",
-        )
-        self.stops = Budget("stops in progress", limit=_STOPS, share=_PRINCIPAL_STOPS, hint="wait for some of them")
+        hint = "close some streams, or raise HOLDFAST_PRINCIPAL_STREAMS"
+        self.streams = Budget("event streams", limit=2**31, share=settings.principal_streams, hint=hint)
+        self.stops = Budget("stops in progress", limit=_STOPS, share=_PRINCIPAL_STOPS, hint="wait until some are done")
         self.writes = Budget(
             "bytes of messages being stored", limit=2**31, share=_WRITES_BYTES, hint="send fewer large messages at once"
         )
         self.listings = Budget("lists in progress", limit=_LISTINGS, share=1, hint="request one list at a time")
         self.edits = Budget(
-            "edits of histories in progress", limit=_EDITS, share=_PRINCIPAL_EDITS, hint="wait for some of them"
+            "edits of histories in progress", limit=_EDITS, share=_PRINCIPAL_EDITS, hint="wait until some are done"
         )
         self.reads = Budget("pages being read", limit=2**31, share=1, hint="read one transcript or stream at a time")
         self.loop_time = LoopTime(_LOOP_SHARE, clock)

@@ -26,7 +26,7 @@ __all__ = ["HostContext", "Lifecycle"]
 T = TypeVar("T")
 
 RUN_EXCESS_BYTES = 4_000_000
-"""Bytes that a principal's active runs together may write beyond its quota, so that accepted work can finish."""
+"""Bytes that all active runs of a principal together may write beyond its quota, so that accepted work can finish."""
 
 
 class Lifecycle:
@@ -48,7 +48,7 @@ class HostContext:
     Parameters:
         now: function that returns the wall-clock time of `clock`.
         in_memory: whether the store is kept in memory only.
-        stored_limit: number of bytes that a principal may have stored.
+        stored_limit: maximum number of bytes that a principal may have stored.
         run_stored_limit: `stored_limit` plus the extra allowance for the principal's active runs, in bytes.
     """
 
@@ -67,7 +67,7 @@ class HostContext:
     """The host's own tasks that are not yet done."""
     loop: asyncio.AbstractEventLoop = field(init=False)
     variables: contextvars.Context = field(init=False)
-    """The host's context variables. Its callbacks and tasks use them, so that they inherit nothing from a caller."""
+    """The context variables of the host's callbacks and tasks, which therefore inherit nothing from a caller."""
     scope: Scope = field(init=False)
     """The parent scope of all runs."""
 
@@ -127,7 +127,7 @@ class HostContext:
         self.report("store", f"{what}: {one_line(error)}", session=key, run_id=run_id)
 
     def shutdown_cause(self) -> Cause:
-        """Return the cause with which a shutdown of this host stops work."""
+        """Return the cause to record for work that the shutdown of this host stops."""
         return Cause(kind="shutdown", reason="the host is shutting down", origin=self.node_id, at=self.now())
 
     def session_id(self, number: int) -> str:

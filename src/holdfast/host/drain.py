@@ -9,17 +9,18 @@ from holdfast.host.statistics import DrainReport
 
 if TYPE_CHECKING:
     from holdfast.host.context import HostContext
-    from holdfast.host.live_session import LiveRun
+    from holdfast.host.live_session import LiveRun, LiveSession
     from holdfast.host.run_launcher import RunLauncher
     from holdfast.host.scheduler import Scheduler
     from holdfast.host.session_directory import SessionDirectory
     from holdfast.host.slot_queue import SlotQueue
     from holdfast.protocol.stopping import StopReceipt
+    from holdfast.runtime import Scope
 
 __all__ = ["Drain"]
 
 STORE_S = 5.0
-"""Seconds that a drain waits for the store to commit runs, in addition to the time for stopping them."""
+"""Additional time that a drain waits for the store to commit the stopped runs, in seconds."""
 
 
 class Drain:
@@ -61,8 +62,10 @@ class Drain:
         for run in list(live.values()):
             self._cut_short(run)
         stops: list[asyncio.Future[StopReceipt]] = []
+        ended_background: list[str] = []
         for actor in list(self._directory.live.values()):
             for scope in list(actor.background):
+                ended_background += _background_work(actor, scope)
                 stop = scope.stop(cause=context.shutdown_cause())
                 stops.append(context.start_task(stop, "stop background"))
         await self._until_unused(context.settings.grace_s + context.settings.abandon_after_s + STORE_S)
@@ -85,6 +88,7 @@ class Drain:
             interrupted=interrupted,
             waiting=self._queue.admission.waiting,
             orphans=orphans,
+            ended_background=tuple(ended_background),
             elapsed_s=context.loop.time() - began,
         )
 
@@ -106,7 +110,7 @@ class Drain:
             run.unload()
 
     def on_ended(self, run: LiveRun) -> None:
-        """Count a run that is no longer live and that ended on its own."""
+        """Count a run that has ended, unless the drain stopped it or it was unloaded."""
         if run not in self._cut and run.phase != "unloaded":
             self._ended += 1
 
@@ -132,6 +136,17 @@ class Drain:
         else:
             run.unload_on_stop()
             self._cut[run] = run.stop(self._context.shutdown_cause())
+
+
+def _background_work(actor: LiveSession, scope: Scope) -> list[str]:
+    """Return descriptions of the programs in a scope of background work, or of the work itself if it has none."""
+    where = f"session {actor.key}"
+    return [f"process {name!r} of {where}" for name in _programs(scope)] or [f"task {scope.name!r} of {where}"]
+
+
+def _programs(scope: Scope) -> list[str]:
+    own = [member.name for member in scope.members() if member.kind == "process"]
+    return own + [name for child in scope.children() for name in _programs(child)]
 
 
 def _survivors(receipt: StopReceipt) -> list[str]:

@@ -4,7 +4,7 @@ Invariants
 - All output of the run goes to the log through one buffer, in order, with at most one append in flight. The commit
   writes the events that are still buffered.
 - A failed append is retried unchanged until the store accepts it; later writes wait until then.
-- Once the writer is no longer open, new output is dropped, and `EventWriter.written` raises an error.
+- Once the writer no longer accepts events, new output is dropped, and `EventWriter.written` raises an error.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SILENT_S = 0.1
 BEHIND_AT = 1024
 """Number of buffered events at which the run starts to wait for the log."""
 BEHIND_BYTES = 262_144
-"""Bytes of buffered events at which the run starts to wait for the log."""
+"""Number of bytes of buffered events at which the run starts to wait for the log."""
 BATCH_LIMIT = 4096
 
 
@@ -117,7 +117,10 @@ class EventWriter:
             self._timer = self._flush_later()
 
     async def written(self) -> None:
-        """Wait until all events written so far are stored. Raises an error if the writer stops accepting events."""
+        """Wait until all events written so far are stored.
+
+        Raises `RunClosed` if the writer stops accepting events first, or the error that was passed to `discard`.
+        """
         goal = self._taken
         while self._stored < goal:
             if self._failure is not None:

@@ -7,6 +7,8 @@ import contextvars
 import logging
 import math
 import os
+from pathlib import Path
+from traceback import format_list
 from typing import TYPE_CHECKING, TypeVar, Unpack
 
 from holdfast import ids
@@ -20,14 +22,17 @@ from holdfast.host.scheduler import Schedule
 from holdfast.host.server_exit import ServerExit
 from holdfast.host.session import Session
 from holdfast.host.statistics import DrainReport, HostStatistics, Recovery
+from holdfast.logs import redact
 from holdfast.runtime import Restorer, Scope, current_scope, detached, install
 from holdfast.runtime.adoption.processes import kill_everything
 from holdfast.runtime.process_host import process_host
 from holdfast.settings import DEFAULT_STORE, Settings, default_store
 from holdfast.storage import open_store
+from holdfast.user_code import nearest, user_frames
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping
+    from traceback import StackSummary
     from types import TracebackType
     from typing import Any
 
@@ -35,6 +40,7 @@ if TYPE_CHECKING:
     from holdfast.host.admission import Admission
     from holdfast.host.live_session import LiveSession
     from holdfast.host.run_execution import RunExecution
+    from holdfast.host.run_reports import RunListener
     from holdfast.protocol.messages import SessionView, TreeNode
     from holdfast.protocol.schedules import ScheduleKeywords, ScheduleView
     from holdfast.storage.port import DueQuestion, Store
@@ -44,6 +50,9 @@ __all__ = ["Host"]
 T = TypeVar("T")
 
 _log = logging.getLogger("holdfast.host")
+
+_STACK_DEPTH = 12
+_FRAMES_LOGGED = 3
 
 
 class Host:
@@ -144,7 +153,7 @@ class Host:
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def start(self) -> None:
-        """Open the store, recover runs after a crash, and accept work.
+        """Open the store, recover the runs of an earlier process, and start accepting work.
 
         Raises:
             StoreLocked, StoreCorrupt, StoreReadOnly: if the store cannot be used; the error's hint names the remedy.
@@ -169,7 +178,9 @@ class Host:
             if not getattr(loop, "virtual", False):
                 self._server_exit = ServerExit(loop, self._on_server_exit)
                 if settings.loop_block_s:
-                    self._watchdog = LoopWatchdog(loop, limit_s=settings.loop_block_s, report=self._on_loop_blocked)
+                    self._watchdog = LoopWatchdog(
+                        loop, limit_s=settings.loop_block_s, report=self._on_loop_blocked, recovered=self._on_loop_freed
+                    )
                     self._watchdog.start()
             await self.parts.toolsets.enter()
             self.recovered = await context.start_task(self.parts.recovery.run(), "recovery")
@@ -189,6 +200,10 @@ class Host:
     ) -> None:
         await self.close()
 
+    def watch_runs(self, listener: RunListener) -> Callable[[], None]:
+        """Report each run that ends, and the drain, to `listener`. Return a function that ends this."""
+        return self.parts.reports.add(listener)
+
     async def drain(self, *, deadline_s: float | None = None) -> DrainReport:
         """Accept no new work, let runs finish until the deadline, then unload or interrupt the rest. Idempotent.
 
@@ -199,8 +214,13 @@ class Host:
         """
         if self._draining is None:
             seconds = self.settings.drain_timeout_s if deadline_s is None else deadline_s
-            self._draining = self.context.start_task(self.parts.drain.run(seconds), "drain")
+            self._draining = self.context.start_task(self._drain(seconds), "drain")
         return await asyncio.shield(self._draining)
+
+    async def _drain(self, deadline_s: float) -> DrainReport:
+        report = await self.parts.drain.run(deadline_s)
+        self.parts.reports.drained(report)
+        return report
 
     async def close(self) -> None:
         """Drain the host, end all event streams and waits, and close the store. Later calls wait for the first call.
@@ -262,21 +282,30 @@ class Host:
         self.directory.close_streams()
 
     def _on_server_exit(self) -> None:
-        """Drain the host and end its streams, because the exiting web server waits for them before closing the host."""
+        """Drain the host and end its streams and waits, because the exiting web server waits for them first."""
 
         async def end() -> None:
             await self.drain()
             self.close_streams()
+            self.settlements.close()
 
         self.context.start_task(end(), "end the streams")
 
-    def _on_loop_blocked(self, seconds: float, stack: tuple[str, ...]) -> None:
+    def _on_loop_blocked(self, seconds: float, stack: StackSummary) -> None:
         """Report a blocked event loop. Called on the watchdog's thread."""
         text = (
             f"the event loop did not respond for {seconds:g} s, which delays everyone: something on it blocks. "
             "Make it async, or a sync function, which gets a thread"
         )
-        self.context.report("loop_blocked", text, stack=stack)
+        lines = tuple(line.rstrip() for line in format_list(stack[-_STACK_DEPTH:]))
+        self.context.report("loop_blocked", text, stack=lines)
+        frames = (user_frames(stack) or stack)[-_FRAMES_LOGGED:]
+        where = "".join(f"\n{nearest(Path(f.filename))}, line {f.lineno}, in {f.name}: {f.line}" for f in frames)
+        _log.warning("%s%s", text, redact(where))
+
+    def _on_loop_freed(self, seconds: float) -> None:
+        """Log how long the event loop was blocked. Called on the watchdog's thread."""
+        _log.warning("the event loop responds again; it was blocked for at least %.1f s", seconds)
 
     # ── sessions ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -360,9 +389,10 @@ class Host:
         )
 
     def tree(self, *, principal: str | None = None) -> TreeNode:
-        """Return the tree of live sessions, runs and their tasks for `principal`; None includes all principals.
+        """Return the tree of live sessions with their runs, tasks, threads and processes.
 
-        Abandoned tasks and threads stay in the tree, in the state ``abandoned``, until they end.
+        Without a `principal`, the sessions of all principals are included. Abandoned tasks and threads stay in the
+        tree, in the state ``abandoned``, until they end.
         """
         return self.parts.tree.of_host(principal)
 

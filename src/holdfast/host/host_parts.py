@@ -13,6 +13,7 @@ from holdfast.host.recovery import StartupRecovery
 from holdfast.host.run_accounting import RunAccounting
 from holdfast.host.run_launcher import RunLauncher
 from holdfast.host.run_parts import RunParts
+from holdfast.host.run_reports import RunReports
 from holdfast.host.scheduler import Scheduler
 from holdfast.host.session import SessionParts
 from holdfast.host.session_directory import SessionDirectory
@@ -52,6 +53,7 @@ class HostParts:
         "of_sessions",
         "queue",
         "recovery",
+        "reports",
         "scheduler",
         "settlements",
         "suspension",
@@ -65,7 +67,8 @@ class HostParts:
         self.settlements = Settlements()
         self.threads = ThreadPools(context.settings)
         self.tree = TaskTree(context, self.directory)
-        self.accounting = RunAccounting(context, self.directory, self.settlements, self.tree)
+        self.reports = RunReports(context)
+        self.accounting = RunAccounting(context, self.directory, self.settlements, self.tree, self.reports)
         self.queue = SlotQueue(context, self)
         parts = RunParts(
             context,
@@ -107,20 +110,22 @@ class HostParts:
         self.dispatcher.on_slot(principal, session)
 
     def on_started(self, run: LiveRun) -> None:
-        """Unload or stop the run if it started after a drain's deadline."""
+        """Note the run's start, and unload or stop the run if it started after a drain's deadline."""
+        self.reports.started(run.run_id)
         self.drain.on_started(run)
 
     def on_quiescent(self, run: LiveRun) -> None:
-        """Unload a quiescent run, which waits only for people, if possible."""
+        """Unload a quiescent run (it waits only for people) if possible; otherwise, stop it only during a drain."""
         self.drain.on_quiescent(run)
 
     def on_ended(self, run: LiveRun, claim: Claim, committed: Committed | None) -> None:
-        """Remove a run that has ended or was unloaded from memory, and release or reuse its slot."""
+        """Remove from memory a run that has ended or was unloaded, and release or reuse its slot."""
         self.drain.on_ended(run)
         self.launcher.on_ended(run, claim, committed)
+        self.reports.forget(run.run_id)
 
     def on_question(self, due_at: float) -> None:
-        """Schedule the expiry of a new question at `due_at`."""
+        """Set the timer for a new question that expires at `due_at`."""
         self.maintenance.question_due(due_at)
 
     def stop_unloaded(self, session: int, principal: str, run_id: str, cause: Cause) -> asyncio.Task[StopReceipt]:

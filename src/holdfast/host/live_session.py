@@ -64,7 +64,7 @@ class LiveRun(Protocol):
         """Make the next stop unload the run instead of ending it, if the run can resume at the host's next start."""
 
     def give_up(self) -> None:
-        """Stop waiting for the store and write nothing more for the run. The host ends the run when it next starts."""
+        """Stop waiting for the store and write nothing more for the run, which is recovered at the next start."""
 
     def supersede(self) -> None:
         """End this run, because a newer claim holds the session."""

@@ -144,7 +144,7 @@ class LogReader:
         raise StopAsyncIteration
 
     async def look(self, principal: str, key: str) -> None:
-        """Find out which events were stored before this reader was attached.
+        """Determine which events were stored before this reader was attached.
 
         Raises:
             InvalidCursor: if the cursor is ahead of the session.
@@ -216,7 +216,7 @@ class AwaitedLog:
 
     @property
     def number(self) -> int:
-        """The session's public number; 0 before it exists."""
+        """The session's public number; 0 until the session exists."""
         return self._log.number if self._log is not None else 0
 
     @property
@@ -245,7 +245,7 @@ class AwaitedLog:
     async def look(self) -> bool:
         """Start reading if the session exists, and return whether it exists.
 
-        Raises `SessionDeleted` if the session was deleted, and `StorageError`.
+        Raises `SessionDeleted` if the session was deleted, or `StorageError` if the store fails.
         """
         if self._made.done():  # expect again before looking, so that nothing is missed in between
             self._made = self._directory.awaited.expect(self._principal, self._key)
@@ -290,16 +290,16 @@ async def open_log(
     follow: str | None,
     keepalive_s: float,
 ) -> SessionLog:
-    """Return a reader of the events after the cursor `after`. Without a cursor, it starts with the first event.
+    """Return a reader of the events after the cursor `after`, or of all events if `after` is None.
 
     If `after` is ``"0"`` or not given, and `follow` is not given, the session need not exist yet: the reader waits
-    until it does.
+    until the session is created.
 
     Raises:
         UnknownSession: if the session does not exist, and `after` or `follow` refers to it.
         SessionDeleted: if the session was deleted.
         UnknownMessage: if the message `follow` does not exist.
-        InvalidCursor: if `after` is not a cursor of the session.
+        InvalidCursor: if `after` is not a cursor of the session, or is ahead of the session's log.
     """
     try:
         return await _open(context, directory, principal, key, after=after, follow=follow, keepalive_s=keepalive_s)

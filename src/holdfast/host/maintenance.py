@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Maintenance"]
 
 LOOK_EVERY_S = 3600.0
-"""Maximum interval between checks for due questions, because the clock may be set and store calls may fail."""
+"""Maximum interval between checks for due questions, because the wall clock may be set to a different time."""
 JUST_AFTER_S = 0.001
 EXPIRE_LIMIT = 1000
 """Maximum number of questions that one check expires."""
@@ -91,7 +91,7 @@ class Maintenance:
     # ── questions ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def question_due(self, due_at: float) -> None:
-        """Arm the timer for a question that expires at `due_at`, unless the timer is due earlier."""
+        """Arm the timer for a question that expires at `due_at`, unless the timer is already set to an earlier time."""
         if due_at < self._next_due_at and not self._context.lifecycle.draining:
             self._next_due_at = due_at
             self._look_in(due_at + JUST_AFTER_S - self._context.now())

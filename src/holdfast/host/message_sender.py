@@ -75,8 +75,8 @@ class MessageSender:
 
         Parameters:
             message_id: id of the message; None creates an id.
-            handle_agent: the agent to use if `options` does not name one. Messages with the same idempotency key may
-                have different values.
+            handle_agent: the agent to use if `options` does not name one. It is not compared when a message with the
+                same idempotency key is sent again.
             agents: names of the agents that the sender may use; None allows all agents.
             retry_of: id of the run whose request the message repeats; None for an ordinary message.
         """
@@ -127,6 +127,8 @@ class MessageSender:
             attachments=tuple(attachments),
             retry_of=retry_of,
             agents=agents,
+            served=self._agents.names,
+            takes_over=self._agents.takes_over,
         )
         done = context.store.send(request)
         done.add_done_callback(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.errors import StorageError, StoreCorrupt, UnknownAgent
 from holdfast.host.run_history import RunHistory, read_run_history
+from holdfast.host.run_reports import session_label
 from holdfast.host.statistics import Recovery
 from holdfast.host.store_retry import RETRY_S, retry
 from holdfast.protocol.stopping import Cause
@@ -24,6 +25,7 @@ __all__ = ["StartupRecovery"]
 
 READY_LIMIT = 100_000
 """Maximum number of waiting sessions queued at a time; the sessions that have waited longest are queued first."""
+_NAMED = 5
 
 
 class StartupRecovery:
@@ -41,30 +43,30 @@ class StartupRecovery:
     async def run(self) -> Recovery:
         """Resume or end every run of an earlier host process, and queue every session that has waiting messages."""
         context, queue = self._context, self._parts.queue
-        restarted: list[str] = []
-        interrupted: list[str] = []
+        restarted: list[tuple[str, str]] = []
+        interrupted: list[tuple[str, str]] = []
         starts: list[tuple[RunHistory, Sequence[Stored]]] = []
         ends: list[asyncio.Future[None]] = []
         for claim in await retry(context, "rescue", lambda: context.store.rescue(at=context.now())):
-            lease = claim.lease
+            lease, label = claim.lease, session_label(claim.principal, claim.key)
             queue.admission.occupy(claim.principal)
             context.incidents.promises.kept["P11"] += 1
             try:
                 history = await read_run_history(context, claim)
             except StoreCorrupt as error:
                 ends.append(self._end(RunHistory(claim), error.message))
-                interrupted.append(lease.run_id)
+                interrupted.append((lease.run_id, label))
                 continue
             obstacle = self._obstacle(history)
             if obstacle is None:
                 appended = await retry(context, "restart", functools.partial(self._restart, history))
                 starts.append((history, appended.events))
-                restarted.append(lease.run_id)
+                restarted.append((lease.run_id, label))
             else:
                 if claim.questions and claim.interrupt is None:
                     self._report_unanswered(claim, obstacle)
                 ends.append(self._end(history, obstacle))
-                interrupted.append(lease.run_id)
+                interrupted.append((lease.run_id, label))
         ready = await retry(context, "ready", lambda: context.store.ready(limit=READY_LIMIT))
         if ends:
             await asyncio.wait(ends, timeout=sum(RETRY_S))  # later ones are still retried
@@ -74,7 +76,14 @@ class StartupRecovery:
         for session in ready:  # including those due later: the clock may have been set since they were accepted
             queue.enqueue_when_due(session.session, session.principal, 0.0)
         self.more_waiting = len(ready) == READY_LIMIT
-        return Recovery(restarted=tuple(restarted), interrupted=tuple(interrupted), waiting=len(ready))
+        return Recovery(
+            restarted=tuple(run_id for run_id, _ in restarted),
+            restarted_in=tuple(label for _, label in restarted),
+            interrupted=tuple(run_id for run_id, _ in interrupted),
+            interrupted_in=tuple(label for _, label in interrupted),
+            waiting=len(ready),
+            waiting_in=tuple(session_label(session.principal, session.key) for session in ready[:_NAMED]),
+        )
 
     async def enqueue_more(self) -> None:
         """Queue sessions with waiting messages that were left out at startup because of `READY_LIMIT`."""
@@ -98,13 +107,16 @@ class StartupRecovery:
         except UnknownAgent as error:
             return error.message
         if not agent.replayable:
-            return "its agent is not declared replayable"
+            return "its agent is not declared replayable: @agent(replayable=True) or Agent(…, replayable=True)"
         if not history.was_started_by(agent):
             return "its agent " + (
                 "no longer has a model" if agent.model is None else "has a model, but was a function"
             )
         if not journal.replayable:
-            return "a call that is not idempotent started and has no result"
+            return (
+                "a call that is not idempotent started and has no result: declare it with @tool(idempotent=True) or "
+                "run.call(…, idempotent=True)"
+            )
         limit = self._context.settings.restart_limit
         if journal.restarts_in_vain >= limit:
             self._context.report(

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from holdfast.errors import HoldfastError
     from holdfast.host.context import HostContext
     from holdfast.host.live_session import LiveRun
+    from holdfast.host.run_reports import RunReports
     from holdfast.host.session_directory import SessionDirectory
     from holdfast.host.settlements import Settlements
     from holdfast.host.tree import TaskTree
@@ -25,21 +26,27 @@ if TYPE_CHECKING:
 __all__ = ["RunAccounting"]
 
 RECORDED: frozenset[str] = frozenset(("user", "stop", "message", "rollback", "shutdown", "lease_lost"))
-"""Kinds of interrupt that `RunAccounting` does not record, because they are already recorded or deliberately not."""
+"""Kinds of interrupt that `RunAccounting` does not record: they are already recorded, or should not be recorded."""
 
 
 class RunAccounting:
     """Counts, records and publishes changes of runs, without making decisions about runs."""
 
-    __slots__ = ("_context", "_directory", "_settlements", "_tree")
+    __slots__ = ("_context", "_directory", "_reports", "_settlements", "_tree")
 
     def __init__(
-        self, context: HostContext, directory: SessionDirectory, settlements: Settlements, tree: TaskTree
+        self,
+        context: HostContext,
+        directory: SessionDirectory,
+        settlements: Settlements,
+        tree: TaskTree,
+        reports: RunReports,
     ) -> None:
         self._context = context
         self._directory = directory
         self._settlements = settlements
         self._tree = tree
+        self._reports = reports
 
     def committed(
         self, claim: Claim, status: str, committed: Committed, steered: Sequence[str] = (), *, sure: bool = True
@@ -68,6 +75,11 @@ class RunAccounting:
         kept["P10"] += 1
         self._directory.publish(claim.lease.session, committed.events)
         self._settlements.settle(committed.settled)
+        self._reports.ended(claim, status, committed)
+
+    def raised(self, run: LiveRun, error: BaseException) -> None:
+        """Note an error that a run raised."""
+        self._reports.raised(run.run_id, error)
 
     def withdrawn(self, session: int, settled: Sequence[Settlement], events: Sequence[Stored]) -> None:
         """Publish the withdrawal of messages, and wake the tasks that wait for these messages."""

@@ -7,8 +7,8 @@ Invariants
 - A failed write is retried unchanged until the store accepts it. Meanwhile, the run keeps its slot, and its later
   writes wait. If the store refuses a write because another holder has the session, the run ends on this host and writes
   nothing more.
-- A write is given up (`give_up`) only if a drain has expired. The run then stays in the store, and the host ends it
-  when it next starts.
+- A write is given up (`give_up`) only after a drain's deadlines have expired. The run then stays in the store and is
+  recovered at the next start.
 - The phases and their transitions are defined in `holdfast.protocol.run_phases`. Once the scope has closed, the phase
   determines what is still to be written.
 - A run that is unloaded (`unload`) to wait for people does no further work and produces no further output. Before the
@@ -173,7 +173,7 @@ class RunExecution:
 
     @property
     def lease(self) -> Lease:
-        """The lease that allows writing for the run."""
+        """The lease that authorizes the run's writes."""
         return self._claim.lease
 
     @property
@@ -191,7 +191,7 @@ class RunExecution:
         self._adapter.take_answer(answer)
 
     def expect_steering(self) -> None:
-        """Note that a ``steer`` message may wait for the run."""
+        """Record that a ``steer`` message may be waiting for the run."""
         self._adapter.steering = True
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -258,7 +258,7 @@ class RunExecution:
         self._may_unload = running and self._agent.replayable
 
     def give_up(self) -> None:
-        """Stop waiting for the store and write nothing more for the run. The host ends the run when it next starts."""
+        """Stop waiting for the store and write nothing more for the run, which is recovered at the next start."""
         if not self.ended:
             self._end(self._receipt)
 
@@ -311,6 +311,7 @@ class RunExecution:
         raised = [] if error is None or error in self.scope.errors else [error]
         for each in (*self.scope.errors[:_LOGGED], *raised):
             if isinstance(each, Exception) and not (interrupted and isinstance(each, HoldfastError)):
+                self._parts.accounting.raised(self, each)
                 log_failure(
                     _log,
                     f"agent {self._agent.name!r} failed",

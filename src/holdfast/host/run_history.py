@@ -54,7 +54,7 @@ class RunHistory:
         return transcript
 
     def was_started_by(self, agent: Agent) -> bool:
-        """Return whether an agent of the same kind as `agent`, with or without a model, may have started the run.
+        """Return whether an agent like `agent`, which either has a model or is a function, may have started the run.
 
         A run of an agent with a model resumes from its recorded steps; a run of a function resumes from its recorded
         calls.

@@ -5,7 +5,7 @@ Invariants
   waits for it.
 - A run is quiescent while all its parts wait for people, all its questions are durable, and every answer has been
   delivered. Only a quiescent run's deadline is paused, and only a quiescent run may be unloaded to wait for people.
-- The result of a store call for the run is recorded when the store answers, even if the caller has ended. A steered
+- The result of a store call for the run is recorded when the store replies, even if the caller has ended. A steered
   message therefore belongs to the run that took it, even if the run was interrupted in the meantime.
 """
 
@@ -68,7 +68,7 @@ class RunHostAdapter:
     """Implements `holdfast.agents.ports.RunHost` for one run. Use it on the host's loop only.
 
     Parameters:
-        steering: whether a ``steer`` message may wait for the run.
+        steering: whether a ``steer`` message may already be waiting for the run.
     """
 
     __slots__ = (
@@ -136,7 +136,7 @@ class RunHostAdapter:
         """Whether `steered` may be incomplete, because a store error hid which messages the run took."""
 
     async def history(self) -> Sequence[Entry]:
-        """Return the transcript before this run. A large transcript is read once and charged until the run ends.
+        """Return the session's transcript before this run. A large one is read once and charged until the run ends.
 
         Raises:
             BudgetExceeded: if the transcript is larger than the principal's share of memory.
@@ -308,7 +308,7 @@ class RunHostAdapter:
                 future.set_result(answer)
 
     def on_quiescence(self, is_quiescent: bool) -> None:
-        """Note whether all parts of the run wait for people."""
+        """Record whether all parts of the run wait for people."""
         self._quiet = is_quiescent
         self._update_quiescence()
 

@@ -49,8 +49,8 @@ class RunLauncher:
         """Start a claimed run, for which a slot is reserved.
 
         Parameters:
-            published: events to publish, either of the whole transaction or of a restart; if empty, the claim's events
-                are published.
+            published: events to publish: all events of the transaction that claimed the run, or the events of its
+                restart; if empty, the claim's events are published.
             history: the history of earlier attempts; None for a first attempt.
             steering: whether messages may have been steered to the run before this host knew that the run was active.
         """
@@ -94,7 +94,7 @@ class RunLauncher:
         """End a claimed run without starting its agent. A slot is reserved for the run.
 
         Call this if the run cannot resume, or if this host does not have the run's agent. The future resolves once the
-        run has ended, or once a drain leaves the run to the next start.
+        run has ended, or once a commit fails while the host drains; the next start then recovers the run.
         """
         context, parts = self._context, self._parts
         history = history or RunHistory(claim)

@@ -54,14 +54,14 @@ LOOK_EVERY_S = 30.0
 AGAIN_S = 1.0
 """Delay before a check is repeated after a store error or without progress."""
 BACK_S = 1.0
-"""If the wall clock falls behind the monotonic clock by more than this many seconds, it is taken to be set back."""
+"""If the wall clock falls behind the monotonic clock by more than this many seconds, it counts as set back."""
 BATCH = 256
 """Maximum number of schedules that fire in one batch."""
 TRIES = 3
 """Maximum number of attempts to run a schedule manually while the schedule is being changed."""
 ID_LENGTH = 200
 TEXT_LENGTH = 100_000
-"""Maximum length of a schedule's message, because the messages of many schedules may be in memory at once."""
+"""Maximum length of a schedule's message in characters: the messages of many schedules may be in memory at once."""
 
 
 class Scheduler:
@@ -184,8 +184,9 @@ class Scheduler:
                 mailbox_size=settings.mailbox_size,
                 session_limit=settings.principal_sessions,
                 stored_limit=context.stored_limit,
+                served=self._agents.names,
+                takes_over=self._agents.takes_over,
             ),
-            agents=frozenset(self._agents.by_name),
             by_hand=by_hand,
         )
         done = context.store.fire_schedule(request)
@@ -253,7 +254,7 @@ class Scheduler:
         check_text(text)
         if len(text) > TEXT_LENGTH:
             raise InvalidRequest(
-                f"schedule text too long; the limit is {TEXT_LENGTH:,} characters", hint="refer to a file, or send less"
+                f"schedule text too long; the limit is {TEXT_LENGTH:,} characters", hint="shorten it or refer to a file"
             )
         if "\0" in text:
             raise InvalidRequest("the text contains a NUL character", hint="remove it from the text")
@@ -275,7 +276,7 @@ class Scheduler:
         return await asyncio.shield(done)
 
     async def find(self, principal: str, schedule_id: str) -> tuple[DueSchedule, ScheduleView]:
-        """Return the schedule as the store fires it, and the owner's view of it. Raises `UnknownSchedule`."""
+        """Return the schedule in the form needed to fire it, and the view for its owner. Raises `UnknownSchedule`."""
         found = await self._context.store.schedule(principal, schedule_id)
         if found is None:
             raise UnknownSchedule(f"no such schedule: {schedule_id!r}")

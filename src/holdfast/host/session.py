@@ -282,9 +282,9 @@ class Session:
         call_hash: str = "",
         answerer: Answerer | None = None,
     ) -> Answer:
-        """Record an answer to a question. Servers use this to name the `answerer`.
+        """Record an answer to a question. Servers use this method to say who answered.
 
-        Without an `answerer`, the answer is recorded as the session owner's, given in the host's process. Raises the
+        If `answerer` is None, the answer is recorded as given by the session's owner in the host's process. Raises the
         errors of `SessionAPI.answer` and `SessionAPI.approve`.
         """
         return await give_answer(
@@ -357,7 +357,7 @@ class Session:
         await self.check_agent(None)
         view = await self.info()
         if view.run_id is not None or view.waiting:
-            raise SessionBusy("the session has an active run or waiting messages", hint="compact it when it is idle")
+            raise SessionBusy("the session has an active run or waiting messages", hint="wait until it is idle")
         agent, row = self._parts.agents.find(view.agent), await self._row()
         await transcript_edits.compact(self._context, self._parts.directory, self.principal, self.key, agent, row, keep)
 
@@ -472,10 +472,11 @@ class Session:
             await self._row()  # raises if deleted in the meantime
         return transcript_edits.shown(entries)
 
-    async def transcript_page(self, *, after: int, limit: int) -> tuple[list[Entry], Charge]:
+    async def transcript_page(self, *, after: int, limit: int, reader: str | None = None) -> tuple[list[Entry], Charge]:
         """Return up to `limit` entries with n > `after`, in order, and a charge that the caller must release.
 
-        If no entries follow `after`, the list is empty.
+        If no entries follow `after`, the list is empty. The read is charged to the principal `reader`; None charges
+        the session's own principal.
 
         Raises:
             UnknownSession, SessionDeleted: if the session does not exist or was deleted.
@@ -489,15 +490,44 @@ class Session:
                 await self._row()  # raises if deleted in the meantime
             return transcript_edits.shown(found)
 
-        return await self._context.budgets.read_page(self.principal, read, memory_bytes)
+        return await self._context.budgets.read_page(reader or self.principal, read, memory_bytes)
+
+    async def newest_entries(self, limit: int, *, reader: str) -> tuple[list[Entry], Charge]:
+        """Return up to the newest `limit` entries, in order, and a charge that the caller must release.
+
+        The list is shorter if the entries are large. The reads are charged to the principal `reader`. Raises as
+        `transcript_page`.
+        """
+        newest = await self._newest_number(reader)
+        while True:
+            entries, charge = await self.transcript_page(after=max(0, newest - limit), limit=limit, reader=reader)
+            if limit == 1 or not entries or entries[-1].n >= newest:
+                return entries, charge
+            charge.release()  # the page is full before its last entry
+            limit //= 2
+
+    async def _newest_number(self, reader: str) -> int:
+        """Return the number of the newest entry, 0 if the transcript is empty. Found by bisection."""
+        low, high = 0, 64
+        while found := await self._number_after(high, reader):
+            low, high = found, 2 * found
+        while low < high:
+            middle = (low + high) // 2
+            found = await self._number_after(middle, reader)
+            low, high = (found, high) if found else (low, middle)
+        return low
 
     async def has_entry(self, n: int) -> bool:
-        """Return whether the transcript has an entry numbered `n`. The entry is read but not kept in memory."""
+        """Return whether the transcript has an entry numbered `n`."""
+        return await self._number_after(n - 1, self.principal) == n
+
+    async def _number_after(self, n: int, reader: str) -> int:
+        """Return the number of the first entry after `n`, or 0. The entry is read but not kept in memory."""
         row = await self._row()
         budgets, within_s = self._context.budgets, self._context.settings.stream_stall_s
-        with await budgets.reads.wait_for(self.principal, 1, within_s=within_s):
-            found = await self._context.store.transcript(row, after=n - 1, limit=1)
-            return bool(found) and found[0].n == n
+        with await budgets.reads.wait_for(reader, 1, within_s=within_s):
+            found = await self._context.store.transcript(row, after=n, limit=1)
+            return found[0].n if found else 0
 
     async def mailbox(self) -> list[MailboxItem]:
         """See `SessionAPI.mailbox`."""
@@ -531,6 +561,6 @@ def _with_hash(question: Question) -> Question:
 
 def _check_stop(reason: str, grace_s: float | None) -> None:
     if not isinstance(reason, str):
-        raise InvalidRequest("the reason of a stop must be text (str)")
+        raise InvalidRequest("the reason for a stop must be text (str)")
     check_text(reason)
     check_seconds(grace_s=grace_s)

@@ -38,7 +38,7 @@ class SessionDirectory:
         self._closed = False
 
     def load(self, *, session: int, number: int, principal: str, key: str, seq: int) -> LiveSession:
-        """Return the live session. If the session is not in memory, load it; its stored log ends at `seq`."""
+        """Return the `LiveSession`, created if necessary; `seq` is the number of the session's last stored event."""
         live = self.live.get(session)
         if live is None:
             live = LiveSession(session=session, number=number, principal=principal, key=key, seq=seq)

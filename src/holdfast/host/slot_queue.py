@@ -39,7 +39,7 @@ class SlotQueue:
     def enqueue_when_due(self, session: int, principal: str, not_before: float) -> None:
         """Queue a session that has waiting messages, now or once the messages are due at `not_before`.
 
-        The timer uses the loop's clock, which cannot be set; the store has the final say on what is due.
+        The timer uses the loop's clock, which cannot be set; the store decides whether the messages are due.
         """
         wait_s = not_before - self._context.now()
         if wait_s > 0:
@@ -50,9 +50,9 @@ class SlotQueue:
             self._admit()
 
     def reserve(self, principal: str) -> str | None:
-        """Take a slot and return the id of the run that may use the slot.
+        """Take a slot and return a new id for the run that will use the slot.
 
-        If all slots are taken, count a refusal and return None.
+        If no slot is free for the principal, count a refusal and return None.
         """
         if self.admission.reserve(principal):
             return ids.run_id()
@@ -67,7 +67,7 @@ class SlotQueue:
             self._unused.set_result(None)
 
     def next_run_id(self) -> str | None:
-        """Return an id for the run that may reuse an ending run's slot.
+        """Return a new id for the run that may reuse an ending run's slot.
 
         Return None if sessions wait for a slot or the host is draining.
         """

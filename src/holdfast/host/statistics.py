@@ -1,4 +1,4 @@
-"""Host statistics: counters, the counter behind each promise, and incidents to review."""
+"""Host statistics: counters, the counts of kept and broken promises, and incidents for the operator."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ COUNTS: dict[str, str] = {
 
 
 class PromiseCount(msgspec.Struct, frozen=True, kw_only=True):
-    """Number of times a promise was kept and broken in this process."""
+    """Counts of how often a promise was kept and broken in this process."""
 
     name: str
     kept: int
@@ -111,25 +111,33 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
 
     Parameters:
         restarted: ids of the runs that were resumed.
+        restarted_in: their sessions, in the same order, each after its owner unless that is ``local``.
         interrupted: ids of the runs that were interrupted.
-        waiting: number of sessions with waiting messages that were queued.
+        interrupted_in: their sessions, likewise.
+        waiting: number of sessions that were queued because they have waiting messages.
+        waiting_in: the first five of these sessions.
     """
 
     restarted: tuple[str, ...] = ()
+    restarted_in: tuple[str, ...] = ()
     interrupted: tuple[str, ...] = ()
+    interrupted_in: tuple[str, ...] = ()
     waiting: int = 0
+    waiting_in: tuple[str, ...] = ()
 
 
 class DrainReport(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a drain.
 
     Parameters:
-        finished: number of runs that ended on their own.
-        suspended: ids of the runs that were unloaded; these runs resume at the next start.
+        finished: number of runs that ended before the drain could stop or unload them.
+        suspended: ids of the runs that were unloaded; each resumes at the next start, or once its questions are
+            answered.
         interrupted: ids of the runs that were interrupted.
         waiting: number of sessions that still wait for a run slot; their messages stay in the mailboxes.
         orphans: descriptions of tasks, threads and processes that may still be alive, and of runs whose end the store
             did not accept; normally empty.
+        ended_background: descriptions of background work that the drain ended, such as programs of idle sessions.
         elapsed_s: duration of the drain, in seconds.
     """
 
@@ -138,6 +146,7 @@ class DrainReport(msgspec.Struct, frozen=True, kw_only=True):
     interrupted: tuple[str, ...] = ()
     waiting: int = 0
     orphans: tuple[str, ...] = ()
+    ended_background: tuple[str, ...] = ()
     elapsed_s: float = 0.0
 
 
@@ -170,7 +179,7 @@ class HostStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PromiseCounters:
-    """Number of times each promise was kept and broken in this process. Callers add to `kept` and `broken` directly."""
+    """Counters of kept and broken promises in this process. Callers add to `kept` and `broken` directly."""
 
     def __init__(self) -> None:
         self.kept: Counter[str] = Counter()

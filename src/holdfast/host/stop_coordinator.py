@@ -48,7 +48,7 @@ class StopCoordinator:
         Parameters:
             principal: the session's owner.
             key: the session's key.
-            done: future of the store's result.
+            done: future of the store call that records the interrupt or stop.
             cause: the cause of the interrupt or stop.
             grace_s: grace period for cleanup, in seconds; None uses the default.
             background: whether to stop the session's background work too.

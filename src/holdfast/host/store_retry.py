@@ -24,7 +24,7 @@ def retry_delay_s(tries: int) -> float:
 
 
 async def retry(context: HostContext, what: str, call: Callable[[], Awaitable[T]]) -> T:
-    """Call the store and return the result. If the call fails with `StorageError`, retry it for some seconds.
+    """Call the store and return the result. If the call fails with `StorageError`, retry it for a few seconds.
 
     `StaleFence` is raised at once.
 

@@ -1,13 +1,13 @@
 """Resume unloaded runs when their questions are answered, and end unloaded runs when they are interrupted.
 
 Invariants
-- An unloaded run is resumed only by a claim. Every such claim is resumed or ended by this module, whichever part of the
-  host requested the claim.
+- An unloaded run must be claimed before it can resume. For every such claim, this module resumes or ends the run,
+  whichever part of the host requested the claim.
 - From the claim until the run is live or has ended, `_resuming` contains the run. An interrupt in that time is recorded
   there and ends the run. An earlier interrupt claims the run itself and thereby ends it. A later interrupt reaches the
   live run.
-- A claim is handled in its callback, before any later result of the store. If the store returns a claim twice, the run
-  is therefore known to be live or being resumed.
+- A claim is handled in its callback, before any later result of the store. If the store returns a claim twice, the
+  second callback therefore finds that the run is live or being resumed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Suspension:
     # ── answers ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def on_answered(self, principal: str, key: str, question_id: str, done: asyncio.Future[Answered]) -> None:
-        """Handle a recorded answer. A live run gets the answer; an unloaded run is queued after its last answer."""
+        """Handle a recorded answer: pass it to a live run, or queue an unloaded run that has no open questions left."""
         context, error = self._context, done.exception()
         if error is not None:
             if isinstance(error, StorageError) and not context.lifecycle.draining:
@@ -178,7 +178,7 @@ class Suspension:
     def stop(self, session: int, principal: str, run_id: str, cause: Cause) -> asyncio.Task[StopReceipt]:
         """End a run that is not live, after the store has recorded its interrupt.
 
-        Return a task that ends with the stop receipt once the run has ended and its slot is free.
+        Return a task whose result is the stop receipt. The task finishes once the run has ended and its slot is free.
         """
         resuming = self._resuming.get(run_id)
         if resuming is not None and resuming.cause is None:

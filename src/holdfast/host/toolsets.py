@@ -103,7 +103,7 @@ class _Lifespan:
             log_failure(_log, f"toolset {self.name} did not start", problem)
             raise ConfigurationError(
                 f"toolset {self.name} did not start: {one_line(problem)}",
-                hint="correct it, or remove it from the agent's tools",
+                hint="correct the toolset, or remove it from the agent's tools",
             ) from problem
 
     async def _live(self) -> None:
@@ -150,7 +150,8 @@ class Toolsets:
     async def enter(self) -> None:
         """Enter each toolset of the host's agents once, and protect the store's files from access through workspaces.
 
-        Raises `ConfigurationError` if a toolset fails to start, or if a toolset's folder contains files of the host.
+        Raises `ConfigurationError` if a toolset fails to start, or if a toolset's folder contains or lies in a
+        protected file or folder, such as the store's files.
         """
         context = self._context
         toolsets: list[Toolset] = []

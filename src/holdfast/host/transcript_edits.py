@@ -154,10 +154,10 @@ async def last_run(context: HostContext, principal: str, session: int) -> LastRu
 
 
 def through(entries: Sequence[Entry], through_n: int | None) -> list[Entry]:
-    """Return the entries up to `through_n`, and later entries that are results of calls up to `through_n`.
+    """Return the entries up to `through_n`, and the results of calls among these entries, even if they come later.
 
-    If `through_n` is not given, all entries are returned. If the last run in the result did not complete, the run's
-    ``ended_by`` is set on the last entry, even if the result contains only a part of the run.
+    Without `through_n`, all entries are returned. If the run of the last copied entry did not complete, the run's
+    ``ended_by`` is set on that entry, even if only a part of the run was copied.
     """
     if through_n is None:
         return list(entries)
@@ -174,7 +174,7 @@ def through(entries: Sequence[Entry], through_n: int | None) -> list[Entry]:
 
 
 async def with_states(context: HostContext, session: int, entries: Sequence[Entry], charge: Charge) -> list[Entry]:
-    """Return the entries with their agent state, for a copy of the session. The added size is added to `charge`."""
+    """Return the entries with their agent state, for a copy of the session. `charge` grows by the size of the state."""
     whole = []
     for entry in entries:
         if entry.agent_state is not None:
@@ -193,7 +193,7 @@ async def compact(
     if agent.model is None:
         raise NotSupported(
             f"agent {agent.name!r} has no model to summarize its transcript with",
-            hint="give the agent a model, or keep its history short with undo() and fork()",
+            hint="give the agent a model, or keep its history short with undo and fork",
         )
     step_timeout_s = context.settings.step_timeout_s
     async with charged(context, principal, row) as (entries, _):
@@ -237,7 +237,7 @@ _UNCHANGED = "pass the result of export() unmodified"
 def check_import(export: SessionExport) -> list[Entry]:
     """Validate an export and return its entries for storage. Raises `InvalidRequest` if the export is invalid."""
     if not isinstance(export, SessionExport):
-        raise InvalidRequest("an import takes a SessionExport", hint="pass the result of export()")
+        raise InvalidRequest("only a SessionExport can be imported", hint="pass the result of export()")
     open_calls: set[str] = set()
     seen: set[str] = set()
     try:

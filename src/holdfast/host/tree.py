@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from holdfast.host.session_directory import SessionDirectory
     from holdfast.runtime.scope.abandoned import AbandonedMember
 
-__all__ = ["TaskTree", "scope_nodes"]
+__all__ = ["TaskTree"]
+
+_COUNTED_PROCESSES = 200
+"""Number of processes up to which one tree counts those of its programs, because counting blocks the loop."""
 
 
 class TaskTree:
@@ -39,25 +42,28 @@ class TaskTree:
         }
         self._forget()
         shown |= {row: key for row, (owner, key, _) in self._abandoned.items() if principal in (None, owner)}
-        children = tuple(self.of_session(row, key) for row, key in shown.items())
+        nodes = _Nodes(self._context.loop.time())
+        children = tuple(self._of_session(row, key, nodes) for row, key in shown.items())
         state = "draining" if self._context.lifecycle.draining else "open"
         return TreeNode(kind="host", name=self._context.node_id, state=state, children=children)
 
     def of_session(self, session: int, key: str) -> TreeNode:
         """Return the live tasks, threads and processes of one session."""
-        now = self._context.loop.time()
         self._forget()
+        return self._of_session(session, key, _Nodes(self._context.loop.time()))
+
+    def _of_session(self, session: int, key: str, nodes: _Nodes) -> TreeNode:
         _, _, abandoned = self._abandoned.get(session, ("", "", []))
-        nodes = tuple(_member_node(leftover.member(), now) for leftover in abandoned)
+        children = tuple(nodes.of_member(leftover.member()) for leftover in abandoned)
         live = self._directory.live.get(session)
         if live is None:
-            return TreeNode(kind="session", name=key, state="idle", children=nodes)
+            return TreeNode(kind="session", name=key, state="idle", children=children)
         scopes = [live.active.scope] if live.active is not None else []
-        nodes = (*scope_nodes([*scopes, *live.background], now), *nodes)
-        return TreeNode(kind="session", name=key, state="running" if scopes else "idle", children=nodes)
+        children = (*nodes.of_scopes([*scopes, *live.background]), *children)
+        return TreeNode(kind="session", name=key, state="running" if scopes else "idle", children=children)
 
     def note_abandoned(self, live: LiveSession, scope: Scope) -> None:
-        """Record the members of a closed scope of the session `live` that are still alive."""
+        """Record the members that are still running although their scope in the session `live` has closed."""
         leftovers = scope.leftovers()
         if leftovers:
             self._forget()
@@ -72,27 +78,49 @@ class TaskTree:
                 del self._abandoned[session]
 
 
-def scope_nodes(scopes: Iterable[Scope], now: float) -> tuple[TreeNode, ...]:
-    """Return a node for each scope, with its members and child scopes below it.
+class _Nodes:
+    """Creates the nodes of one tree.
 
     Parameters:
         now: the current time of the loop, from which the ages of members are computed.
     """
-    return tuple(
-        TreeNode(
-            kind="scope",
-            name=scope.name,
-            state=scope.state,
-            children=(
-                *(_member_node(member, now) for member in scope.members() if member.kind != "scope"),
-                *(_member_node(leftover.member(), now) for leftover in scope.leftovers()),
-                *scope_nodes(scope.children(), now),
-            ),
+
+    __slots__ = ("_now", "_uncounted")
+
+    def __init__(self, now: float) -> None:
+        self._now = now
+        self._uncounted = _COUNTED_PROCESSES
+
+    def of_scopes(self, scopes: Iterable[Scope]) -> tuple[TreeNode, ...]:
+        """Return a node for each scope, with its members and child scopes below it."""
+        return tuple(
+            TreeNode(
+                kind="scope",
+                name=scope.name,
+                state=scope.state,
+                children=(
+                    *(self.of_member(member) for member in scope.members() if member.kind != "scope"),
+                    *(self.of_member(leftover.member()) for leftover in scope.leftovers()),
+                    *self.of_scopes(scope.children()),
+                ),
+            )
+            for scope in scopes
         )
-        for scope in scopes
-    )
 
+    def of_member(self, member: Member) -> TreeNode:
+        """Return the node of a task, thread or program."""
+        return TreeNode(
+            kind=member.kind,
+            name=member.name,
+            state=member.state,
+            age_s=max(0.0, self._now - member.started_at) if member.started_at else 0.0,
+            pid=member.pid,
+            processes=self._processes(member),
+        )
 
-def _member_node(member: Member, now: float) -> TreeNode:
-    age_s = max(0.0, now - member.started_at) if member.started_at else 0.0
-    return TreeNode(kind=member.kind, name=member.name, state=member.state, age_s=age_s, pid=member.pid)
+    def _processes(self, member: Member) -> int:
+        if member.count_processes is None or not self._uncounted:
+            return 0
+        count = member.count_processes(self._uncounted)
+        self._uncounted -= count
+        return count

@@ -1,4 +1,4 @@
-"""The agent loop as a state machine without I/O or clock: model answers go in, effects to perform come out.
+"""The agent loop as a state machine without I/O or clock: it turns model answers and results into effects to perform.
 
 A step is one request to the model and the calls in the model's answer:
 
@@ -84,21 +84,22 @@ class AgentLimits(Value, frozen=True, kw_only=True):
         tool_calls: maximum number of tool calls in one run. If the calls of a step exceed the remaining budget, none of
             these calls starts.
         tokens: maximum number of input and output tokens of one run; None means unlimited.
-        cost_usd: maximum cost of one run, applied if the model layer knows the price; None means unlimited.
+        cost_usd: maximum cost of one run, enforced only if the model layer knows the price; None means unlimited.
         calls_at_once: maximum number of calls of one step that run at the same time; further calls wait.
-        step_timeout_s: deadline of a step, including its calls, in seconds; None uses the host's. The deadline is
-            paused during a call of a tool with a longer deadline and while a question to a person is open.
+        step_timeout_s: deadline of a step, including its calls, in seconds; None means the host's ``step_timeout_s``.
+            The deadline is paused during a call of a tool with a longer deadline and while a question to a person is
+            open.
         retries: maximum number of retries of a request that failed before any output.
-        result_bytes: maximum size of a result shown to the model. A longer result is truncated in the middle.
-        context_tokens: estimated size of a request above which the history is summarized first; None means three
-            quarters of the model's context.
+        result_bytes: maximum size of a result shown to the model, in bytes. A longer result is truncated in the middle.
+        context_tokens: estimated size of a request, in tokens, above which the history is summarized before the request
+            is sent; None means three quarters of the model's context window.
         children: maximum number of children of one run that are active at the same time; further children wait.
         depth: maximum nesting depth of children.
 
     A child's usage also counts towards the budgets of its parents, except for the number of steps.
 
     Raises:
-        ConfigurationError: if a limit is too low.
+        ConfigurationError: if a limit is below its minimum.
     """
 
     steps: int = 50
@@ -124,7 +125,7 @@ class AgentLimits(Value, frozen=True, kw_only=True):
             )
 
     def exceeded(self, used: Usage, *, asked: int = 0) -> str | None:
-        """Describe the budget that is exhausted by `used` and `asked` further calls; None if no budget is."""
+        """Return a description of the budget that `used` and `asked` further calls exhaust, or None."""
         tokens = used.input_tokens + used.output_tokens
         if self.tokens is not None and tokens >= self.tokens:
             return f"the run used {tokens:,} tokens; the limit is {self.tokens:,}"
@@ -199,7 +200,7 @@ class Refuse(Value, frozen=True, kw_only=True):
 
 
 class Finish(Value, frozen=True, kw_only=True):
-    """The model's answer is complete."""
+    """Complete the run, because the model's last answer contains no calls."""
 
 
 class Exceeded(Value, frozen=True, kw_only=True):
@@ -290,7 +291,10 @@ class Loop:
         self._messages = list(messages)
 
     def steered(self, messages: Sequence[Message]) -> SendModelRequest | Exceeded:
-        """Add the messages that were steered to the run before this step, and return the step's request."""
+        """Add the messages that were steered to the run before this step, and return the step's request.
+
+        Return `Exceeded` if the run has already taken its maximum number of steps.
+        """
         self._leave("steering", "steered")
         for message in messages:
             said = UserMessage(content=message.content, attachments=message.attachments)
@@ -321,7 +325,7 @@ class Loop:
         self._parts.append(part)
 
     def failed(self, retry_after_s: float | None) -> tuple[float, SendModelRequest] | None:
-        """Handle a failed request. Return a delay in seconds and the request to send then, or None to give up.
+        """Handle a failed request. Return a delay in seconds and the request to send after it, or None to give up.
 
         Parameters:
             retry_after_s: minimum delay before a retry, in seconds; None if the error is permanent.
@@ -337,12 +341,13 @@ class Loop:
     def answered(self) -> StepFinished:
         """Return the complete answer, which must be stored before its calls start.
 
-        Raises `ModelFailed` if the answer is incomplete or a refusal, or if the answer is empty in the first step.
+        Raises `ModelFailed` if the answer is incomplete, is empty because the model refused, or is empty in the first
+        step.
         """
         self._leave("requesting", "answered")
         end = self._parts[-1] if self._parts else None
         if not isinstance(end, EndPart):
-            raise ModelFailed("the model broke off its answer", retry_after_s=0.0)
+            raise ModelFailed("the model's answer broke off before it was complete", retry_after_s=0.0)
         text = "".join(part.text for part in self._parts if isinstance(part, TextPart))
         asked = [part for part in self._parts if isinstance(part, CallPart)]
         if not text and not asked:
@@ -377,10 +382,10 @@ class Loop:
         Parameters:
             step: step returned by `answered`.
             used: usage of the run and its children so far, including this step but not its calls.
-            made: ids of calls that have a result from an earlier attempt. The result is kept even if the tools have
+            made: ids of calls that have a result from an earlier attempt. These results are kept even if the tools have
                 changed.
-            asked: ids of calls that a person decided in an earlier attempt. The decision applies even if the approval
-                rules have changed.
+            asked: ids of calls that a person approved or denied in an earlier attempt. These decisions apply even if
+                the approval rules have changed.
         """
         self._leave("requesting", "stored")
         self._parts = []
@@ -480,7 +485,7 @@ class Loop:
 
     def _leave(self, state: State, happened: str) -> None:
         if self._state != state:
-            raise IllegalTransition(f"the agent loop is {self._state} and cannot take {happened!r}")
+            raise IllegalTransition(f"the agent loop is {self._state}; it does not accept {happened!r} in this state")
 
 
 def _question_of(call: ToolCall) -> Question:

@@ -102,7 +102,7 @@ class RunStarted(EventBase, frozen=True, kw_only=True, tag="run.started"):
 
 
 class RunRestarted(EventBase, frozen=True, kw_only=True, tag="run.restarted"):
-    """A run resumes after a crash; readers drop its text from ``discard_from`` on (a seq, inclusive).
+    """A run resumes after a crash; readers discard the run's text from seq ``discard_from`` (inclusive) on.
 
     An agent with a model resumes after its last complete step; any other agent repeats its output.
     """
@@ -199,7 +199,10 @@ class ReasoningDelta(EventBase, frozen=True, kw_only=True, tag="reasoning.delta"
 
 
 class ToolStarted(EventBase, frozen=True, kw_only=True, tag="tool.started"):
-    """The intent of a call, durable before its effect. Give ``call_id`` to outside services as idempotency key."""
+    """A call is about to start; the event is durable before the call has any effect.
+
+    Pass ``call_id`` to external services as the idempotency key.
+    """
 
     run_id: str
     call_id: str
@@ -217,13 +220,18 @@ class ToolOutput(EventBase, frozen=True, kw_only=True, tag="tool.output"):
 
 
 class ToolFinished(EventBase, frozen=True, kw_only=True, tag="tool.finished"):
-    """The result of a call. ``status`` ``interrupted`` marks a call without a result of its own."""
+    """The result of a call.
+
+    ``status`` ``interrupted`` marks a call that was interrupted before it had a result. ``failed`` marks a call that
+    returned normally, but whose program failed, such as one with a nonzero exit code.
+    """
 
     run_id: str
     call_id: str
     status: Literal["ok", "error", "interrupted"]
     result: Any = None
     error: str | None = None
+    failed: bool = False
 
 
 class ChildStarted(EventBase, frozen=True, kw_only=True, tag="child.started"):
@@ -248,9 +256,10 @@ class ChildFinished(EventBase, frozen=True, kw_only=True, tag="child.finished"):
 
 
 class HistoryEdited(EventBase, frozen=True, kw_only=True, tag="history.edited"):
-    """The transcript was edited by hand: entries with n ≥ ``from_n`` were removed, then ``added`` entries appended.
+    """The transcript was edited while no run was active.
 
-    ``from_n`` is 0 if nothing was removed.
+    Entries with n ≥ ``from_n`` were removed, then ``added`` entries were appended. ``from_n`` is 0 if nothing was
+    removed.
     """
 
     edit: HistoryEdit
@@ -290,7 +299,7 @@ Event = (
 
 
 class Gap(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="gap"):
-    """A frame, not an event: the reader missed the events ``after`` < seq ≤ ``until``."""
+    """A frame that is not an event of the log: the reader missed the events with ``after`` < seq ≤ ``until``."""
 
     after: int
     until: int
@@ -298,7 +307,7 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="gap"
 
     @property
     def kind(self) -> str:
-        """``gap``, so that every frame has a kind."""
+        """Always ``gap``, so that a gap has a kind like an event."""
         return "gap"
 
 

@@ -118,7 +118,11 @@ class SendBody(RequestBody, frozen=True, kw_only=True):
 
 
 class InterruptBody(RequestBody, frozen=True, kw_only=True):
-    """A reason, the run to interrupt (default: the active one), and the grace period for cleanup, in seconds."""
+    """A request to interrupt a run.
+
+    ``run_id`` is the run to interrupt (default: the active run); ``grace_s`` is the grace period for cleanup, in
+    seconds.
+    """
 
     reason: Text = ""
     run_id: Name | None = None
@@ -126,14 +130,17 @@ class InterruptBody(RequestBody, frozen=True, kw_only=True):
 
 
 class StopBody(RequestBody, frozen=True, kw_only=True):
-    """A reason, and the grace period for cleanup, in seconds."""
+    """A request to stop a session. ``grace_s`` is the grace period for cleanup, in seconds."""
 
     reason: Text = ""
     grace_s: Duration | None = None
 
 
 class DrainBody(RequestBody, frozen=True, kw_only=True):
-    """Time for active runs to finish, in seconds (default: the setting ``drain_timeout_s``)."""
+    """A request to drain the host.
+
+    ``deadline_s`` is the time that active runs have to finish, in seconds (default: the setting ``drain_timeout_s``).
+    """
 
     deadline_s: Duration | None = None
 
@@ -141,8 +148,8 @@ class DrainBody(RequestBody, frozen=True, kw_only=True):
 class KeyBody(RequestBody, frozen=True, kw_only=True):
     """An API key to create: its principal, role and label.
 
-    ``agents`` lists the agents that the key may name (default: the server's public agents). ``approval_key`` is an
-    existing approval key; it is required to create a key with the role ``approver`` if approvals need an approval key.
+    ``agents`` lists the agents that the key may use (default: the server's public agents). ``approval_key`` is an
+    approval key of the same principal; it is required for the role ``approver`` on a server whose approvals need one.
     """
 
     principal: Name
@@ -170,20 +177,23 @@ class NothingBody(RequestBody, frozen=True, kw_only=True):
 
 
 class CompactBody(RequestBody, frozen=True, kw_only=True):
-    """Number of newest user messages to keep, along with all entries after the first of these messages."""
+    """A request to compact a transcript.
+
+    ``keep`` is the number of newest user messages to keep, along with all entries after the first of these messages.
+    """
 
     keep: Annotated[int, Meta(ge=0, le=1000)] = 4
 
 
 class ForkBody(RequestBody, frozen=True, kw_only=True):
-    """Key of the new session, and the last entry to copy (default: all)."""
+    """A request to fork a session: the new session's key, and the last entry to copy (default: the newest entry)."""
 
     key: Name
     through_n: Annotated[int, Meta(ge=0)] | None = None
 
 
 class ScheduleBody(RequestBody, frozen=True, kw_only=True):
-    """A schedule: the session, the message, and the times: ``every_s``, or ``cron`` with ``timezone``.
+    """A schedule to create or replace: its session, message and times (``every_s``, or ``cron`` with ``timezone``).
 
     An existing schedule with this ``schedule_id`` is replaced. ``miss`` is the policy for missed ticks: ``skip``,
     ``burst`` or ``delay``. ``overlap`` is the policy of the schedule's messages.
@@ -295,7 +305,7 @@ class KeyList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeyRevoked(msgspec.Struct, frozen=True, kw_only=True):
-    """All keys, and the work of the key's principal: what was stopped, and what continues.
+    """The result of revoking a key: all keys, and which work of the key's principal was stopped or continues.
 
     Parameters:
         keys: all keys, including revoked ones.
@@ -315,10 +325,16 @@ class KeyRevoked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeyCreated(msgspec.Struct, frozen=True, kw_only=True):
-    """A new key and its secret, which is shown only once."""
+    """A new key and its secret, which is shown only once.
+
+    ``first`` is whether this is the store's first key, so that every request needs a key from now on. For a first key,
+    ``local_sessions`` is the number of sessions of the principal `local`, 1,000 if there are more; otherwise it is 0.
+    """
 
     key: KeyView
     secret: str
+    first: bool = False
+    local_sessions: int = 0
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):

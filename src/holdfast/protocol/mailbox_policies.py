@@ -2,10 +2,11 @@
 
 Stores call these functions inside the writing transaction, so no other write can come between a check and its action.
 
-Messages that one run takes together share a ``batch``, which is the seq of the first of these messages. A ``queue``
-message opens its own batch. A ``collect`` message joins the newest batch if that batch consists of waiting ``collect``
-messages. An ``interrupt`` or ``rollback`` message makes the next run take all messages that wait up to and including
-this message. A ``steer`` message waits like a ``queue`` message until its target run takes it.
+A run normally takes one batch of messages. The messages of a batch have the same ``batch``, which is the seq of the
+first of these messages. A ``queue`` message opens its own batch. A ``collect`` message joins the newest batch if that
+batch consists of waiting ``collect`` messages. An ``interrupt`` or ``rollback`` message makes the next run take all
+messages that wait up to and including this message. A ``steer`` message waits like a ``queue`` message until its target
+run takes it.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class Decision(NamedTuple):
         start: whether a run is claimed for the message in the same transaction.
         interrupt: whether the run that holds the slot is stopped (and, for ``rollback``, undone).
         take_all_waiting: whether the next run takes all waiting messages.
-        append_to_batch: whether the message joins an adjacent waiting ``collect`` batch.
+        append_to_batch: whether the message joins the newest batch, if that batch consists of waiting ``collect``
+            messages.
     """
 
     disposition: Disposition
@@ -82,7 +84,8 @@ def occupancy(*, run_id: str | None, waiting: int, room: bool, policy: Policy) -
         run_id: id of the run that holds the session's slot; None if the slot is free.
         waiting: number of messages in the mailbox.
         room: whether the host may start a run for this principal now.
-        policy: policy of the message. With ``interrupt`` or ``rollback``, waiting messages do not occupy the session.
+        policy: policy of the message. For ``interrupt`` and ``rollback``, a session with waiting messages still counts
+            as idle.
     """
     if run_id is not None:
         return "busy"
@@ -95,7 +98,8 @@ def decide(state: Occupancy, policy: str) -> Decision:
     """Return the decision for a message with this policy.
 
     Raises:
-        SessionBusy: if the policy is ``reject`` and a run is active, messages are waiting or the host is full.
+        SessionBusy: if the policy is ``reject`` and no run can start now, because a run is active, messages wait or
+            the host is full.
         UnknownPolicy: if the policy is unknown.
     """
     row = DECISIONS.get((state, cast(Policy, policy)))
@@ -148,8 +152,8 @@ def select_batch(waiting: Sequence[Waiting], *, take_all_waiting: int, now: floa
 
     Parameters:
         waiting: waiting messages, in order of seq.
-        take_all_waiting: seq up to which all messages are taken, even if they are not due. If the first message is
-            later than that (always with 0), only the first batch is taken, once it is due.
+        take_all_waiting: seq up to which all messages are taken, even if they are not due. If the first message has a
+            higher seq (as is always the case with 0), only the first batch is taken, once the batch is due.
         now: current time, in seconds since the epoch.
     """
     if not waiting:

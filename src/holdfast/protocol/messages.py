@@ -62,18 +62,18 @@ def check_text(text: str) -> None:
 
 
 def check_seconds(**times: object) -> None:
-    """Raise `InvalidRequest` if a duration is neither a finite number of 0 or more nor None, the default."""
+    """Raise `InvalidRequest` unless each duration is None (the default) or a finite number of seconds, 0 or more."""
     for name, value in times.items():
         if value is not None and not (isinstance(value, (int, float)) and 0 <= value < math.inf):
             raise InvalidRequest(f"{name} is {value!r}; it must be a number of seconds, 0 or more")
 
 
 class Value(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """Base of the wire values: frozen, keyword-only; JSON omits fields at their default."""
+    """Base of the wire values: frozen and keyword-only; the JSON omits fields that have their default value."""
 
 
 class Attachment(Value, frozen=True, kw_only=True):
-    """A file, image or sound that belongs to a message; the store keeps its bytes by hash.
+    """A file, image or sound that belongs to a message; the store keeps the bytes under their hash.
 
     Parameters:
         digest: SHA-256 of the bytes, as 64 hexadecimal digits.
@@ -118,8 +118,9 @@ class Question(Value, frozen=True, kw_only=True):
         tool, arguments: tool and arguments of the call that needs approval; None for a ``question``.
         asked_at: time at which the question was asked, in seconds since the epoch.
         due_at: time at which the question expires, in seconds since the epoch; 0 if it does not expire.
-        call_hash: hash of the call that needs approval (`holdfast.protocol.call_hash`); empty for a ``question``. An
-            approval carries the same hash, so that it is valid only for the call that the person was shown.
+        call_hash: hash of the call that needs approval (`holdfast.protocol.call_hash`); empty for a ``question``. The
+            answer that approves the call carries the same hash, so that only the call that the person was shown is
+            approved.
     """
 
     question_id: str
@@ -133,13 +134,13 @@ class Question(Value, frozen=True, kw_only=True):
 
 
 class Answer(Value, frozen=True, kw_only=True):
-    """A person's decision, or ``expired`` if there was none in time.
+    """A person's answer to a question, or ``expired`` if no person answered in time.
 
     Parameters:
         question_id: id of the question.
         decision: ``approved`` or ``denied`` for an approval, ``answered`` for a question, ``expired`` for either.
         text: text of the answer, or the reason for a denial.
-        by: principal that answered. This is the owner of the credential, even when acting for the session's owner.
+        by: principal that answered: the owner of the credential, even if that principal acted for the session's owner.
         at: time of the answer, in seconds since the epoch.
         on_behalf_of: principal for which `by` acted; empty if `by` acted for itself.
         via: credential that was used: the id of a key, ``jwt``, ``local`` (no key required), ``terminal`` (the terminal
@@ -168,8 +169,8 @@ class Receipt(Value, frozen=True, kw_only=True):
         message_id: id of the message.
         disposition: what the session did with the message on arrival; later changes are reported as events.
         cursor: position just before the message's first event, for ``events(after=…)``.
-        run_id: id of the run that took the message (``started``) or that the message targets; None if no run
-            was active.
+        run_id: id of the run that took the message (``started``), or else of the run that was active when the message
+            arrived; None if there was neither.
     """
 
     session: str
@@ -201,7 +202,7 @@ class Usage(Value, frozen=True, kw_only=True):
 
 
 class Settlement(Value, frozen=True, kw_only=True):
-    """The current outcome of a message. ``state`` is ``accepted`` or ``taken`` until it settles.
+    """The current outcome of a message. ``state`` is ``accepted`` or ``taken`` until the message is settled.
 
     Parameters:
         message_id: id of the message.
@@ -240,7 +241,7 @@ class Entry(Value, frozen=True, kw_only=True):
     """One entry of a transcript.
 
     Parameters:
-        n: number of the entry in the transcript, from 1; 0 until the store assigns it.
+        n: number of the entry in its session, from 1 and never reused; 0 until the store assigns the number.
         role: kind of the entry. Each ``tool_call`` is paired with a ``tool_result`` of the same ``call_id``; a
             ``summary`` replaces earlier entries.
         content: the text, or the JSON of a call's arguments or result.
@@ -250,10 +251,10 @@ class Entry(Value, frozen=True, kw_only=True):
         partial: whether the run ended before the text was complete.
         status: status of a ``tool_result``; ``interrupted`` marks a call that was interrupted and has no result.
         attachments: attachments of a ``user`` entry.
-        agent_state: agent state that a completed run keeps for the session's next run. It is hidden from readers, and
-            removed and restored with the run's entries.
+        agent_state: agent state that a completed run keeps for the session's next run. The state is hidden from
+            readers, and is removed and restored with the run's entries.
         ended_by: why the run did not complete, as a kind of `Cause` or ``failure``; set only on the run's last entry.
-            The model sees it as a note, so that it does not carry out an interrupted request later.
+            The model sees the reason in a note, so that the model does not carry out an interrupted request later.
     """
 
     n: int = 0
@@ -271,7 +272,7 @@ class Entry(Value, frozen=True, kw_only=True):
 
 
 class MailboxItem(Value, frozen=True, kw_only=True):
-    """A queued message, with its target run and its earliest start."""
+    """A queued message, with its target run and the time at which it is due (0 if it may be taken at once)."""
 
     message: Message
     due_at: float = 0.0
@@ -287,11 +288,12 @@ class RunView(Value, frozen=True, kw_only=True):
         state: state of the run.
         attempt: 1, plus one for each restart after a crash.
         messages: ids of the messages that the run took.
-        started_at, ended_at: start and end of the run, in seconds since the epoch; `ended_at` is None until it ends.
+        started_at, ended_at: start and end of the run, in seconds since the epoch; `ended_at` is None until the run
+            ends.
         cause: why the run was interrupted; None if it was not.
         error: the agent's error in one line; None if the agent did not fail.
         text: the run's answer, complete or partial.
-        receipt: receipt of the run's stop, if there is one.
+        receipt: stop receipt of the run's scope; None if no receipt was recorded.
         usage: usage of the run.
         questions: the run's open questions; empty unless the run is suspended.
     """
@@ -312,7 +314,10 @@ class RunView(Value, frozen=True, kw_only=True):
 
 
 class SessionView(Value, frozen=True, kw_only=True):
-    """The current state of a session. ``seq`` is its newest event, ``waiting`` the number of queued messages."""
+    """The current state of a session.
+
+    ``seq`` is the number of the session's newest event; ``waiting`` is the number of queued messages.
+    """
 
     key: str
     principal: str
@@ -327,7 +332,7 @@ class SessionView(Value, frozen=True, kw_only=True):
 
 
 class SessionStop(Value, frozen=True, kw_only=True):
-    """The result of a session's stop: the stop receipt, and the withdrawn messages."""
+    """The result of stopping a session: the stop receipt and the withdrawn messages."""
 
     session: str
     receipt: StopReceipt
@@ -335,7 +340,7 @@ class SessionStop(Value, frozen=True, kw_only=True):
 
 
 class SessionExport(Value, frozen=True, kw_only=True):
-    """A portable copy of a session's history: its transcript and the attachments it refers to.
+    """A portable copy of a session's history: the transcript, and the attachments to which the transcript refers.
 
     Parameters:
         format: version of the export format.
@@ -354,11 +359,16 @@ class SessionExport(Value, frozen=True, kw_only=True):
 
 
 class TreeNode(Value, frozen=True, kw_only=True):
-    """A node of the task tree: a scope, task, thread or process, and its children."""
+    """A node of the task tree: a scope, task, thread or process, and its children.
+
+    ``processes`` is the number of live processes of a program, its descendants included; 0 for other nodes. One tree
+    counts at most 200 processes; programs beyond that have too low a number, or 0.
+    """
 
     kind: Literal["host", "session", "run", "scope", "task", "thread", "process"]
     name: str
     state: str = ""
     age_s: float = 0.0
     pid: int | None = None
+    processes: int = 0
     children: tuple[TreeNode, ...] = ()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, assert_never
+from typing import TYPE_CHECKING, Any, Final, Literal, assert_never
 
 import msgspec
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ENDED_BY",
+    "ENDED_NOTES",
     "NO_RESULT",
     "AssistantMessage",
     "CallPart",
@@ -159,7 +160,7 @@ ENDED_BY: dict[EndedBy, str] = {
     "crash": "interrupted: the server crashed",
     "failure": "failed with an error",
 }
-"""Why a run ended, in the words shown to its model in later runs."""
+"""Reasons why a run ended, worded for the model, which sees them in later runs."""
 
 _NOT_IN_A_NAME = re.compile(r"[^a-zA-Z0-9_-]")
 
@@ -230,7 +231,7 @@ def conversation(entries: Sequence[Entry]) -> tuple[ModelMessage, ...]:
 
 
 def ended_note(ended_by: EndedBy, *, answered: bool) -> str:
-    """Return a note for the model: the run did not complete, and its request is not to be carried out later.
+    """Return a note that informs the model that the run did not complete and its request is not to be carried out.
 
     Parameters:
         ended_by: reason why the run ended.
@@ -240,6 +241,10 @@ def ended_note(ended_by: EndedBy, *, answered: bool) -> str:
     if ended_by == "message":
         return f"[{ENDED_BY[ended_by]} {where}; go by that message]"
     return f"[{ENDED_BY[ended_by]} {where}; not to be carried out unless it is asked for again]"
+
+
+ENDED_NOTES: Final = frozenset(ended_note(reason, answered=given) for reason in ENDED_BY for given in (True, False))
+"""All notes of `ended_note`. Such a note is a message by itself if the run produced nothing after its last calls."""
 
 
 def read_arguments(text: str) -> dict[str, Any] | str:
@@ -257,7 +262,7 @@ def read_arguments(text: str) -> dict[str, Any] | str:
 
 
 def with_user(messages: Sequence[ModelMessage], message: UserMessage) -> list[ModelMessage]:
-    """Return `messages`, which must be valid, with a user message added. The result is valid, too."""
+    """Return `messages` with a user message added. If `messages` are valid, the result is valid, too."""
     added = list(messages)
     _add(added, message)
     return added

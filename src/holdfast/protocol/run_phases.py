@@ -5,7 +5,7 @@ run the agent, unload the run or write the end of the run. The phase is never st
 host has died.
 
 - ``running``: the agent runs, or waits for people.
-- ``unloading``: the run waits only for people, so its work is being stopped to free memory.
+- ``unloading``: the run only waits for people's answers, so its work is being stopped to free memory.
 - ``releasing``: all work has stopped. The rest of the output is being written; then the run is unloaded.
 - ``committing``: all work has stopped. The run's end is being written.
 - ``lost``: another holder has the session, so nothing more is written.

@@ -1,9 +1,9 @@
-"""When a schedule ticks and what happens to each tick: a pure state machine of cadence, progress and time.
+"""The ticks of a schedule: a pure state machine that decides when a schedule ticks and what happens to each tick.
 
 Invariants:
 
-- Every tick is either returned once for firing or counted as missed, never both and never neither. A schedule has no
-  ticks while it is paused or after it has finished.
+- Every tick is either returned once for firing or counted as missed, never both. A schedule has no ticks while it is
+  paused or after it has finished.
 - A tick's jitter depends only on the schedule and the tick, so checking the schedule again, even after a crash, does
   not change it.
 - Ticks are in chronological order. If the clock is set back by at most `SET_BACK_S`, no tick is repeated: the schedule
@@ -12,16 +12,18 @@ Invariants:
   idempotency key of the tick's message.
 - One step handles a bounded number of ticks. A schedule that missed more ticks stays due until all are counted.
 
-A tick is on time until `ON_TIME_S` after it was due. The miss policy determines what happens to later ticks, which
-were missed because the host was down or the clock jumped:
+A tick is on time until `ON_TIME_S` after its due time. The miss policy determines what happens to ticks that are not
+handled on time, because the host was down or the clock jumped:
 
 - ``skip``: the newest tick fires if it is still on time; all other ticks are missed.
-- ``delay``: the newest tick fires, however late; all other ticks are missed. ``every_s`` then counts from this firing.
+- ``delay``: the newest tick fires, however late; all other ticks are missed. The intervals of ``every_s`` then count
+  from this firing.
 - ``burst``: the newest `BURST_LIMIT` ticks fire one after the other; older ticks are missed.
 
 Cron expressions are parsed by cronsim. They have five fields, or six with seconds first. At daylight saving changes
 they behave as in Debian's cron: a time of day that is skipped fires right after the gap, and a time of day that occurs
-twice fires only the first time. An expression whose minute or hour field begins with a star follows the clock instead.
+twice fires only the first time. An expression with a minute or hour field that begins with ``*`` follows the clock
+instead.
 """
 
 from __future__ import annotations
@@ -107,7 +109,7 @@ class ScheduleSpec(Cadence, frozen=True, kw_only=True):
     Parameters:
         session: key of the session that gets the message. If the session does not exist, the first message creates it.
         text: text of the message.
-        agent: name of the agent that answers; None means the session's agent.
+        agent: name of the agent that answers; None means the session's agent, or the default agent for a new session.
         overlap: policy of the message if a run is already active; ``reject`` skips the tick.
     """
 
@@ -157,9 +159,9 @@ class ScheduleView(ScheduleSpec, frozen=True, kw_only=True):
         principal: owner of the schedule.
         state: ``active``; ``paused``; ``finished`` after the last tick; or ``broken`` if the stored definition is
             unreadable, in which case only the ids and the session of the schedule are known.
-        next_at: time of the next firing, including jitter; None while the schedule is paused or finished.
-        fired, missed, refused: number of ticks with this outcome; `fired` includes manual runs.
-        last: newest outcome of a tick or a manual run; None before the first one.
+        next_at: time of the next firing, including jitter; None while the schedule is paused, finished or broken.
+        fired, missed, refused: numbers of ticks that fired, were missed and were refused; `fired` includes manual runs.
+        last: newest outcome of a tick or a manual run; None before the first outcome.
         problem: why the schedule is broken, or why its newest tick did not fire if a person must solve the problem;
             otherwise None.
     """
@@ -181,12 +183,13 @@ class Progress(Value, frozen=True, kw_only=True):
     """The progress of a schedule.
 
     Parameters:
-        anchor_at: reference time of the ticks. With ``every_s``, all ticks are whole intervals away from it. It is the
-            time of the first tick, until a late firing (``delay``) or a clock that was set back moves it.
+        anchor_at: reference time of the ticks. With ``every_s``, all ticks are whole intervals away from this time. It
+            is the time of the first tick, until a late firing (``delay``) or a clock that was set back moves it.
         tick_at: time of the first tick that is neither fired nor counted; None after the last tick.
         due_at: time at which to fire that tick, which is `tick_at` plus the tick's jitter; None after the last tick.
         decided_at: time at which `tick_at` was last determined.
-        fired, missed, refused: number of ticks with this outcome so far; `fired` includes manual runs.
+        fired, missed, refused: numbers of ticks that fired, were missed and were refused so far; `fired` includes
+            manual runs.
     """
 
     anchor_at: float
@@ -199,7 +202,7 @@ class Progress(Value, frozen=True, kw_only=True):
 
 
 class Step(NamedTuple):
-    """The result of checking a schedule: the tick to fire now (None if no tick fires), and the progress past it."""
+    """The result of checking a schedule: the tick to fire now (None if no tick fires), and the new progress."""
 
     tick_at: float | None
     progress: Progress
@@ -394,7 +397,8 @@ def step(cadence: Cadence, seed: str, progress: Progress, now: float) -> Step:
     """Return the tick to fire now, and count missed ticks.
 
     If no tick is due, the progress is unchanged, unless the clock was set back by more than `SET_BACK_S`. If a tick is
-    returned, the returned progress is past that tick; the caller fires the tick and passes the outcome to `counted`.
+    returned, the returned progress is already at the tick after it; the caller fires the tick and calls `counted` with
+    the outcome.
     Raises `InvalidSchedule` if the cron expression or the time zone is invalid.
     """
     first_at, due_at = progress.tick_at, progress.due_at

@@ -26,12 +26,12 @@ class SendOptions(Value, frozen=True, kw_only=True):
 
     Parameters:
         policy: how the session handles the message if a run is already active.
-        idempotency_key: key under which the session accepts only one message. Sending the message again returns a
-            receipt for the first one. None disables this check.
+        idempotency_key: key under which the session accepts only one message. Sending the message again with this key
+            returns a receipt for the first message. None disables this check.
         agent: name of the agent of a new session, or of later runs in an existing session. None means the default agent
             or the session's agent, respectively.
-        quiet_s, max_wait_s: for the policy ``collect``, the time without a further message and the time since the first
-            message after which the collected messages are due, in seconds.
+        quiet_s, max_wait_s: for the policy ``collect``: the collected messages are due `quiet_s` seconds after the
+            newest of them, but at most `max_wait_s` seconds after the first.
         attachments: attachments returned by `SessionAPI.attach`.
     """
 

@@ -49,7 +49,7 @@ class ScheduleAPI(Protocol):
         ...
 
     async def resume(self) -> ScheduleView:
-        """Resume the schedule with its first tick from now on. Idempotent."""
+        """Resume the schedule, which continues with the first tick after the current time. Idempotent."""
         ...
 
     async def run_now(self) -> Receipt:
@@ -84,8 +84,8 @@ class SessionAPI(Protocol):
                 described in `SendOptions`.
 
         Raises:
-            SessionBusy, MailboxFull, IdempotencyMismatch, SessionDeleted, UnknownAgent, UnknownPolicy,
-            UnknownAttachment, InvalidRequest, Draining: if the message was refused; nothing was stored.
+            SessionBusy, MailboxFull, IdempotencyMismatch, SessionDeleted, UnknownAgent, SessionAgentMissing,
+            UnknownPolicy, UnknownAttachment, InvalidRequest, Draining: if the message was refused; nothing was stored.
         """
         ...
 
@@ -121,12 +121,12 @@ class SessionAPI(Protocol):
             after: cursor after which to start, such as the cursor of a receipt. None or ``"0"`` starts at the first
                 event, and waits if the session does not exist yet.
             follow: id of a message; the stream ends after the event that settles this message. None follows the
-                session without an end.
+                session indefinitely.
 
         Raises:
             InvalidCursor: if `after` is not a cursor of this session.
             UnknownSession: if the session does not exist and `after` or `follow` refers to it.
-            UnknownMessage: if the message of `follow` does not exist.
+            UnknownMessage: if the message `follow` does not exist.
             SessionDeleted: if the session was deleted.
         """
         ...
@@ -137,7 +137,8 @@ class SessionAPI(Protocol):
         """Interrupt the active run; queued messages run next. Return at once if the session is idle.
 
         If `run_id` is given, only that run is interrupted. `grace_s` is the grace period for cleanup, in seconds; None
-        uses the host's. If the run is already stopping, `grace_s` can only shorten the rest of its grace period.
+        means the host's ``grace_s``. If the run is already stopping, `grace_s` can only shorten the remaining grace
+        period.
         """
         ...
 
@@ -189,7 +190,7 @@ class SessionAPI(Protocol):
 
         Raises:
             UnknownQuestion: if the question does not exist.
-            AlreadyAnswered: if the question has a different answer or has expired.
+            AlreadyAnswered: if the question already has a different answer or has expired.
             InvalidRequest: if the question is an approval.
         """
         ...
@@ -203,9 +204,9 @@ class SessionAPI(Protocol):
             call_hash: the ``call_hash`` of the question that was shown.
 
         Raises:
-            CallMismatch: if the question is for a different call.
+            CallMismatch: if the question is for a different call than the approved one.
             InvalidRequest: if an id is given without a `call_hash`, or if the question asks for text.
-            ApprovalKeyRequired: over HTTP, if approvals require a key that a person types.
+            ApprovalKeyRequired: over HTTP, if the server requires an approval key, which a person must type.
             UnknownQuestion, AlreadyAnswered: under the conditions of `answer`.
         """
         ...
@@ -238,9 +239,10 @@ class SessionAPI(Protocol):
         ...
 
     async def retry(self) -> Receipt:
-        """Remove the last run's entries from the transcript and resend the run's messages, in one transaction.
+        """Remove the last run's entries from the transcript and resend the run's messages.
 
-        Raises `SessionBusy`, `NothingToUndo`, `HistoryChanged`.
+        Both happen in one transaction; several messages are resent as one message.
+        Raises `SessionBusy`, `NothingToUndo`, `HistoryChanged`, `SessionAgentMissing`.
         """
         ...
 
@@ -252,9 +254,10 @@ class SessionAPI(Protocol):
         ...
 
     async def compact(self, *, keep: int = 4) -> list[Entry]:
-        """Replace the older part of the transcript by a summary that the agent's model writes.
+        """Replace the older part of the transcript with a summary that the agent's model writes.
 
-        The last `keep` user messages and all entries after the first of these are kept. Return the new transcript.
+        The last `keep` user messages and all entries after the first of these messages are kept. Return the new
+        transcript.
         Raises `SessionBusy`, `HistoryChanged`, `NotSupported` (if the agent has no model), `ModelFailed`.
         """
         ...
@@ -262,13 +265,14 @@ class SessionAPI(Protocol):
     async def fork(self, key: str, *, through_n: int | None = None) -> SessionView:
         """Create a session `key` with a copy of this session's transcript.
 
-        `through_n` is the number of the last entry to copy; None copies all. Results of copied calls are always copied.
+        `through_n` is the number of the last entry to copy; None copies all entries. Results of copied calls are always
+        copied.
         Raises `SessionBusy` (if the session `key` already has a history), `InvalidKey`.
         """
         ...
 
     async def export(self) -> SessionExport:
-        """Return the transcript and its attachments, for `import_history` on this host or another one."""
+        """Return the transcript and its attachments, for `import_history` on this or another host."""
         ...
 
     async def import_history(self, export: SessionExport) -> SessionView:
@@ -287,7 +291,10 @@ class SessionAPI(Protocol):
         ...
 
     async def delete(self) -> SessionStop:
-        """Stop and delete the session. Using its key raises `SessionDeleted` until the tombstone is purged."""
+        """Stop and delete the session.
+
+        Until the session's tombstone is purged, use of the session's key raises `SessionDeleted`.
+        """
         ...
 
 
@@ -306,9 +313,9 @@ def answer(settlement: Settlement) -> str:
         case "superseded":
             raise RunInterrupted(
                 "the run was rolled back: a newer message replaced this one",
-                hint="its entries are not in the transcript; the log shows what it did and what was not undone",
+                hint="the transcript omits the run; the session's events show what the run did and what was not undone",
             )
         case _:
             cause = settlement.cause
             why = f"{cause.kind}{f': {cause.reason}' if cause.reason else ''}" if cause else settlement.state
-            raise RunInterrupted(f"the run was interrupted ({why})", hint="its partial answer is in the transcript")
+            raise RunInterrupted(f"the run was interrupted ({why})", hint="the transcript has its partial answer")

@@ -33,7 +33,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Closed(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="closed"):
-    """A frame, not an event: the server ends this stream. Resume with ``after=<cursor>``.
+    """The last frame of a stream that the server ends; not an event of the log. Resume with ``after=<cursor>``.
 
     Parameters:
         reason: why the server ends the stream. ``unauthorized`` means that the key was revoked or the token has
@@ -87,7 +87,7 @@ def encode_closed(closed: Closed, *, retry_ms: int) -> bytes:
 
 
 class FrameDecoder:
-    """Decodes the bytes of a stream into frames, wherever the bytes are split. Use one decoder per connection.
+    """Decodes the bytes of a stream, split into chunks anywhere, into frames. Use one decoder per connection.
 
     Parameters:
         limit_bytes: maximum size of a frame, in bytes.

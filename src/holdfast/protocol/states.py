@@ -1,7 +1,7 @@
 """The state tables of messages and runs.
 
 A change that is missing from its table raises `IllegalTransition`. The docs' diagrams are generated from these tables.
-Liveness (orphaned, stuck) is a query, never a state. The phases of a run in memory are in
+Whether a run is orphaned or stuck is computed when needed and is not a state. The phases of a run in memory are in
 `holdfast.protocol.run_phases`.
 """
 
@@ -87,5 +87,8 @@ def next_run_state(state: RunState, event: RunInput) -> RunState:
 
 
 def next_message_state(state: MessageState, event: MessageInput) -> MessageState:
-    """Return the message's state after `event`. Raises `IllegalTransition` if `MESSAGE_TABLE` lacks the change."""
+    """Return the message's state after `event`.
+
+    Raises `IllegalTransition` if `MESSAGE_TABLE` does not list the change.
+    """
     return _next("message", MESSAGE_TABLE, state, event)

@@ -50,10 +50,18 @@ class Cause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopCounts:
-    """Number of members of a scope that ended, by kind."""
+    """Number of members of a scope that ended, by kind.
+
+    Parameters:
+        tasks: number of tasks.
+        threads: number of threads.
+        programs: number of programs that were started; 0 in receipts of older versions.
+        processes: number of processes, the programs' descendants included.
+    """
 
     tasks: int = 0
     threads: int = 0
+    programs: int = 0
     processes: int = 0
 
 
@@ -68,19 +76,22 @@ class Abandoned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopReceipt:
-    """The result of a stop: what is proven gone, what had to be forced, what is left.
+    """The result of a stop: which members have ended, which had to be forced, and which are left.
 
     Parameters:
         scope: name of the stopped scope.
-        cause: why the scope was stopped; if there are several causes, the first one.
+        cause: why the scope was stopped; the first cause if there are several.
         outcome: ``gone`` if nothing is left; ``quarantined`` if tasks or threads are left, whose output is discarded;
             ``unknown`` if a process could not be attributed or proven dead.
         stopped: number of members that ended, including forced members.
-        forced: names of the members that ended only after the grace period.
+        forced: names of the members that ended only after the grace period, except tasks that probably waited for one
+            of these.
+        force_reasons: why each member of `forced` had to be forced, in the same order, such as
+            ``ignored SIGTERM for 5 s``; empty in receipts of older versions.
         abandoned: tasks and threads that are left, with their stacks.
         survivors: ids of processes that were still running when the stop timed out; normally empty.
-        unattributed: process trees of unknown fate, each with a name and a reason, such as
-            ``sh (it was being started)``. Processes that may belong to another scope are not named, but mentioned once.
+        unattributed: process trees that could not be attributed or proven dead, each with a name and a reason, such as
+            ``sh (it was being started)``. Processes that may belong to another scope share one entry without names.
         elapsed_s: time from the stop request to this receipt, in seconds.
     """
 
@@ -89,6 +100,7 @@ class StopReceipt:
     outcome: Outcome = "gone"
     stopped: StopCounts = field(default_factory=StopCounts)
     forced: tuple[str, ...] = ()
+    force_reasons: tuple[str, ...] = ()
     abandoned: tuple[Abandoned, ...] = ()
     survivors: tuple[int, ...] = ()
     unattributed: tuple[str, ...] = ()
@@ -113,9 +125,13 @@ def join_receipts(first: StopReceipt, *others: StopReceipt) -> StopReceipt:
         stopped=StopCounts(
             tasks=sum(r.stopped.tasks for r in every),
             threads=sum(r.stopped.threads for r in every),
+            programs=sum(r.stopped.programs for r in every),
             processes=sum(r.stopped.processes for r in every),
         ),
         forced=tuple(name for r in every for name in r.forced),
+        force_reasons=tuple(reason for r in every for reason in r.force_reasons or ("",) * len(r.forced))
+        if any(r.force_reasons for r in every)
+        else (),
         abandoned=tuple(left for r in every for left in r.abandoned),
         survivors=tuple(pid for r in every for pid in r.survivors),
         unattributed=tuple(name for r in every for name in r.unattributed),

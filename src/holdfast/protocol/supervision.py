@@ -54,8 +54,9 @@ class Quorum:
     """Decides when enough branches have completed, and when the quorum is out of reach.
 
     Parameters:
-        need: how many branches must complete. ``all`` requires all branches. ``first`` requires one and a number
-            requires that many, without waiting for the rest. ``some`` requires at least one, after all have ended.
+        need: how many branches must complete. ``all`` requires all branches. ``first`` requires one, and a number
+            requires that many; neither waits for the other branches. ``some`` waits until all branches have ended, and
+            requires at least one.
         total: number of branches.
 
     Raises:
@@ -69,7 +70,7 @@ class Quorum:
         if isinstance(required, (bool, str)) or not isinstance(required, int):
             raise ConfigurationError(f"need={need!r} is invalid", hint='use "all", "first", "some" or a number')
         if total < 1:
-            raise ConfigurationError("no branches given", hint="give it at least one agent")
+            raise ConfigurationError("no branches given", hint="pass at least one agent")
         if not 1 <= required <= total:
             raise ConfigurationError(f"{required} branches are required, but the number of branches is {total}")
         self.required = required
@@ -102,7 +103,8 @@ class Intensity:
         whole: object = limit
         if not isinstance(whole, int) or whole < 0 or not is_seconds(within_s) or within_s == 0:
             raise ConfigurationError(
-                f"invalid restarts={limit!r}, within_s={within_s!r}; use a whole number from 0, and more than 0 s"
+                f"invalid restarts={limit!r}, within_s={within_s!r}; "
+                "restarts must be a whole number, 0 or more, and within_s must be more than 0"
             )
         self.limit = limit
         self.within_s = within_s
@@ -125,12 +127,13 @@ class Intensity:
 def told_results(results: Sequence[BranchResult], *, decided: Cause | None = None) -> str:
     """Return a summary, for display, of the branches that did not complete.
 
-    Failures are listed first, then the branches that were stopped because of these failures, then those that never
-    started.
+    Failed branches are listed first, then those that were stopped because the outcome was decided, then those that
+    never started.
 
     Parameters:
         results: results of all branches.
-        decided: cause with which the remaining branches were stopped once the outcome was decided; None if none were.
+        decided: cause with which the remaining branches were stopped once the outcome was decided; None if no branches
+            were stopped.
     """
     stopped = [result for result in results if result.cause is not None and result.cause == decided]
     waiting = [result for result in results if result.status == "not_begun"]

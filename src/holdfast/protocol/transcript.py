@@ -1,6 +1,6 @@
-"""Folds a run's events into transcript entries that are always valid: each tool call has exactly one result.
+"""Conversion of a run's events to transcript entries that are always valid: each tool call has exactly one result.
 
-A running host folds the events as they are emitted, and recovery after a crash folds the events in the log. Both
+A running host converts the events as they are emitted; recovery after a crash converts the events in the log. Both
 produce the same entries.
 
 Invariants
@@ -62,7 +62,7 @@ def _text_bytes(text: str) -> int:
 
 
 def last_agent_state(entries: Sequence[Entry]) -> AgentState | None:
-    """Return the last agent state in these entries, for the summary that replaces the entries; None if none has one."""
+    """Return the last agent state in the entries that a summary replaces; None if no entry has an agent state."""
     return next((entry.agent_state for entry in reversed(entries) if entry.agent_state is not None), None)
 
 
@@ -79,10 +79,10 @@ def _json(value: object) -> str:
 
 
 class RunTranscript:
-    """The entries of one run so far. Not thread-safe: only the run's own loop feeds it.
+    """The entries of one run so far. Not thread-safe: use it only on the run's event loop.
 
     Parameters:
-        run_id: id of the run; events of other runs, such as children, are ignored.
+        run_id: id of the run; events of other runs and of children are ignored.
         messages: messages that the run took. They precede all other entries, except for steered messages, which are
             placed where the run received them.
     """

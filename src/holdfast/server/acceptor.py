@@ -1,18 +1,19 @@
-"""Acceptor that accepts connections, and serves connections with a valid key first.
+"""Acceptor of new connections, which serves connections with a valid key first.
 
-The kernel returns connections in order, and serving a connection costs ten times as much as accepting it. A burst from
-one program would therefore delay all other programs. To avoid this, the acceptor accepts new connections immediately,
-and peeks at their first bytes:
+The kernel returns connections in order of arrival, and serving a connection costs ten times as much as accepting it. A
+burst of connections from one program would therefore delay all other programs. To avoid this, the acceptor accepts new
+connections immediately, and peeks at their first bytes:
 
 - A connection with a valid API key or the local token is served next. Principals take turns, each within its share of
   the connections.
-- A connection with a token that may be signed is served after these. The token is verified only when the request is
+- Connections with a token that looks like a signed token come next. The token is verified only when the request is
   handled, because verification is expensive.
-- All other connections are served in order, a few per turn.
+- All other connections are served in order of arrival, a few per turn.
 
 Rules
 - There is one turn per millisecond, so that a flood of connections leaves time for other work.
-- Peeking affects only the order. Each request is authenticated when it is handled. Peeked bytes are not stored.
+- Peeking affects only the order of service. Each request is still authenticated when it is handled. Peeked bytes are
+  not stored.
 - A waiting connection counts as open, either as keyless or as a connection of its principal. The usual timeout and
   limits apply to waiting connections (`holdfast.server.connections`).
 - If only a few connections arrive, they are served immediately, without peeking. An occasional short burst is also
@@ -88,13 +89,13 @@ class _Waiting:
 
 
 class Acceptor:
-    """Acceptor of connections on a listening socket, in place of an `asyncio.Server`. Use it from one event loop only.
+    """Acceptor of connections on a listening socket; replaces `asyncio.Server`. Use it from one event loop only.
 
     Parameters:
         listener: bound, listening, non-blocking socket, which `close` closes.
         protocol: function that creates the protocol of a connection. It is called with the waiting connection that the
-            protocol replaces, or with None if the connection did not wait.
-        connections: open connections of the server.
+            protocol takes over, or with None if the connection did not wait.
+        connections: register of the server's open connections.
         keys: key ring that recognizes valid keys.
     """
 
@@ -138,7 +139,7 @@ class Acceptor:
     async def wait_closed(self) -> None:
         """Wait until every connection that is being set up has its protocol.
 
-        After `close`, further protocols are not created.
+        Call `close` first, so that no further connections are accepted.
         """
         if self._starting:
             await asyncio.wait(self._starting)

@@ -1,4 +1,4 @@
-"""Current activity of a session, derived from the end of its event log."""
+"""Current activity of a session, derived from the last events of its log."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _TAIL = 160
 
 @dataclass(slots=True)
 class ActiveCall:
-    """An active tool call, with the tool's name, shortened arguments, start time and the end of the output."""
+    """An active tool call: the tool's name, its shortened arguments, the start time and the last part of its output."""
 
     name: str
     arguments: str = ""
@@ -44,14 +44,14 @@ class ActiveCall:
 
 @dataclass(slots=True)
 class Activity:
-    """Current activity of a run, derived from the end of the event log.
+    """Current activity of a run, derived from the last events of the session's log.
 
     Parameters:
         agent: name of the run's agent.
         step: number of the current step; 0 before the first step.
         calls: active calls by id.
         done: number of finished calls.
-        said: end of the run's text or reasoning.
+        said: last part of the text or reasoning that the run has produced.
         usage: usage of the run; None if the run is not in the memory of this process.
         questions: open questions of the run.
     """
@@ -96,7 +96,7 @@ async def current_activity(host: Host, view: SessionView, *, reader: str) -> Act
     Parameters:
         host: host of the session.
         view: state of the session.
-        reader: principal that requests the activity, and that is charged for the events while they are read.
+        reader: principal that requests the activity, and is charged for the memory of the events while they are read.
     """
     found = await host.store.find_session(view.principal, view.key)
     if found is None:

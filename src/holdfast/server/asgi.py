@@ -42,7 +42,7 @@ from holdfast.server.request import Request
 from holdfast.server.response import Headers, Response, encode, send_refusal, send_response
 from holdfast.server.router import Route, RouteTree, unknown_route
 from holdfast.server.routes import API_ROUTES, PAGE_ROUTES, ROUTES
-from holdfast.server.routes.pages import json_page
+from holdfast.server.routes.probes import json_page
 from holdfast.server.streams import LAST_FRAME_S
 
 __all__ = ["App"]
@@ -63,9 +63,10 @@ class App:
     def __init__(self, host: Host, keys: KeyRing) -> None:
         self.host = host
         self.keys = keys
-        self.context = ServerContext(host, keys, openapi=encode(document(ROUTES)))
+        self.context = ServerContext(host, keys, openapi=encode(document(ROUTES)) + b"\n")
         self._gate = OriginGate(host.settings)
         self._routes = RouteTree(API_ROUTES)
+        self._page_routes = RouteTree(PAGE_ROUTES)
         self._pages = self._make_pages()
 
     async def __aenter__(self) -> App:
@@ -248,7 +249,7 @@ class App:
         try:
             if route.method == "POST" and "origin" not in request.headers:  # before its key is used for another site
                 raise OriginRefused(
-                    "only the page itself may submit its form", hint="in programs, use …/approvals/{id}"
+                    "only the server's own pages may submit this form", hint="in programs, use the routes below /v1"
                 )
             caller = None
             if route.access != "public":
@@ -269,7 +270,7 @@ class App:
     async def _refused(self, request: PageRequest, error: Exception) -> PageResponse:
         assert isinstance(error, HTTPException)
         if error.status_code == 405:
-            there = [route.method for route in PAGE_ROUTES if route.path == request.url.path]
+            there, _ = self._page_routes.find(request.scope["raw_path"])
             return json_page(_not_allowed(request.method, there))
         return json_page(error_response(unknown_route(request.url.path)))
 

@@ -3,9 +3,9 @@
 A key is shown once, and only its SHA-256 hash is stored. Until the first key is created, anyone on loopback acts as the
 principal ``local`` with role admin; afterwards, every request requires a key. A server that listens on any other
 address must have a valid key, or accept signed tokens, before it starts. If agents may execute commands on this
-machine, requests on loopback require a credential even while there are no keys: the local token
-(`holdfast.local_token`), whose holder acts as ``local``. If the settings contain a key for signed tokens, these are
-accepted too (`holdfast.server.tokens`).
+machine, requests on loopback require a credential even before the first key is created: the local token
+(`holdfast.local_token`), which lets its holder act as ``local``. If the settings contain a key that verifies signed
+tokens, such tokens are accepted too (`holdfast.server.tokens`).
 
 Only this process opens the store, and keys change only through `KeyRing`. The keys in memory are therefore always up to
 date.
@@ -75,12 +75,12 @@ class KeyStore(Protocol):
         ...
 
     async def revoke_key(self, key_id: str, *, at: float) -> bool:
-        """Revoke a key. Return False if no valid key has the id `key_id`."""
+        """Revoke a key. Return False if the key does not exist or is already revoked."""
         ...
 
 
 def digest_of(secret: str | bytes) -> bytes:
-    """Return the SHA-256 hash of a secret, which is stored in place of the secret."""
+    """Return the SHA-256 hash of a secret. Only this hash is stored, never the secret itself."""
     return hashlib.sha256(secret.encode() if isinstance(secret, str) else secret).digest()
 
 
@@ -116,7 +116,7 @@ def make_key(
 
 
 def check_principal(principal: str) -> None:
-    """Raise `InvalidRequest` if `principal` is not 1 to 200 printable characters."""
+    """Raise `InvalidRequest` unless `principal` consists of 1 to 200 printable characters."""
     if not 1 <= len(principal) <= 200 or not principal.isprintable():
         raise InvalidRequest(f"{principal[:40]!r} is not a valid principal", hint="use 1 to 200 printable characters")
 
@@ -124,13 +124,14 @@ def check_principal(principal: str) -> None:
 class KeyRing:
     """The API keys of a host. Use a key ring from one event loop only.
 
-    The attribute ``in_use`` registers the requests in progress. When a key change invalidates the credential of a
+    The attribute ``in_use`` is the register of requests in progress. When a key change invalidates the credential of a
     request, the request ends immediately.
 
     Parameters:
         store: store that contains the keys.
         clock: source of the current time.
-        token: local token, which every request requires while the server has no keys; None requires no token.
+        token: local token that every request must contain while the server has no keys; if None, requests then need no
+            token.
         signed: verifier of signed tokens (JWT); if None, signed tokens are not accepted.
     """
 
@@ -172,7 +173,10 @@ class KeyRing:
 
     @property
     def required(self) -> bool:
-        """Whether requests require a key or a token. True once a key has been created, even if all keys are revoked."""
+        """Whether requests require a key or a token.
+
+        True once a key other than an approval key has been created, even if all keys are revoked.
+        """
         return self._ever or self._token is not None or self._signed is not None
 
     @property
@@ -187,7 +191,7 @@ class KeyRing:
 
     @property
     def any_approver(self) -> bool:
-        """Whether the store has a valid approval key."""
+        """Whether the store contains a valid approval key."""
         return bool(self._approvers)
 
     async def load(self) -> None:
@@ -255,17 +259,17 @@ class KeyRing:
                 await self._load()
 
     def show_approver(self) -> str:
-        """Create and return an approval key for all principals, which is valid for the lifetime of this key ring.
+        """Create and return an approval key that is valid for all principals, until this key ring is discarded.
 
-        The key ring keeps only the key's hash. Show the key on the terminal of the server's operator, and do not write
-        the key to a file or log.
+        The key ring keeps only the key's hash. Show the key on the terminal of the server's operator, and never write
+        it to a file or log.
         """
         secret = ids.secret(_APPROVAL_PREFIX)
         self._shown_approver = digest_of(secret)
         return secret
 
     def approver(self, secret: str, principal: str) -> str:
-        """Check an approval key for the calls of `principal`, and return the key's id.
+        """Check that an approval key may approve tool calls of `principal`, and return the key's id.
 
         Raises `ApprovalKeyRequired` if the key is missing or invalid.
         """
@@ -288,9 +292,9 @@ class KeyRing:
         return record
 
     def holder(self, authorization: bytes) -> str | None:
-        """Return the principal of the API key or local token in an ``Authorization`` header; None if it is not valid.
+        """Return the principal of the API key or local token in an ``Authorization`` header; None if neither is valid.
 
-        Use the result only to order connections. This method does not authenticate a request.
+        Use the result only to decide which connections are served first. This method does not authenticate a request.
         """
         try:
             if self._ever:
@@ -313,7 +317,7 @@ class KeyRing:
             return False
 
     def caller(self, headers: Mapping[bytes, bytes]) -> Caller:
-        """Return the caller of a request with these headers.
+        """Authenticate a request by its `headers`, and return the caller.
 
         Raises:
             Unauthenticated: if a required credential is missing or invalid.
@@ -331,7 +335,7 @@ class KeyRing:
         try:
             principal = user.decode("utf-8")
         except UnicodeDecodeError:
-            raise InvalidRequest("X-Holdfast-User is not UTF-8", hint="send the name in UTF-8") from None
+            raise InvalidRequest("X-Holdfast-User is not UTF-8", hint="encode the name as UTF-8") from None
         check_principal(principal)
         if principal == LOCAL.principal and caller.role != "admin":
             raise Forbidden("this key may not act for 'local'", hint="'local' is reserved for servers without keys")
@@ -358,7 +362,7 @@ class KeyRing:
         if authorization is None or not hmac.compare_digest(token, digest_of(_secret(authorization))):
             said = "the request has no token" if authorization is None else "the token is invalid"
             raise Unauthenticated(
-                f"agents act on this machine, so a token is required: {said}",
+                f"this server's agents can run commands on this machine, so a token is required: {said}",
                 hint="send 'Authorization: Bearer <token>'; the token is in the …-token file beside the store",
             )
 
@@ -371,7 +375,7 @@ def _caller_with(record: KeyRecord) -> Caller:
 def refuse_repeated(headers: Iterable[tuple[bytes, bytes]]) -> None:
     """Raise `InvalidRequest` if a security-relevant header is repeated.
 
-    A proxy in front of the server may have read another value of the header than the server would.
+    If a header is repeated, a proxy in front of the server might use a different value than the server does.
     """
     names = [name for name, _ in headers]
     for name in _ONCE:
@@ -397,7 +401,7 @@ def _secret(authorization: bytes | None) -> bytes:
 class OriginGate:
     """Allow-lists for the headers ``Host`` and ``Origin``.
 
-    They prevent pages of other websites from using an agent, even by DNS rebinding.
+    They prevent pages of other websites from using an agent, even through DNS rebinding.
 
     Parameters:
         settings: server settings, from which the listen address, ``allowed_hosts`` and ``allowed_origins`` are used.
@@ -416,7 +420,7 @@ class OriginGate:
 
     @staticmethod
     def require_keys(settings: Settings, *, any_valid: bool) -> None:
-        """Raise `ConfigurationError` if the listen address is reachable from other machines and no key is valid.
+        """Raise `ConfigurationError` if other machines can reach the listen address and `any_valid` is False.
 
         Parameters:
             settings: server settings, from which the listen address is used.
@@ -429,7 +433,7 @@ class OriginGate:
             )
 
     def check(self, headers: Mapping[bytes, bytes]) -> bytes | None:
-        """Return the origin of an allowed cross-origin request.
+        """Check the headers ``Host`` and ``Origin``, and return the origin of an allowed cross-origin request.
 
         Return None if the request is same-origin or has no ``Origin`` header.
 

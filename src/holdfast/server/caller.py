@@ -20,7 +20,7 @@ class Caller:
         credential: id of the API key, ``jwt`` for a signed token, or ``local`` if the server has no keys.
         owner: principal to which the credential belongs, if the caller acts for another principal; otherwise None.
         expires_at: expiry time of the credential in seconds since the epoch; None if the credential does not expire.
-        agents: names of the agents that the caller may use; None applies the server's default for the role.
+        agents: names of the agents that the caller may use; if None, the server's default for the role applies.
     """
 
     principal: str

@@ -4,16 +4,17 @@ A connection is keyless until a request on the connection presents a valid key. 
 the key's principal.
 
 Rules
-- The server keeps fewer connections than it has file descriptors, so that agents' tools and the store have enough.
-- When the server is full, a new connection replaces the keyless connection that was idle longest. If no keyless
-  connection exists, it replaces an idle connection of a principal. Keyless connections can therefore never lock a
-  principal out. A connection that handles a principal's request is not replaced.
-- Each principal has a share of the connections, and so do all keyless connections together. A request that would take a
-  principal over its share is refused, and the connection is closed.
+- The server limits its connections to fewer than the available file descriptors, so that enough descriptors remain for
+  the agents' tools and the store.
+- When the server is full, the keyless connection that was idle longest is closed to make room for a new connection. If
+  no keyless connection exists, an idle connection of a principal is closed. Keyless connections can therefore never
+  lock a principal out. A connection that handles a principal's request is never closed for this purpose.
+- The number of connections is limited for each principal, and for all keyless connections together. A request that
+  would take a principal over its limit is refused, and the connection is closed.
 - A request head must be complete within ``head_timeout_s`` of its first byte. For the first head of a connection, the
   time starts when the connection is made. Between two requests, a connection may be idle for
-  ``idle_connection_timeout_s``. One timer serves all connections, and a request costs two changes of an ordered
-  dictionary.
+  ``idle_connection_timeout_s``. One timer enforces the timeouts of all connections, so a request costs only two changes
+  of an ordered dictionary.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["CONNECTION", "Connection", "Connections", "descriptors_kept_free", "raise_descriptor_limit"]
 
 CONNECTION = "holdfast.connection"
-"""ASGI scope key of the protocol object of the request's connection."""
+"""Key in the ASGI scope of a request for the protocol object of the connection."""
 
 _log = logging.getLogger("holdfast.server")
 _MOST_DESCRIPTORS = 65_536
@@ -55,7 +56,7 @@ class Connection(Protocol):
     queue: OrderedDict[Connection, float] | None
 
     def on_timeout(self) -> None:
-        """Handle a request head, a request body or a next request that did not arrive in time."""
+        """Handle a timeout: a request's head, a request's body or the next request did not arrive in time."""
         ...
 
     def drop(self) -> None:
@@ -64,7 +65,7 @@ class Connection(Protocol):
 
 
 def raise_descriptor_limit() -> None:
-    """Raise this process's limit of file descriptors to its hard limit, but to at most 65,536."""
+    """Raise this process's soft limit on file descriptors to its hard limit, but to at most 65,536."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -80,10 +81,12 @@ def descriptors_kept_free(descriptors: int) -> int:
 
 
 class Connections:
-    """The open connections of a server. Use this object from one event loop only.
+    """Register of a server's open connections, which enforces their limits and timeouts.
+
+    Use it from one event loop only.
 
     Parameters:
-        host: host of the server, whose settings, connection budget and incident log are used.
+        host: host of the server, which provides the settings, the connection budget and the incident log.
     """
 
     def __init__(self, host: Host) -> None:
@@ -122,9 +125,9 @@ class Connections:
         return self._budget.used
 
     def default_lines(self, fields: list[tuple[bytes, bytes]]) -> bytes:
-        """Return uvicorn's default response headers as lines.
+        """Return uvicorn's default response headers, which are in `fields`, encoded as header lines.
 
-        The lines are cached, because uvicorn replaces the list `fields` only once a second.
+        The result is cached, because uvicorn replaces the list `fields` only once a second.
         """
         made_of, lines = self._default
         if made_of is not fields:
@@ -183,10 +186,10 @@ class Connections:
             self._forget_keyless(connection)
 
     def acceptable(self, least: int) -> int:
-        """Return how many connections may be accepted before any of them is registered with `opened`.
+        """Return how many connections may be accepted now, before the first of them is registered with `opened`.
 
         Parameters:
-            least: minimum to return, even if the server has no room; surplus connections receive an error response.
+            least: minimum to return, even if the server has no room; connections without room get an error response.
         """
         budget = self._budget
         room = min(budget.limit - budget.used, budget.share - budget.held(UNKNOWN)) + len(self._keyless)
@@ -196,7 +199,7 @@ class Connections:
         """Charge a waiting connection to the principal, so that it is not closed to make room for other connections.
 
         Returns:
-            True; or False, without any change, if the principal already has its full share of connections.
+            False, without any change, if the principal already has its full share of connections; otherwise True.
         """
         if self._budget.held(principal) >= self._budget.share:
             return False
@@ -205,7 +208,7 @@ class Connections:
         return True
 
     def cannot_accept(self, error: OSError) -> None:
-        """Report that the system cannot accept a connection, for example because of a lack of descriptors."""
+        """Report that the system cannot accept a connection, for example because it has no free descriptors."""
         self._tell("this host", f"cannot accept connections, retrying soon: {error.strerror or error}")
 
     def head_began(self, connection: Connection) -> None:
@@ -222,12 +225,12 @@ class Connections:
         self._place(connection, None)
 
     def answered(self, connection: Connection, *, whole: bool, head_began: bool) -> None:
-        """Record the end of a response on a connection without queued requests.
+        """Record that a response has ended on a connection with no further requests queued.
 
         Parameters:
             connection: connection on which the response was sent.
-            whole: whether the request has arrived completely.
-            head_began: whether a part of the next request's head has arrived.
+            whole: whether the request itself has arrived completely.
+            head_began: whether a part of the next request's head has already arrived.
         """
         self._place(connection, (self._heads if head_began else self._idle) if whole else self._bodies)
         if connection in self._keyless:

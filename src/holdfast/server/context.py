@@ -1,7 +1,7 @@
 """State shared by the handlers of all routes, such as the host, the API keys and the open event streams.
 
-API handlers call `ServerContext.session` or `ServerContext.session_named` to get the session that a request names. Both
-methods return only sessions of the caller's principal.
+API handlers call `ServerContext.session` or `ServerContext.session_named` to get the session that a request refers to.
+Both methods return only sessions of the caller's principal.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from holdfast.settings import Settings
 __all__ = ["CREDENTIAL_USE", "DELIVERY", "ServerContext"]
 
 CREDENTIAL_USE = "holdfast.use"
-"""ASGI scope key of the request's `CredentialUse`."""
+"""Key in the ASGI scope of a request for its `CredentialUse`."""
 DELIVERY = "holdfast.delivery"
-"""ASGI scope key of the `ResponseDelivery` of a request outside ``/v1``."""
+"""Key in the ASGI scope of a request outside ``/v1`` for its `ResponseDelivery`."""
 
 
 class ServerContext:
@@ -72,7 +72,7 @@ class ServerContext:
     def close_waits(self) -> None:
         """End all requests that wait for a message to settle, because the server is shutting down.
 
-        These requests return the message's current state. Event streams that end from now on report the shutdown.
+        These requests respond without the result. Event streams that end from now on report the shutdown as the reason.
         """
         self.streams.closing()
         self.waits.close()
@@ -104,7 +104,7 @@ class ServerContext:
         return self.host.session(key, principal=request.caller.principal, agents=request.agents)
 
     def check_approval_key(self, caller: Caller, secret: str, principal: str) -> str:
-        """Check an approval key for the calls of `principal`, and return the key's id.
+        """Check that an approval key may approve tool calls of `principal`, and return the key's id.
 
         Raises:
             ApprovalKeyRequired: if the key is missing or wrong. A wrong key is reported to the operator.

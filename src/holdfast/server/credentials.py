@@ -1,13 +1,13 @@
-"""Credentials in use: a register of the requests and event streams in progress by their key or token.
+"""Credentials in use: a register of the requests and event streams in progress, by credential.
 
 Rules
 - When a key is revoked, or the first key of a server is created, all requests without a valid credential end
   immediately.
 - A token expires when the wall clock reaches the token's ``exp``. For a request in progress, the token also expires
-  when the time that was left at the start of the request has passed on the monotonic clock. A wall clock that is set
-  back therefore does not extend a request or stream; a wall clock that is set forward may end it.
-- Registering and releasing a request is O(1). One timer for the whole server checks for expiry, and runs only while a
-  registered token can expire.
+  when the lifetime that the token had left at the start of the request has passed on the monotonic clock. Setting the
+  wall clock back therefore does not extend a request or stream; setting it forward may end one.
+- Registering or releasing a request takes constant time. One timer for the whole server checks for expiry, and runs
+  only while a credential that can expire is registered.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ __all__ = ["LOOK_EVERY_S", "CredentialUse", "CredentialsInUse"]
 K = TypeVar("K")
 
 LOOK_EVERY_S = 0.25
-"""Seconds between two expiry checks. An open stream ends by the second check after its token expires."""
+"""Time in seconds between two expiry checks. An open stream ends no later than the second check after its token
+expires."""
 
 _NO_MORE = "the token has expired"
 
@@ -36,14 +37,14 @@ _NO_MORE = "the token has expired"
 class CredentialUse:
     """A request or stream in progress under a credential, returned by `CredentialsInUse.hold`.
 
-    Create it in the task of the request, and use it as a context manager or call `release` at the end. If the
-    credential becomes invalid, the task is cancelled, and the attribute ``ended`` contains the reason.
+    Create it in the task that handles the request. Use it as a context manager, or call `release` when the request
+    ends. If the credential becomes invalid, the task is cancelled, and the attribute ``ended`` contains the reason.
 
     Parameters:
         owner: register that contains this use.
         credential: id of an API key, ``jwt`` or ``local``.
-        buckets: numbers of the expiry checks that end the request, by wall clock and by monotonic clock; None if the
-            credential never expires.
+        buckets: numbers of the expiry checks that end the request, the first by wall clock, the second by monotonic
+            clock; None if the credential never expires.
     """
 
     __slots__ = ("_owner", "_task", "buckets", "credential", "ended")
@@ -76,7 +77,7 @@ class CredentialUse:
                 self._task.cancel()
 
     def absorb(self) -> None:
-        """Undo the cancellation by `end`, so that the task can send the reason to its client."""
+        """Undo the cancellation that `end` requested, so that the task can send the reason to the client."""
         if self._task is not None:
             self._task.uncancel()
 
@@ -108,7 +109,7 @@ class CredentialsInUse:
         return self._timer is not None
 
     def hold(self, credential: str, expires_at: float | None) -> CredentialUse:
-        """Register the current task as a request under a credential.
+        """Register the current task as the handler of a request with a credential.
 
         Parameters:
             credential: id of an API key, ``jwt`` or ``local``.
@@ -135,7 +136,7 @@ class CredentialsInUse:
             _discard(self._by_monotonic, use.buckets[1], use)
 
     def end_all_but(self, valid: Iterable[str], reason: str) -> int:
-        """End all requests whose credential is not in `valid`, and return the number of ended requests."""
+        """End all requests whose credential is not in `valid`, and return how many were ended."""
         over = self._by_credential.keys() - set(valid)
         ended = [use for credential in over for use in self._by_credential[credential]]
         for use in ended:

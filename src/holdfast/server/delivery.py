@@ -1,7 +1,7 @@
 """Budget charges of a request, and delivery of its response in chunks.
 
-Large bodies are charged to the principal, and the connection of a client that stops reading is cut. Every request body
-and every response body is handled by this module, which `tests/server/test_accounting.py` checks.
+The memory of large bodies is charged to the principal, and the connection of a client that stops reading is cut. All
+request bodies and all response bodies pass through this module; `tests/server/test_accounting.py` checks this.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 CUT = "holdfast.cut"
-"""ASGI scope key of the function that cuts the connection of a request."""
+"""Key in the ASGI scope of a request for the function that cuts the request's connection."""
 WAIT_S = 5.0
-"""Maximum time in seconds for which a large body or a list waits for budget."""
+"""Maximum time in seconds for which a request waits for budget for a large body or a list."""
 WRITTEN_PER_S = 500_000_000
-"""Bytes of large responses that a loop writes per second, so that a fast client does not monopolize the loop."""
+"""Bytes of large responses that the loop writes per second, so that a fast client does not monopolize the loop."""
 STORED_PER_S = 40_000_000
 """Bytes of large messages that the loop and the store handle per second. A principal gets a quarter of this rate."""
 TAKEN_PER_S = 80_000_000
-"""Bytes of large bodies that a host accepts per second. Decoding and storing large bodies delays other requests."""
+"""Bytes of large bodies that a host accepts per second, because decoding and storing them delays other requests."""
 _PIECE_BYTES = 65_536
 _LEAST_RATE = 10_000
 """Minimum average rate in bytes per second at which a client must read a large response. A slower client is cut off
@@ -81,17 +81,17 @@ class ResponseDelivery:
         return self.hold(await memory.wait_for(self.principal, amount, within_s=WAIT_S, in_memory=in_memory))
 
     async def take_turn(self) -> None:
-        """Wait for the principal's turn to read a whole list, and keep the turn until the request ends.
+        """Wait until the principal may read a whole list, and hold this permission until the request ends.
 
-        Raises `BudgetExceeded` or `HostBusy` if the turn does not come in time.
+        Raises `BudgetExceeded` or `HostBusy` if the wait takes too long.
         """
         self.hold(await self.budgets.listings.wait_for(self.principal, 1, within_s=WAIT_S))
 
     async def take_write(self, amount: int) -> Charge:
-        """Wait for the principal's turn to store a large message, and return a charge for the write.
+        """Wait until the principal may store a large message, and return a charge for the write.
 
         The message's memory is charged during the wait. The caller must release the returned charge once the message is
-        stored. Raises `BudgetExceeded` or `HostBusy` if the turn does not come in time.
+        stored. Raises `BudgetExceeded` or `HostBusy` if the wait takes too long.
 
         Parameters:
             amount: size of the message in bytes.
@@ -110,7 +110,10 @@ class ResponseDelivery:
         self.hold(self.budgets.edits.charge(self.principal))
 
     async def work(self, encode: Callable[[], bytes]) -> bytes:
-        """Call `encode` on the loop, charge its time to the principal, and let other principals take their turns."""
+        """Call `encode` on the loop, charge its run time to the principal, and return its result.
+
+        Before the result is returned, other tasks get a turn.
+        """
         return await self.budgets.loop_time.run(self.principal, encode)
 
     async def put(self, message: MutableMapping[str, Any]) -> None:
@@ -118,7 +121,7 @@ class ResponseDelivery:
 
         Raises:
             TimeoutError: if the client read nothing for ``stream_stall_s``, or read more slowly than ``_LEAST_RATE``
-                for too long. The connection is cut first.
+                for too long. The connection has then already been cut.
         """
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -132,7 +135,11 @@ class ResponseDelivery:
         self._patience_s = min(self.settings.stream_stall_s, self._patience_s - (loop.time() - began) + earned_s)
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
-        """Write one ASGI message of the response. A large body is charged and written in chunks. Raises as `put`."""
+        """Write one ASGI message of the response.
+
+        A large body is written in chunks, and its memory is charged to the principal. Raises as `charge_memory` and
+        `put`.
+        """
         body = message.get("body", b"")
         if len(body) <= FREE_BYTES:
             await self.put(message)  # may wait for earlier responses that are still unread
@@ -160,7 +167,7 @@ class ResponseDelivery:
 
 
 def cut_connection(scope: Scope) -> None:
-    """Close the connection of a request immediately, and drop unsent data, including data in the kernel."""
+    """Close the connection of a request immediately, and drop all unsent data, including data in the kernel."""
     cut = scope.get(CUT)
     if cut is not None:
         cut()

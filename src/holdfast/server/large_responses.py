@@ -1,6 +1,6 @@
-"""Responses with transcripts, lists and exports, which are read in pages and written piece by piece.
+"""Responses with transcripts, lists and exports, which are written piece by piece.
 
-The data is charged to the principal while it is in memory.
+The memory of the data is charged to the principal while the data is in memory.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ async def respond_with_transcript(request: Request, session: Session, *, after: 
 
     Raises:
         UnknownSession, BudgetExceeded, HostBusy: as `Session.transcript_page`.
-        HistoryChanged: if the last entry that was sent has been removed from the transcript.
+        HistoryChanged: if the last entry sent has been removed from the transcript before the next page is read.
         TimeoutError: as `Request.put`.
     """
     first, charge = await session.transcript_page(after=after, limit=limit)
@@ -53,7 +53,7 @@ async def respond_with_transcript(request: Request, session: Session, *, after: 
         async for page in pages:
             for entry in page:
                 await request.write(b"," + await request.work(partial(encode, entry)))
-    await request.write(b"]}")
+    await request.write(b"]}\n")
     await request.end()
     return None
 
@@ -61,11 +61,11 @@ async def respond_with_transcript(request: Request, session: Session, *, after: 
 async def respond_with_list(request: Request, name: str, items: Sequence[msgspec.Struct]) -> Response | None:
     """Respond with a list as ``{name: […]}``.
 
-    A small list is returned as one response. For a larger list, memory is charged, the items are written one by one,
-    and the function returns None.
+    A small list is returned as one response. For a larger list, memory is charged to the principal, the items are
+    written one by one, and the function returns None.
 
     Raises:
-        BudgetExceeded, HostBusy: if no memory became available in time.
+        BudgetExceeded, HostBusy: if the memory for a larger list was not available in time.
         TimeoutError: as `Request.put`.
     """
     begun: list[bytes] = []
@@ -84,7 +84,7 @@ async def respond_with_list(request: Request, name: str, items: Sequence[msgspec
     await request.write(body)
     for item in rest:
         await request.write(b"," + await request.work(partial(encode, item)))
-    await request.write(b"]}")
+    await request.write(b"]}\n")
     await request.end()
     return None
 
@@ -112,7 +112,7 @@ async def respond_with_export(request: Request, session: Session, *, at: float) 
         await request.write(b'%b"%b":"' % (separator, digest.encode()))
         await _write_base64(request, session, digest)
         separator = b'",'
-    await request.write(b'"}}' if digests else b"}}")
+    await request.write(b'"}}\n' if digests else b"}}\n")
     await request.end()
 
 
@@ -138,7 +138,7 @@ async def read_parts(request: Request, session: Session, attachment: Attachment)
     """Yield the bytes of an attachment in parts of `_PART_BYTES`, with only one part in memory at a time.
 
     Raises:
-        BudgetExceeded, HostBusy: if no memory for a part became available in time.
+        BudgetExceeded, HostBusy: if the memory for a part was not available in time.
         UnknownAttachment: if the attachment no longer exists.
     """
     size = attachment.size_bytes

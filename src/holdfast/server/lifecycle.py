@@ -1,9 +1,9 @@
 """Server lifecycle: bind the address, open the host, serve, and shut down.
 
-The first SIGINT, SIGTERM or SIGHUP starts a drain. Sends are refused with 503, and runs finish or are suspended by the
-deadline. Requests that wait for a message receive a response, and event streams receive a closing frame. The second
-signal exits the process immediately, which is always safe for the store. If the shutdown hangs, a watchdog outside the
-event loop prints the stacks of all threads and exits the process.
+The first SIGINT, SIGTERM or SIGHUP starts a drain: new messages are refused with 503, and runs must finish or be
+suspended by the deadline. Then requests that wait for a message to settle get a response, and event streams get a
+closing frame. The second signal exits the process immediately, which is always safe for the store. If the shutdown
+hangs, a watchdog outside the event loop prints the stacks of all threads and exits the process.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ import gc
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvicorn
 
 from holdfast.errors import ConfigurationError
 from holdfast.host import DrainReport, Host
+from holdfast.host.run_reports import session_label
 from holdfast.local_token import keep_token, remove_token
 from holdfast.server.acceptor import Acceptor
 from holdfast.server.asgi import App
@@ -33,12 +35,18 @@ from holdfast.server.tokens import TokenVerifier
 from holdfast.server.write_coalescing import BoundedReader
 from holdfast.settings import Settings
 
+if TYPE_CHECKING:
+    from holdfast.host.live_session import LiveRun
+
 __all__ = ["Running", "bind", "holder_of", "serve", "serve_until"]
 
 FORCED_EXIT = 5
+_OTHER_ADDRESS = "choose an address of this machine: --host 127.0.0.1 or HOLDFAST_HOST"
 _LAST_FRAMES_S = 1.0
 _CONNECTIONS_S = 2
 _WATCHDOG_S = 30.0
+_PROGRESS_S = 5.0
+_NAMED = 5
 _BACKLOG = 2048
 _COLLECT_AFTER = (10_000, 20, 20)
 """Thresholds of the garbage collector. With Python's default of (700, 10, 10), it would run hundreds of times a second
@@ -70,7 +78,7 @@ def bind(settings: Settings) -> socket.socket:
 
     Raises:
         ConfigurationError: if the address does not belong to this machine, is not permitted, or is in use. If the port
-            is in use, the message names the program that uses it, if that is known.
+            is in use, the message names the program that listens on it, if that program is known.
     """
     where = f"{settings.host}:{settings.port}"
     try:
@@ -78,9 +86,7 @@ def bind(settings: Settings) -> socket.socket:
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except OSError as error:
-        raise ConfigurationError(
-            f"cannot listen on {where}: {error.strerror}", hint="set HOLDFAST_HOST to an address of this machine"
-        ) from None
+        raise ConfigurationError(f"cannot listen on {where}: {error.strerror}", hint=_OTHER_ADDRESS) from None
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -91,13 +97,14 @@ def bind(settings: Settings) -> socket.socket:
         listener.close()
         text = f"cannot listen on {where}: {(error.strerror or str(error)).lower()}"
         if error.errno == errno.EADDRNOTAVAIL:
-            raise ConfigurationError(text, hint="set HOLDFAST_HOST to an address of this machine") from None
+            raise ConfigurationError(text, hint=_OTHER_ADDRESS) from None
         if error.errno == errno.EACCES:
-            raise ConfigurationError(text, hint="set HOLDFAST_PORT to a port above 1023 (0 takes a free one)") from None
+            hint = "choose a port above 1023: HOLDFAST_PORT=8421 or --port 8421 (0 picks a free one)"
+            raise ConfigurationError(text, hint=hint) from None
         holder = holder_of(settings.port) if settings.port else None
         raise ConfigurationError(
             text + (f": {holder} has it" if holder else ""),
-            hint="stop that program, or set HOLDFAST_PORT to another port (0 takes a free one)",
+            hint="stop that program, or choose another port: HOLDFAST_PORT=8421 or --port 8421 (0 picks a free one)",
         ) from None
     return listener
 
@@ -105,7 +112,8 @@ def bind(settings: Settings) -> socket.socket:
 def holder_of(port: int) -> str | None:
     """Return a description of the program that listens on a TCP port, such as ``pid 123 (python -m …)``.
 
-    Return None if no such program is visible to this user.
+    A process that the same command started, such as the server of ``serve --reload``, is described as that command:
+    if it alone ended, the port would soon be in use again. Return None if this user can see no such program.
     """
     import psutil
 
@@ -117,12 +125,22 @@ def holder_of(port: int) -> str | None:
         if connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port:
             if connection.pid is None:
                 return "a program of another user"
-            try:
-                command = " ".join(psutil.Process(connection.pid).cmdline())[:120]
-            except psutil.Error:
-                command = "its command cannot be seen"
-            return f"pid {connection.pid} ({command})"
+            pid, command = _as_started(connection.pid)
+            return f"pid {pid} ({' '.join(command)[:120] or 'its command cannot be seen'})"
     return None
+
+
+def _as_started(pid: int) -> tuple[int, Sequence[str]]:
+    """Return the pid and the command of a process, or of its outermost ancestor that runs the same command."""
+    import psutil
+
+    command: list[str] = []
+    with suppress(psutil.Error):  # it has ended, or belongs to another user
+        process: psutil.Process | None = psutil.Process(pid)
+        while process is not None and (not command or process.cmdline()[1:3] == command[1:3] != []):
+            pid, command = process.pid, process.cmdline()
+            process = process.parent()
+    return pid, command
 
 
 class _Server(uvicorn.Server):
@@ -185,7 +203,7 @@ async def serve(
 
     def on_signal(name: str) -> None:
         if asked.done():
-            note("forced: the process ends now; what was accepted is safe and is taken up at the next start")
+            note("Quitting now. Messages are safe; at the next start, replayable runs continue, and others end.")
             os._exit(FORCED_EXIT)
         asked.set_result(name)
         faulthandler.dump_traceback_later(host.settings.drain_timeout_s + _WATCHDOG_S, exit=True)
@@ -221,7 +239,7 @@ async def serve_until(
         host: host to serve, not started yet.
         listener: bound, listening socket, which is closed at the end.
         ready: called once with the `Running` server when the server accepts connections.
-        note: called with a line of text for the operator when the shutdown begins.
+        note: called with lines of text for the operator when the shutdown begins and while it waits for runs.
 
     Raises:
         ConfigurationError: if the address is reachable from other machines but neither a valid API key exists nor
@@ -241,8 +259,8 @@ async def serve_until(
                     Running(url=_url(listener), host=host, app=app, keys_required=keys.required, token_file=token_file)
                 )
                 why = await asked
-                note(f"{why}: draining, at most {settings.drain_timeout_s:g} s; once more ends the process at once")
-                report = await host.drain(deadline_s=settings.drain_timeout_s)
+                with _progress(host, why, note):
+                    report = await host.drain(deadline_s=settings.drain_timeout_s)
                 host.close_streams()
                 await _last_frames(app)
                 server.should_exit = True
@@ -251,6 +269,44 @@ async def serve_until(
         return report
     finally:
         listener.close()
+
+
+@contextmanager
+def _progress(host: Host, why: str, note: Callable[[str], None]) -> Iterator[None]:
+    """Tell the operator at the start of a drain, and every 5 s, which runs it waits for."""
+    loop, deadline_s = host.loop, host.settings.drain_timeout_s
+    ends_at = loop.time() + deadline_s
+    timer: asyncio.TimerHandle
+
+    def still_waiting() -> None:
+        nonlocal timer
+        if host.live:
+            runs = _listed([f"{_session_of(run)} ({run.run.agent.name})" for run in host.live.values()])
+            note(f"still waiting for {runs}; {max(0.0, ends_at - loop.time()):.0f} s left")
+        timer = loop.call_later(_PROGRESS_S, still_waiting)
+
+    count = len(host.live)
+    if count:
+        again = "Press Ctrl-C again" if why == "SIGINT" else "Send the signal again"
+        runs = f"{count} run{'' if count == 1 else 's'} ({_listed([_session_of(run) for run in host.live.values()])})"
+        note(f"Shutting down: waiting up to {deadline_s:g} s for {runs}. {again} to quit now.")
+    elif sessions := [session_label(live.principal, live.key) for live in host.actors.values() if live.background]:
+        note(f"Shutting down: ending background work of {_listed(sessions)}.")
+    else:
+        note("Shutting down: nothing is running.")
+    timer = loop.call_later(_PROGRESS_S, still_waiting)
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _session_of(run: LiveRun) -> str:
+    return session_label(run.actor.principal, run.actor.key)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
 
 
 @asynccontextmanager

@@ -24,7 +24,7 @@ def render(
         statistics: statistics of the host.
         streams: number of open event streams.
         answers: number of HTTP responses by status.
-        budgets: usage of each budget by name, including the usage by its heaviest users.
+        budgets: usage of each budget, by the name of the budget; includes the usage by the heaviest users.
     """
     families: list[tuple[str, str, str, Iterable[tuple[str, float]]]] = [
         ("holdfast_draining", "gauge", "1 while the host refuses new work", [("", int(statistics.draining))]),

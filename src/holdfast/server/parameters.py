@@ -1,8 +1,8 @@
 """Declarations of a route's inputs: its JSON or raw body and its query parameters.
 
-The bounds of an input are declared once. They are listed in the OpenAPI document and enforced for every request. A
-handler receives the decoded body as an argument, and reads a query parameter with, for example,
-``LIMIT.parse(request)``.
+The bounds of an input are declared once. They are enforced for every request and, except size limits and the maximum of
+a `NumberQuery`, listed in the OpenAPI document. A handler receives the decoded body as an argument, and reads a query
+parameter with a call such as ``LIMIT.parse(request)``.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _INTEGER = re.compile(r"[0-9]{1,18}")
 
 
 class JsonBody(Generic[T]):
-    """A JSON body of one type.
+    """A JSON body that is decoded to a given type.
 
     Parameters:
         type: type to which the body is decoded.
         optional: whether the body may be omitted; an omitted body is decoded as an empty object.
-        limit: function that returns the size limit in bytes, called with the settings; if None, the limit is the
-            setting ``body_limit_bytes``.
+        limit: function that is called with the settings and returns the size limit in bytes; if None, the setting
+            ``body_limit_bytes`` is the limit.
     """
 
     __slots__ = ("_decoder", "_limit", "optional", "type")
@@ -56,7 +56,7 @@ class RawBody:
 
     Parameters:
         media_type: media type listed in the OpenAPI document.
-        limit: function that returns the size limit in bytes, called with the settings.
+        limit: function that is called with the settings and returns the size limit in bytes.
     """
 
     __slots__ = ("_limit", "media_type")
@@ -76,8 +76,8 @@ class Query:
     Parameters:
         name: name of the query parameter.
         doc: description in the OpenAPI document.
-        least: minimum value listed in the OpenAPI document; None lists no minimum.
-        most: maximum value listed in the OpenAPI document; None lists no maximum.
+        least: minimum value listed in the OpenAPI document; if None, the document lists no minimum.
+        most: maximum value listed in the OpenAPI document; if None, the document lists no maximum.
     """
 
     __slots__ = ("doc", "least", "most", "name")
@@ -137,7 +137,7 @@ class IntegerQuery(Query):
         self._default = default
 
     def parse(self, request: Request) -> int:
-        """Return the integer. Raises `InvalidRequest` if it is invalid or out of bounds."""
+        """Return the integer. Raises `InvalidRequest` if the value is not an integer or is out of bounds."""
         text = request.query(self.name)
         if text is None:
             return self._default
@@ -155,7 +155,7 @@ class NumberQuery(Query):
 
     Parameters:
         name, doc: as for `Query`.
-        limit: function that returns the maximum value, called with the settings.
+        limit: function that is called with the settings and returns the maximum value.
     """
 
     __slots__ = ("_limit",)

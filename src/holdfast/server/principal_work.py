@@ -21,14 +21,14 @@ _REASON = "the key was revoked"
 
 
 class Ended(NamedTuple):
-    """Keys of a principal's sessions and ids of its schedules that were found, or that were stopped and paused."""
+    """Work of a principal: keys of sessions that were found or stopped, and ids of schedules found or paused."""
 
     sessions: tuple[str, ...]
     schedules: tuple[str, ...]
 
 
 async def find_work(host: Host, principal: str) -> Ended:
-    """Return a principal's sessions with a run, queued messages or background work, and its active schedules."""
+    """Return a principal's active schedules and its sessions that have a run, queued messages or background work."""
     schedules = [view.schedule_id for view in await host.schedules(principal=principal, limit=_PAGE) if view.next_at]
     return Ended(tuple(await _sessions(host, principal)), tuple(schedules))
 

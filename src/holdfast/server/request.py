@@ -34,7 +34,7 @@ _JSON_FIELDS = b"".join([b"%s: %s\r\n" % field for field in JSON_HEADERS]) + b"c
 
 
 class ConnectionWriter(Protocol):
-    """Non-blocking operations of the connection on which a request arrived."""
+    """Interface of the connection on which a request arrived; its methods never wait."""
 
     on_lost: Callable[[], object] | None
     """Callback for a client that disconnects while a request is in progress, called without arguments."""
@@ -44,11 +44,11 @@ class ConnectionWriter(Protocol):
         ...
 
     def answer_now(self, status: int, fields: bytes, body: bytes) -> bool:
-        """Write the whole response. Return False, without writing, if the write cannot be done immediately."""
+        """Write the whole response. Return False, without writing, if the response cannot be written immediately."""
         ...
 
     def unsent(self) -> int:
-        """Return the number of written bytes that the client has not acknowledged yet."""
+        """Return the number of written bytes that are still unsent or, on Linux, unacknowledged by the client."""
         ...
 
 
@@ -66,7 +66,7 @@ class Request(ResponseDelivery):
         extra: headers to add to the response.
         use: registration of the request under the caller's credential.
         agents: names of the agents that the caller may use; None if the caller may use all agents.
-        budgets: budgets of the host, which the request charges; `release` releases these charges.
+        budgets: budgets of the host; `release` releases the charges of the request.
     """
 
     __slots__ = (
@@ -141,7 +141,7 @@ class Request(ResponseDelivery):
 
         Raises:
             UnsupportedMediaType: if the content type is not JSON.
-            BodyTooLarge: if the body exceeds the limit, or if a large body may contain so many values that they would
+            BodyTooLarge: if the body exceeds the limit, or if a large body may contain too many values, which would
                 take far more memory than the body itself.
             MalformedBody: if the body is not JSON, or if it is nested too deeply.
             InvalidRequest: if the JSON does not match the type, or if the body did not arrive in time.
@@ -181,21 +181,23 @@ class Request(ResponseDelivery):
         return await self._read(limit_bytes)
 
     async def respond(self, response: Response) -> None:
-        """Write a complete response. A large body is charged and written in chunks.
+        """Write a complete response. A large body is written in chunks, and its memory is charged to the principal.
 
-        Raises as `ResponseDelivery.put`.
+        Raises as `ResponseDelivery.send`.
         """
         if len(response.body) > FREE_BYTES:
             await self.charge_memory(len(response.body), in_memory=True)
             await self.begin(response.status, response.all_headers(self.extra))
             await self.write(response.body)
+            await self.write(b"\n")
             await self.end()
             return
         self.started = True
         plain = not (response.headers or self.extra)
-        fields = _JSON_FIELDS % len(response.body)
-        if self.connection is not None and plain and self.connection.answer_now(response.status, fields, response.body):
-            return
+        if self.connection is not None and plain:
+            line = response.line()
+            if self.connection.answer_now(response.status, _JSON_FIELDS % len(line), line):
+                return
         await send_response(self.send, response, extra=self.extra)
 
     async def all_sent(self) -> None:
@@ -204,7 +206,7 @@ class Request(ResponseDelivery):
             await asyncio.sleep(_UNSENT_EVERY_S)
 
     async def begin_json(self) -> None:
-        """Write the head of a JSON response with status 200 and unknown size. Raises as `ResponseDelivery.put`."""
+        """Write the head of a JSON response with status 200 and no known length. Raises as `ResponseDelivery.put`."""
         await self.begin(200, [*JSON_HEADERS, *self.extra])
 
     async def _read(self, limit_bytes: int | None) -> bytes | bytearray:
@@ -215,8 +217,9 @@ class Request(ResponseDelivery):
         usual = self.settings.body_limit_bytes
         limit = usual if limit_bytes is None else limit_bytes
         within_s = self.settings.body_timeout_s * max(1, limit // 1_000_000)
-        too_large = f"the body is larger than {limit} bytes"
-        hint = "send less, or raise the limit on the server"
+        too_large = f"the body is larger than {limit:,} bytes"
+        setting = "body_limit_bytes" if limit_bytes is None else "attachment_limit_bytes"
+        hint = f"send less, or raise the server's setting {setting} (HOLDFAST_{setting.upper()})"
         length = self.headers.get(b"content-length", b"0")
         if not length.isdigit() or int(length) > limit:
             raise BodyTooLarge(too_large, hint=hint)

@@ -1,8 +1,8 @@
 """Routes of the server, and the decorator that registers a handler as a route.
 
-Each route is declared once, on its handler, with its method, path, access, body, query parameters, responses and
-errors. The handler's docstring is the description of the route. Requests are dispatched by these declarations; the
-OpenAPI document and the API reference are generated from them.
+Each route is declared once, by a decorator on its handler, with its method, path, access, body, query parameters,
+responses and errors. The handler's docstring is the description of the route. Requests are dispatched according to
+these declarations; the OpenAPI document and the API reference are generated from them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """A route: one HTTP method of one path.
+    """A route, which handles one HTTP method of one path.
 
     Parameters:
         method: HTTP method, such as ``GET``.

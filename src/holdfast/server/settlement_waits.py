@@ -22,7 +22,7 @@ class SettlementWaits:
 
     @property
     def count(self) -> int:
-        """Number of requests that wait."""
+        """Number of requests that are waiting."""
         return len(self._waiting)
 
     def close(self) -> None:
@@ -34,10 +34,10 @@ class SettlementWaits:
     async def wait(
         self, request: Request, settling: asyncio.Future[Settlement], wait_s: float | None
     ) -> Settlement | None:
-        """Wait for the future `settling`, and return its settlement.
+        """Wait for the future `settling`, and return the settlement.
 
-        Return None after `wait_s` seconds, at shutdown, or if the client disconnects. With a `wait_s` of None or 0,
-        return None immediately.
+        Return None after `wait_s` seconds, at shutdown, or if the client disconnects. If `wait_s` is None or 0, return
+        None immediately.
         """
         if not wait_s or self._closing:
             settling.cancel()

@@ -1,4 +1,4 @@
-"""Stops in progress. A stop continues if its request ends, and its result is kept for later requests."""
+"""Stops in progress. A stop continues even if its request ends, and the result is kept for later requests."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """Event streams, which send the events of a session as Server-Sent Events until the client disconnects.
 
-- A stream buffers no events. It reads the stored events after its cursor from the host and joins them into one write,
-  or into a few writes if the events are large, so that few bytes wait in the socket's buffer.
+- A stream buffers no events. It reads the stored events after its cursor from the host and sends them in one write, or
+  in several writes if the events are large, so that few bytes wait in the socket's buffer.
 - A stream ends immediately when its client disconnects, and after ``stream_stall_s`` if its client stops reading. The
   run, other clients and the shutdown never wait for a client.
 - When the server shuts down, or the client's credential becomes invalid, a stream ends with a ``closed`` frame that
-  contains the cursor to resume from. If the credential is invalid, only this frame is sent, and a client that does not
-  read the frame is disconnected.
+  contains the cursor to resume from. Once the credential is invalid, no other frame is sent, and a client that does not
+  read this frame is disconnected.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["Streams"]
 _log = logging.getLogger("holdfast.server")
 _RETRY_MS = 1000
 LAST_FRAME_S = 0.25
-"""Time in seconds for a client to read the last frame after its credential has become invalid."""
+"""Time in seconds that a client has to read the last frame after its credential has become invalid."""
 _SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache, no-store"),
@@ -74,9 +74,9 @@ class Streams:
         return len(self._tasks)
 
     def closing(self) -> None:
-        """Report the shutdown as the reason in all streams that end from now on.
+        """Make all streams that end from now on report the shutdown as the reason.
 
-        The streams themselves are ended by the host's ``close_streams()``.
+        This method ends no streams: the host's ``close_streams()`` does.
         """
         self._closing = True
 
@@ -86,7 +86,7 @@ class Streams:
             await asyncio.wait(self._tasks)
 
     def cut(self) -> int:
-        """End all streams that are still open without a last frame, and return the number of these streams."""
+        """End all open streams immediately, without a last frame, and return how many there were."""
         self._cut = True
         for task in self._tasks:
             task.cancel()

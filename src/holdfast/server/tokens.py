@@ -1,4 +1,4 @@
-"""Verification of signed tokens (JWT) that your own identity provider issues.
+"""Verification of signed tokens (JWT) issued by your own identity provider.
 
 Invariants
 - A token is accepted only if a key is configured for its algorithm, and each key is used only for its own algorithm.
@@ -20,13 +20,13 @@ from holdfast.settings import Settings
 __all__ = ["ROLE_CLAIM", "TokenVerifier", "looks_signed"]
 
 ROLE_CLAIM = "holdfast_role"
-"""Claim that contains the role. It has a prefix, because identity providers use ``role`` with other meanings."""
+"""Claim that contains the role. It has a prefix, because identity providers use ``role`` for other purposes."""
 
 AGENTS_CLAIM = "holdfast_agents"
-"""Claim that lists the agents that the holder of the token may use."""
+"""Claim that lists the agents that a caller with the token may use."""
 
 LOCAL_PRINCIPAL = "local"
-"""Principal of the callers of a server without keys, which a token must not contain."""
+"""Principal of the callers of a server without keys. The ``sub`` of a token must not be this principal."""
 
 _LATEST = 1e12
 """Latest accepted expiry, in seconds since the epoch."""
@@ -34,12 +34,12 @@ _LEEWAY_S = 10.0  # for nbf and iat; exp has none
 
 
 def looks_signed(secret: bytes) -> bool:
-    """Return whether a bearer token has the form of a JWT, which API keys never have."""
+    """Return whether a bearer token has the form of a JWT. An API key never has this form."""
     return secret.startswith(b"ey") and secret.count(b".") == 2
 
 
 class TokenVerifier:
-    """Verifier of signed tokens, with the keys in the settings.
+    """Verifier of signed tokens, which uses the keys in the settings.
 
     Parameters:
         settings: server settings, from which ``jwt_secret`` (HS256), ``jwt_public_key`` (RS256), ``jwt_issuer`` and
@@ -70,7 +70,7 @@ class TokenVerifier:
 
     @classmethod
     def of(cls, settings: Settings, clock: Clock = system_clock) -> TokenVerifier | None:
-        """Return a verifier; None if the settings contain no key for tokens. Raises as `TokenVerifier`."""
+        """Return a verifier; None if the settings contain no key for signed tokens. Raises as `TokenVerifier`."""
         return cls(settings, clock) if settings.jwt_secret or settings.jwt_public_key else None
 
     def _prepared(self, algorithm: str, setting: str, key: str) -> Any:
@@ -81,7 +81,7 @@ class TokenVerifier:
         except Exception as error:  # crypto libraries raise many types; none includes the key in its text
             raise ConfigurationError(
                 f"setting {setting} is not a valid key for {algorithm} ({type(error).__name__})",
-                hint="use a random text of 32 characters or more as jwt_secret, or PEM as jwt_public_key",
+                hint="set jwt_secret to 32 or more random characters, or jwt_public_key to a PEM public key",
             ) from None
 
     def _end_of(self, claims: dict[str, Any]) -> float:
@@ -132,7 +132,7 @@ class TokenVerifier:
         agents = claims.get(AGENTS_CLAIM)
         if agents is not None and not (isinstance(agents, list) and all(isinstance(one, str) for one in agents)):
             raise Unauthenticated(
-                f"the token's {AGENTS_CLAIM} is not a list of names", hint="omit it, or list agent names"
+                f"the token's {AGENTS_CLAIM} is not a list of names", hint="omit this claim, or list agent names"
             )
         return Caller(
             principal,

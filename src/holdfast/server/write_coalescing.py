@@ -1,15 +1,15 @@
 """HTTP/1.1 protocol of a connection, with limits on sizes and pipelining, and with coalesced writes.
 
-- uvicorn parses all requests in the received data and queues them. Here at most ``_WAITING_LIMIT`` requests wait for a
-  response, at most ``_READ_BYTES`` are read at a time, and reading pauses while a request waits. A connection therefore
-  buffers at most one read, whatever the client sends.
-- The sizes of request heads and the number of their fields are limited, and so is the framing of bodies: chunk sizes,
-  chunk extensions and trailers.
+- uvicorn parses all requests in the received data and queues them. In this protocol, at most ``_WAITING_LIMIT``
+  requests are queued, at most ``_READ_BYTES`` bytes are read at a time, and reading pauses while a request is queued. A
+  connection therefore buffers at most one read, whatever the client sends.
+- The size of a request head and the number of its fields are limited, and so is the size of the framing of a body
+  (chunk sizes, chunk extensions and trailers).
 - A request that exceeds a limit is refused after the responses to earlier requests, and the connection is closed.
 - uvicorn writes the head and the body of a response separately. Each write costs a system call, a packet and a wake-up
-  of the client, together a tenth of the cost of a small response. Here the head and the body are written together.
+  of the client, together a tenth of the cost of a small response. This protocol writes the head and the body together.
 - A request body that has arrived completely, and a response that can be written immediately, bypass ASGI messages. This
-  is the case for nearly all requests. They need no deadline, because nothing waits.
+  is the case for nearly all requests. No deadline is needed for them, because nothing waits.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ _PIECE_BYTES = 64
 
 
 class BoundedReader(asyncio.BufferedProtocol):
-    """Protocol that reads at most ``_READ_BYTES`` at a time, and passes the data to a `CoalescingProtocol`.
+    """Protocol that reads at most ``_READ_BYTES`` bytes at a time, and passes the data to a `CoalescingProtocol`.
 
-    The parameters are those of `CoalescingProtocol`. All readers share one buffer, whose content is passed on before
-    another reader uses the buffer.
+    The parameters are those of `CoalescingProtocol`. All readers share one buffer; its content is passed on before
+    another reader uses it.
     """
 
     _buffer = bytearray(_READ_BYTES)
@@ -87,8 +87,8 @@ class CoalescingProtocol(HttpToolsProtocol):
     """uvicorn's HTTP protocol with limits on sizes and pipelining, on a transport that coalesces small writes.
 
     Parameters:
-        connections: open connections of the server.
-        waited: waiting connection of the acceptor that this connection replaces; None if the connection was served
+        connections: register of the server's open connections.
+        waited: waiting connection of the acceptor that this protocol takes over; None if the connection was served
             without waiting.
         arguments, options: arguments of uvicorn's protocol.
     """
@@ -121,7 +121,7 @@ class CoalescingProtocol(HttpToolsProtocol):
         self._waited = waited
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
-        """Register the new connection. If there is no room for the connection, respond with an error and close it."""
+        """Register the new connection. If the server has no room for it, respond with an error and close it."""
         super().connection_made(_CoalescingTransport(transport, self.loop))
         self.flow = _Flow(self.transport, self.pipeline)
         self.peer = self.client[0] if self.client else ""
@@ -134,7 +134,7 @@ class CoalescingProtocol(HttpToolsProtocol):
             self._refuse(error)
 
     def on_timeout(self) -> None:
-        """Close the connection, because the head or the body of a request, or the next request, did not arrive in time.
+        """Close the connection: a request's head, a request's body or the next request did not arrive in time.
 
         The connection stays open while the client is still reading a response.
         """
@@ -143,7 +143,7 @@ class CoalescingProtocol(HttpToolsProtocol):
             self._unread_bytes = unread  # a response is still being read
             self._open.answered(self, whole=False, head_began=False)
         elif self._in_head and self._head_bytes and not self._closing:
-            self._refuse(MalformedRequest("the request's head did not come in time", hint="send it in one go"))
+            self._refuse(MalformedRequest("the request's head did not come in time", hint="send it without pauses"))
         else:
             self.transport.abort()
 
@@ -165,9 +165,9 @@ class CoalescingProtocol(HttpToolsProtocol):
             raise
 
     def take_body(self) -> bytes | None:
-        """Return the body of the current request if all of it has arrived.
+        """Return the body of the current request if all of it has arrived; otherwise return None.
 
-        Otherwise return None; the caller must then wait for the body with ``receive``.
+        If the result is None, the caller must wait for the body with ``receive``.
         """
         cycle = self._running
         if cycle is None or cycle.more_body or cycle.disconnected or cycle.waiting_for_100_continue:
@@ -186,7 +186,7 @@ class CoalescingProtocol(HttpToolsProtocol):
 
         Parameters:
             status: HTTP status of the response.
-            fields: encoded header fields, each with a line end.
+            fields: encoded header fields, each followed by a line end.
             body: body of the response.
         """
         cycle = self._running
@@ -259,17 +259,17 @@ class CoalescingProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= _WAITING_LIMIT:
             raise _Refused(
                 LimitExceeded(
-                    f"{_WAITING_LIMIT} requests wait on this connection for their answers",
-                    hint="read answers before sending more",
+                    f"{_WAITING_LIMIT} requests are already waiting for a response on this connection",
+                    hint="read responses before sending more requests",
                 )
             )
         super().on_message_begin()
         self.scope[CUT] = self._cut  # type: ignore[literal-required]  # a key of our own
 
     def unsent(self) -> int:
-        """Return the number of bytes that wait in the transport.
+        """Return the number of bytes that are waiting in the transport.
 
-        If the transport is empty, return on Linux the number of bytes in the kernel that the client has not
+        On Linux, if the transport is empty, return the number of bytes in the kernel that the client has not
         acknowledged yet.
         """
         if self._lost:
@@ -302,13 +302,13 @@ class CoalescingProtocol(HttpToolsProtocol):
         self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        """Start to handle the request.
+        """Start to handle the request, or queue it behind earlier requests.
 
         Raises `_Refused` for an upgrade request with a body, because the parser would not read the body.
         """
         upgrades = self.parser.should_upgrade()
         if upgrades and any(name in (b"content-length", b"transfer-encoding") for name, _ in self.headers):
-            raise _Refused(InvalidRequest("HTTP/1.1 is the only protocol here", hint="leave the header Upgrade out"))
+            raise _Refused(InvalidRequest("this server does not upgrade connections", hint="omit the header Upgrade"))
         self._in_head = False
         self._head_came()
         self._framing_bytes = self._body_bytes = self._pieces = 0
@@ -334,7 +334,7 @@ class CoalescingProtocol(HttpToolsProtocol):
             self._open.answered(self, whole=True, head_began=False)
 
     def on_response_complete(self) -> None:
-        """Start the next queued request. If none is queued, send the pending refusal, if any."""
+        """Start the next queued request. If no request is queued, send the refusal that is pending, if any."""
         running = self._running
         assert running is not None
         if running.body:
@@ -395,12 +395,12 @@ class CoalescingProtocol(HttpToolsProtocol):
         fields = [
             *self.server_state.default_headers,
             (b"content-type", b"application/json"),
-            (b"content-length", str(len(response.body)).encode()),
+            (b"content-length", str(len(response.body) + 1).encode()),
             *response.headers,
             (b"connection", b"close"),
         ]
         lines = [b"%s: %s\r\n" % field for field in fields]
-        self.transport.write(b"".join([STATUS_LINE[response.status], *lines, b"\r\n", response.body]))
+        self.transport.write(b"".join([STATUS_LINE[response.status], *lines, b"\r\n", response.line()]))
         # If it were closed at once while bytes still arrive, it would be reset, and the client would lose the response.
         self.transport.write_eof()
         self.flow.resume_reading()

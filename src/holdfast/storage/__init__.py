@@ -23,4 +23,5 @@ def open_store(url: str) -> Store:
         return MemoryStore()
     if url.startswith("sqlite:///") and len(url) > len("sqlite:///"):
         return SqliteStore(url.removeprefix("sqlite:///"))
-    raise ConfigurationError(f"unknown store {url!r}", hint="use sqlite:///file.db or memory://")
+    hint = "use sqlite:///file.db or memory://" if "://" in url or not url else f"use sqlite:///{url} or memory://"
+    raise ConfigurationError(f"unknown store {url!r}", hint=hint)

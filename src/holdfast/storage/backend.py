@@ -1,8 +1,8 @@
 # ruff: noqa: D102 - `Store` documents the reads
 """Interface of a backend, which keeps the rows of a store and runs its transactions and reads.
 
-A new kind of store is a `Backend` with its own `Tables` and `Reads`. A backend on an SQL database reuses the tables and
-reads of `holdfast.storage.sql` and implements only `holdfast.storage.sql.database.Database`, which runs the statements.
+To add a kind of store, write a `Backend` with its `Tables` and `Reads`. A backend on an SQL database reuses the tables
+and reads of `holdfast.storage.sql`, and implements `holdfast.storage.sql.database.Database`, which runs the statements.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Tables(Protocol):
         ...
 
     def find(self, principal: str, key: str) -> SessionRow | None:
-        """Return the session with that key; None if it does not exist. Deleted sessions are found until purged."""
+        """Return the session with that key, even if it was deleted but not yet purged; None if it does not exist."""
         ...
 
     def get(self, session: int) -> SessionRow | None:
@@ -102,7 +102,7 @@ class Tables(Protocol):
         ...
 
     def orphans(self) -> Sequence[SessionRow]:
-        """Return the sessions whose run is held by another epoch and not parked, the longest running first."""
+        """Return the sessions with a run that another epoch holds (parked runs excluded), the oldest run first."""
         ...
 
     def add_session(self, row: SessionRow) -> None:
@@ -125,7 +125,7 @@ class Tables(Protocol):
         ...
 
     def unshelve(self, row: SessionRow, mails: tuple[Mail, ...]) -> tuple[Mail, ...]:
-        """Return these messages of the session with their contents, because rows may be read without large contents."""
+        """Return these messages of the session with their contents; large contents may not have been loaded yet."""
         ...
 
     def take(self, row: SessionRow, mails: Sequence[Mail], run_id: str) -> None:
@@ -167,7 +167,7 @@ class Tables(Protocol):
         ...
 
     def attached_bytes(self, principal: str) -> int:
-        """Return the number of bytes that the principal's attachments take."""
+        """Return the total size of the principal's attachments, in bytes."""
         ...
 
     def add_attachment(self, principal: str, attachment: Attachment, body: bytes | bytearray, at: float) -> None:
@@ -230,7 +230,7 @@ class Tables(Protocol):
     ) -> tuple[int, int | None]:
         """Prune some of the sessions with numbers above ``after``, as described in `Store.prune`.
 
-        Return the number of rows dropped or changed, and the ``after`` of the next call, which is None if all sessions
+        Return the number of rows dropped or changed, and the ``after`` for the next call, which is None if all sessions
         have been pruned.
         """
         ...
@@ -278,7 +278,7 @@ class Reads(Protocol):
 class Backend(Protocol):
     """Keeps the rows of one store.
 
-    Call its methods on the event loop that opened it.
+    Call the methods of a backend only on the event loop that opened the backend.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""Packs: consecutive events or transcript entries in one body, as rows hold them."""
+"""Packs: consecutive events or transcript entries, encoded as one body that a row stores."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NOT_OF_A_RUN: Final = ("message.accepted", "history.edited")
 
 
 def journal(packs: Iterable[Iterable[Stored]]) -> Iterable[Stored]:
-    """Return the events of one run from the packs with the run's id, without events that do not belong to the run."""
+    """Return the events of one run from its packs, without the events of the session that these packs also contain."""
     return (event for pack in packs for event in pack if event.kind not in _NOT_OF_A_RUN)
 
 

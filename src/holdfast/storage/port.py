@@ -16,7 +16,7 @@ The conformance suite (`holdfast.testing.suites.store`) checks these rules for e
   callbacks. The futures of one session are resolved in the order of its event numbers, and a future's done callbacks
   run in the order in which they were added (as in asyncio), so a host can publish events from them.
 
-A store knows nothing of tasks or agents. Call all methods on the event loop that opened the store. To keep the rows
+Stores are independent of tasks and agents. Call all methods on the event loop that opened the store. To keep the rows
 elsewhere, write a `holdfast.storage.backend.Backend`.
 """
 

@@ -74,7 +74,7 @@ class SessionRow:
         last_run_id: id of the last ended run.
         history_id: id of the newest history row; None if the transcript is empty.
         waiting: messages in the mailbox, in order.
-        taken: messages of the active run. The last ``steered`` of these messages arrived during the run.
+        taken: messages of the active run. The run took the last ``steered`` messages of this list after its start.
         rolled_back: whether the active run is to be rolled back.
         resumed_as: run id with which a claim resumed the active run, kept to recognize a repeated claim.
         questions: open questions of the active run, oldest first.
@@ -114,7 +114,7 @@ class SessionRow:
 
 
 class KnownMessage(NamedTuple):
-    """An accepted message, with the run that took it; ``withdrawn`` if it was withdrawn."""
+    """An accepted message, with the id of the run that took the message, and whether the message was withdrawn."""
 
     message_id: str
     seq: int
@@ -185,7 +185,7 @@ class ScheduleRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
 
     @property
     def due_at(self) -> float | None:
-        """Time at which to check the schedule next; None if it is paused or finished."""
+        """Time at which to check the schedule next; None if it is paused, finished or unreadable."""
         return None if self.paused else self.progress.due_at
 
 
@@ -206,7 +206,7 @@ def due_at(row: SessionRow) -> float:
 
 
 def ready_since(row: SessionRow) -> float | None:
-    """Return the time since which the session has waited to be claimed; None if it does not wait."""
+    """Return the time since which the session has waited to be claimed; None if the session does not wait."""
     if row.run_id is not None:
         return row.started_at if row.holder == NOBODY and not row.questions else None
     return row.waiting[0].message.accepted_at if row.waiting else None

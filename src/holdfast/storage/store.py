@@ -82,17 +82,19 @@ class Store:
     def send(self, request: Send) -> asyncio.Future[SendResult]:
         """Accept a message, unless it is a duplicate or exceeds a limit, and apply its policy.
 
-        If the session is idle and the host has room, the message's run is claimed in the same transaction.
-        Raises `MailboxFull`, `SessionBusy`, `IdempotencyMismatch`, `SessionDeleted`, `UnknownPolicy`, `UnknownAgent`,
-        `UnknownAttachment`, `HistoryChanged` (if ``retry_of`` is not the last ended run), `LimitExceeded` (if the
-        principal has too many sessions), `QuotaExceeded` (if the principal's rows would exceed ``stored_limit``).
+        If the session is idle and the host has room, the message's run is claimed in the same transaction (except with
+        the policy ``collect``, which waits for further messages).
+        Raises `MailboxFull`, `SessionBusy`, `IdempotencyMismatch`, `SessionDeleted`, `SessionAgentMissing`,
+        `UnknownPolicy`, `UnknownAgent`, `UnknownAttachment`, `HistoryChanged` (if ``retry_of`` is not the last ended
+        run), `LimitExceeded` (if the principal has too many sessions), `QuotaExceeded` (if the principal's rows would
+        exceed ``stored_limit``).
         """
         return self._write("send", lambda tables: transactions.send(tables, request))
 
     def claim(self, session: int, *, run_id: str, at: float) -> asyncio.Future[Claim | NotReady]:
         """Start the next run of a session that has due messages and no run, or resume its parked run.
 
-        Return `NotReady` if the session has neither.
+        Return `NotReady` if neither is possible.
         """
         return self._write("claim", lambda tables: transactions.claim(tables, session, run_id, at))
 
@@ -174,11 +176,11 @@ class Store:
         return self._write("answer", lambda tables: transactions.answer(tables, principal, key, answer))
 
     def park(self, lease: Lease, *, at: float) -> asyncio.Future[Parked]:
-        """Park a suspended run: no node holds it any more. Raises `StaleFence`.
+        """Park a suspended run, so that no node holds the run any more. Raises `StaleFence`.
 
-        A parked run keeps its session's slot and is not rescued. Once all its questions are answered or an `interrupt`
-        of it is recorded, `ready` lists the session. The next `claim` then returns the same run, with ``resumed`` set
-        (and ``interrupt``, if there was one).
+        A parked run keeps its session's slot and is not rescued. Once all its questions are answered or an interrupt of
+        the run is recorded, `ready` lists the session. The next `claim` then returns the same run, with ``resumed`` set
+        and, if an interrupt was recorded, with its cause as ``interrupt``.
         """
         return self._write("park", lambda tables: transactions.park(tables, lease, at))
 
@@ -187,15 +189,16 @@ class Store:
         return await self._read(lambda reads: reads.questions(session))
 
     async def due_questions(self, *, before: float, limit: int) -> Sequence[DueQuestion]:
-        """Return at most `limit` open questions whose ``due_at`` is earlier than `before`, the longest due first."""
+        """Return at most `limit` open questions with a ``due_at`` earlier than `before`, the earliest first."""
         return await self._read(lambda reads: reads.due_questions(before=before, limit=limit))
 
     def edit_history(self, request: EditHistory) -> asyncio.Future[Edited]:
         """Change the transcript of an idle session.
 
-        Raises `UnknownSession`, `SessionDeleted`, `SessionBusy` (if a run is active or messages are queued),
-        `HistoryChanged` (if the last entry is not ``expected_n``), `NothingToUndo`, `UnknownAttachment`,
-        `LimitExceeded` and, except for ``undo``, `QuotaExceeded`.
+        Raises `UnknownSession`, `SessionDeleted`, `SessionBusy` (if a run is active, messages are queued or, for
+        ``branch`` and ``import``, the session already has a history), `HistoryChanged` (if the last entry is not
+        ``expected_n``), `NothingToUndo`, `UnknownAttachment`, `LimitExceeded` and, except for ``undo``,
+        `QuotaExceeded`.
         """
         return self._write("edit_history", lambda tables: transactions.edit_history(tables, request))
 
@@ -211,9 +214,9 @@ class Store:
     ) -> asyncio.Future[Attachment]:
         """Store an attachment's bytes under their digest, once per principal.
 
-        If the principal already has an attachment with this digest, the stored one is returned. Raises `LimitExceeded`
-        if the principal's attachments would take more than `limit_bytes` in total, and `QuotaExceeded` if the
-        principal's stored data would exceed `stored_limit`.
+        If the principal already has an attachment with this digest, the stored attachment is returned. Raises
+        `LimitExceeded` if the principal's attachments would take more than `limit_bytes` in total, and `QuotaExceeded`
+        if the principal's stored data would exceed `stored_limit`.
         """
         return self._write(
             "add_attachment",
@@ -270,9 +273,10 @@ class Store:
         return self._write("fire_schedule", lambda tables: transactions.fire_schedule(tables, request))
 
     async def due_schedules(self, *, now: float, limit: int) -> Sequence[DueSchedule]:
-        """Return the schedules to check: schedules that are due, and schedules whose clock was set back.
+        """Return the schedules to check: those that are due, and those last checked before the clock was set back.
 
-        Principals take turns: first the longest due schedule of each principal, then the second of each, and so on.
+        Principals take turns: first the most overdue schedule of each principal, then the second most overdue schedule
+        of each principal, and so on.
         """
         return await self._read(lambda reads: reads.due_schedules(now=now, limit=limit))
 
@@ -281,20 +285,21 @@ class Store:
         return await self._read(lambda reads: reads.next_schedule())
 
     async def schedule(self, principal: str, schedule_id: str) -> tuple[DueSchedule, ScheduleView] | None:
-        """Return a schedule as `fire_schedule` needs it, and its public view; None if the schedule does not exist."""
+        """Return the data of a schedule that `fire_schedule` needs, and its public view; None if it does not exist."""
         return await self._read(lambda reads: reads.schedule(principal, schedule_id))
 
     async def schedules(
         self, *, principal: str | None, limit: int, session: str | None = None
     ) -> Sequence[ScheduleView]:
-        """Return at most `limit` schedules of a principal in order of creation, if given only those for `session`.
+        """Return at most `limit` schedules of a principal, in order of creation.
 
-        If `principal` is None, schedules of all principals are returned and `session` is ignored.
+        If `session` is given, only schedules that send to this session are returned. If `principal` is None, schedules
+        of all principals are returned and `session` is ignored.
         """
         return await self._read(lambda reads: reads.schedules(principal=principal, session=session, limit=limit))
 
     async def rescue(self, *, at: float) -> Sequence[Claim]:
-        """Take over every run that another epoch holds, and return the claims, the longest running run first.
+        """Take over every run that another epoch holds, and return the claims, the oldest run first.
 
         Each run's fence and attempt increase by one. The caller writes ``run.restarted`` with `restart`.
         """
@@ -303,7 +308,7 @@ class Store:
     def restart(self, lease: Lease, *, at: float, discard_from: int | None = None) -> asyncio.Future[Appended]:
         """Write ``run.restarted`` for a rescued run that runs again. Raises `StaleFence`.
 
-        Readers drop the run's output from seq ``discard_from`` on; None drops all output of the run.
+        Readers discard the run's output from seq `discard_from` on; None discards all output of the run.
         """
         return self._write("restart", lambda tables: transactions.restart(tables, lease, at, discard_from))
 
@@ -315,14 +320,14 @@ class Store:
         return await self._read(lambda reads: reads.ready(limit=limit))
 
     async def stored_bytes(self, principal: str) -> int:
-        """Return the bytes that a principal's rows take: messages, events, transcripts, attachments and schedules.
+        """Return the size of a principal's rows in bytes: messages, events, transcripts, attachments and schedules.
 
         The result is read from a counter, which is updated whenever rows are written or dropped.
         """
         return await self._read(lambda reads: reads.stored_bytes(principal))
 
     async def most_stored(self, *, limit: int) -> Sequence[tuple[str, int]]:
-        """Return the `limit` principals with the most stored bytes, each with this number, the largest first."""
+        """Return the `limit` principals with the most stored bytes, in descending order, each with its stored bytes."""
         return await self._read(lambda reads: reads.most_stored(limit=limit))
 
     async def read_events(
@@ -330,7 +335,7 @@ class Store:
     ) -> Sequence[Stored]:
         """Return a page of events with seq > `after`, in order.
 
-        The page has at most `limit` events, rounded up to whole rows. It also ends with the row whose events bring its
+        The page has at most `limit` events, rounded up to whole rows. It also ends with the row that brings the page's
         size to `limit_bytes` or more, so a page is never empty because of that limit.
         """
         return await self._read(lambda reads: reads.events(session, after=after, limit=limit, limit_bytes=limit_bytes))
@@ -348,19 +353,19 @@ class Store:
     ) -> Sequence[Entry]:
         """Return a page of at most `limit` transcript entries with n > `after`, read from one snapshot.
 
-        The page also ends with the entry that brings its size as JSON to `limit_bytes` or more, so a page is never
-        empty because of that limit. Entries lack the bodies of their agent state.
+        The page also ends with the entry that brings the page's size as JSON to `limit_bytes` or more, so a page is
+        never empty because of that limit. The entries' agent states omit their bodies.
         """
         return await self._read(
             lambda reads: reads.transcript(session, after=after, limit=limit, limit_bytes=limit_bytes)
         )
 
     async def transcript_within(self, session: int, *, limit_bytes: int) -> Sequence[Entry] | int:
-        """Return all transcript entries, or their size in bytes if it exceeds `limit_bytes`."""
+        """Return all transcript entries, or only their total size in bytes if this size exceeds `limit_bytes`."""
         return await self._read(lambda reads: reads.transcript_within(session, limit_bytes=limit_bytes))
 
     async def kept(self, session: int, n: int) -> str:
-        """Return the agent state stored with entry `n`, even if that entry was undone; empty if it has no state."""
+        """Return the agent state stored with entry `n`, even if the entry was undone; empty if none is stored."""
         return await self._read(lambda reads: reads.kept(session, n))
 
     async def find_session(self, principal: str, key: str) -> tuple[int, SessionView] | None:
@@ -375,8 +380,8 @@ class Store:
     ) -> Sequence[SessionView]:
         """Return at most `limit` sessions of a principal, the most recently changed first.
 
-        If `principal` is None, sessions of all principals are returned. If `before` is given, only sessions that were
-        last changed before that time are returned.
+        If `principal` is None, sessions of all principals are returned. If `before` is given, only sessions with a last
+        change before that time are returned.
         """
         return await self._read(lambda reads: reads.sessions(principal=principal, limit=limit, before=before))
 
@@ -427,7 +432,7 @@ class Store:
         return total
 
     async def add_key(self, record: KeyRecord) -> None:
-        """Store an API key's hash."""
+        """Store the record of an API key, which contains the hash of the key's secret."""
         await self._write("add_key", lambda tables: tables.add_key(record))
 
     async def keys(self) -> Sequence[KeyRecord]:

@@ -52,13 +52,13 @@ __all__ = [
 ]
 
 ALL_ENTRIES: Final = 2**62
-"""A maximum number of entries that is never reached."""
+"""Limit that means an unlimited number of entries."""
 ALL_BYTES: Final = 2**62
-"""A maximum number of bytes that is never reached."""
+"""Limit that means an unlimited number of bytes."""
 
 
 class Lease(msgspec.Struct, frozen=True, gc=False):
-    """The right to write for one run of one session."""
+    """The right to write to the store on behalf of one run of one session."""
 
     session: int
     run_id: str
@@ -66,7 +66,7 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A run that this node holds, with the messages that the run took.
+    """A claimed run, which this node now holds, with the messages that the run took.
 
     Parameters:
         lease: right to write for the run.
@@ -77,8 +77,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         started_seq: seq of the run's ``run.started`` event; all events of the run are later.
         interrupt: cause of the interrupt recorded for this run; None if no interrupt is recorded.
         events: events that the claim wrote: ``run.started`` for a new run; empty for a resumed or rescued run.
-        questions: open questions for which a rescued suspended run still waits.
-        resumed: whether the run was suspended and parked and now resumes. `Store.run_events` returns its journal.
+        questions: open questions to which a rescued run still waits for answers.
+        resumed: whether the claim resumes a parked run. `Store.run_events` returns the run's journal.
     """
 
     lease: Lease
@@ -108,16 +108,19 @@ class Send(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         idempotency_key: key under which the session accepts only one message; None disables this check.
         body_hash: hash of the request that the caller sent. A different hash with the same idempotency key raises
             `IdempotencyMismatch`.
-        run_id: id of the run if one starts at once; None if the host has no room for a run.
+        run_id: id for the run that this message may start at once; None if the host has no room for a run.
         quiet_s, max_wait_s: for the policy ``collect``, in seconds, as described in `SendOptions`.
         mailbox_limit: maximum number of queued messages.
         mailbox_size: maximum total length of queued messages, in characters; a single message may be longer.
         session_limit: maximum number of sessions of the principal.
         attachments: attachments whose bytes are already stored.
-        retry_of: id of the last ended run, whose entries are removed from the transcript in the same transaction; None
-            if the message is not a retry.
+        retry_of: id of the last ended run, if the message retries this run; the run's entries are then removed from the
+            transcript in the same transaction. None if the message is not a retry.
         agents: names of the agents that the sender may use; None allows all agents. A message that would reach another
             agent is refused.
+        served: names of the host's agents. A message to an existing session is refused if the session's agent is not
+            among them and the message names no other; None disables this check.
+        takes_over: names of agents whose sessions the default agent takes over.
         stored_limit: maximum number of bytes that the principal may store.
     """
 
@@ -140,6 +143,8 @@ class Send(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     attachments: tuple[Attachment, ...] = ()
     retry_of: str | None = None
     agents: frozenset[str] | None = None
+    served: frozenset[str] | None = None
+    takes_over: frozenset[str] = frozenset()
     stored_limit: int = ALL_BYTES
 
 
@@ -148,10 +153,11 @@ class SendResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     Parameters:
         session, number: row and public number of the session.
-        message_id, seq: id and seq of the message; if `disposition` is ``duplicate``, those of the first message with
-            the same idempotency key.
+        message_id, seq: id and seq of the message; if `disposition` is ``duplicate``, the id and seq of the first
+            message with the same idempotency key.
         disposition: what the session did with the message.
-        run_id: id of the run that took the message or that the message targets; None if such a run does not exist.
+        run_id: id of the run that took the message, or else of the run that was active when the message arrived; None
+            if there was neither.
         claim: claim of the run to start, if `disposition` is ``started``.
         interrupt: id of the run to stop, if `disposition` is ``interrupting`` or ``rolling_back``. If the interrupt is
             new, `events` contains its ``run.stopping``.
@@ -214,9 +220,9 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     Parameters:
         session, number: row and public number of the session.
         run_id: id of the run that asked the question.
-        answer: answer in the log, which is the earlier answer if the same decision was given before.
+        answer: answer in the log; if the answer repeats an earlier one, the earlier answer.
         waiting: number of the run's questions that are still open.
-        parked: whether no node holds the run. If so and `waiting` is 0, a `claim` of the session resumes the run.
+        parked: whether the run is parked. If it is and `waiting` is 0, a `claim` of the session resumes the run.
         events: events that were written (``run.resumed``); empty for a repeated answer.
     """
 
@@ -238,7 +244,7 @@ class DueQuestion(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class EditHistory(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A change of a transcript while no run is active.
+    """A request to change a transcript while no run is active.
 
     Parameters:
         principal, key: owner and key of the session. ``import`` and ``branch`` create the session if it does not exist,
@@ -247,8 +253,8 @@ class EditHistory(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             transcript with `entries`.
         at: time of the edit, in seconds since the epoch.
         entries: new entries, which the store numbers; empty for ``undo``.
-        expected_n: number of the last entry of the transcript that the caller saw, 0 if it was empty; None disables
-            this check.
+        expected_n: number of the last entry in the transcript that the caller read (0 if the transcript was empty). If
+            the last entry has a different number, the edit is refused. None disables this check.
         agent: name of the agent of a new session.
         session_limit: maximum number of sessions of the principal.
         stored_limit: maximum number of bytes that the principal may store.
@@ -300,7 +306,7 @@ class DueSchedule(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         schedule: id of the schedule's row.
         revision: revision of the row, which every change increments.
         principal, schedule_id, spec: owner, id and specification of the schedule.
-        due_at: time at which to check the schedule; None if it is paused or finished.
+        due_at: time at which to check the schedule; None if it is paused, finished or unreadable.
     """
 
     schedule: int
@@ -317,20 +323,20 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     Parameters:
         schedule, revision: row id and revision of the schedule that the caller read. If the revision has changed since,
             nothing is done.
-        send: message to send, whose ``at`` is the time of the check. The store sets the message's idempotency key.
-        agents: names of the host's agents.
-        by_hand: whether to fire now, even if no tick is due. A refusal is then raised, and no tick is skipped.
+        send: message to send; its ``at`` is the time of the check. The store sets the message's idempotency key. A
+            message for an agent that is not in ``served`` is refused, even if the session is new.
+        by_hand: whether to fire now, even if no tick is due. A refusal of the message is then raised as an error, and
+            no tick is skipped.
     """
 
     schedule: int
     revision: int
     send: Send
-    agents: frozenset[str]
     by_hand: bool = False
 
 
 class Fired(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Result of a check of a schedule.
+    """Result of checking a schedule.
 
     Parameters:
         outcome: ``fired``; ``missed`` if ticks were counted as missed and none fires now; ``duplicate`` if the tick had
@@ -354,7 +360,7 @@ class Fired(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class RunCommit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The end of a run.
+    """A request to end a run.
 
     Parameters:
         lease: right to write for the run.
@@ -364,7 +370,7 @@ class RunCommit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         cause, error, receipt, usage: fields of ``run.finished``.
         entries: entries for the transcript, in order; the store numbers them.
         events: kind and JSON of the run's last events, written before ``run.finished`` and the settlements.
-        next_run_id: id of the next run, if one can start in the same transaction; None if the host has no room for it.
+        next_run_id: id for the next run, which may start in the same transaction; None if the host has no room for it.
         not_undone: names of calls whose effects remain, if the run is rolled back.
         replaces_history: whether `entries` replace the whole transcript, because the run compacted it.
         stored_limit: maximum number of bytes that the principal may store.
@@ -396,7 +402,7 @@ class Committed(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         events: events that were written, including ``run.finished``, ``message.settled`` and the events of `claim`.
         settled: settlements of the run's messages.
         claim: claim of the next run; None if no run starts.
-        waiting, not_before: number of messages left in the mailbox, and the time at which the next of them is due.
+        waiting, not_before: number of messages left in the mailbox, and the time at which the next message is due.
     """
 
     events: tuple[Stored, ...]
@@ -417,7 +423,7 @@ class InterruptRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class InterruptResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Result of an interrupt. ``run_id`` is None if the session was idle or the requested run was not active."""
+    """Result of an interrupt request. ``run_id`` is None if the session was idle or the given run was not active."""
 
     session: int
     number: int
@@ -428,8 +434,8 @@ class InterruptResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class Stopped(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Result of stopping or deleting a session.
 
-    ``run_id`` is the run to stop, or None if the session was idle; ``withdrawn`` contains the queued messages that were
-    withdrawn.
+    ``run_id`` is the id of the run to stop, or None if the session was idle; ``withdrawn`` contains the messages that
+    were withdrawn from the mailbox.
     """
 
     session: int
@@ -440,7 +446,7 @@ class Stopped(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A session to claim, which has queued messages and no active run, or a parked run to resume or stop."""
+    """A session to claim: it has queued messages and no active run, or a parked run to resume or stop."""
 
     session: int
     principal: str
@@ -470,7 +476,7 @@ class KeyRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class StoreInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Figures of a store, for ``doctor`` and the statistics."""
+    """Figures about a store, for ``doctor`` and the statistics."""
 
     engine: str
     path: str

@@ -26,7 +26,7 @@ __all__ = [
 
 
 def due_of(rows: Iterable[SessionRow], *, before: float, limit: int) -> tuple[DueQuestion, ...]:
-    """Return at most `limit` questions of these sessions that are due earlier than `before`, the longest due first."""
+    """Return at most `limit` questions of these sessions that are due before `before`, the earliest due time first."""
     due = [
         DueQuestion(principal=row.principal, key=row.key, question=question)
         for row in sorted(rows, key=lambda row: row.session)
@@ -54,7 +54,7 @@ def live_run(row: SessionRow) -> RunView | None:
 
 
 def session_view(row: SessionRow, *, waiting: int) -> SessionView:
-    """Return the public view of a session. ``waiting`` is a parameter, because the mailbox may not be loaded."""
+    """Return the public view of a session with `waiting` queued messages; the row's mailbox may not be loaded."""
     state: Literal["idle", "running", "suspended", "stopping", "deleted"] = "idle"
     if row.deleted_at is not None:
         state = "deleted"
@@ -98,7 +98,7 @@ def settlement_of(known: KnownMessage, ended: EndedRun | None) -> Settlement:
 
 
 def ended_state(run: RunView) -> Literal["completed", "failed", "interrupted"]:
-    """Return the state of an ended run, which is also that of its messages unless it was rolled back."""
+    """Return the state of an ended run; its messages have the same state unless the run was rolled back."""
     match run.state:
         case "completed" | "failed" | "interrupted":
             return run.state
@@ -121,7 +121,7 @@ def ready_of(row: SessionRow) -> Ready:
 
 
 def schedule_due(row: ScheduleRow) -> DueSchedule:
-    """Return the value with which a host checks and fires a schedule."""
+    """Return the `DueSchedule` that a host needs to check and fire a schedule."""
     return DueSchedule(
         schedule=row.schedule,
         revision=row.revision,

@@ -66,7 +66,7 @@ def test_a_folder_of_its_own_that_others_can_enter_is_refused(tmp_path: Path) ->
     folder = tmp_path / ".holdfast"
     folder.mkdir(mode=0o755)
     error = refused(folder / "holdfast.db")
-    assert "open to other users (mode 755" in error.message and error.hint == f"chmod 700 {folder}"
+    assert "accessible to other users: its mode is 755" in error.message and error.hint == f"chmod 700 {folder}"
 
 
 def test_a_folder_of_its_own_that_is_a_link_or_a_file_is_refused(tmp_path: Path) -> None:
@@ -138,6 +138,24 @@ def test_a_journal_beside_a_store_is_set_aside_whatever_it_is(tmp_path: Path, wh
     opened(path)
     assert not os.path.lexists(journal)
     assert os.path.lexists(tmp_path / "x.db-refused-journal")
+
+
+def test_a_journal_that_another_connection_moves_first_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, journal = tmp_path / "x.db", tmp_path / "x.db-journal"
+    opened(path)
+    journal.write_bytes(b"not its own")
+    replace = os.replace
+
+    def replaced_by_both(source: str, target: str) -> None:
+        replace(source, target)  # the other connection's
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", replaced_by_both)
+    opened(path)
+    assert not os.path.lexists(journal)
+    assert (tmp_path / "x.db-refused-journal").read_bytes() == b"not its own"
 
 
 def test_a_journal_beside_a_database_in_another_mode_is_left_and_the_store_refused(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def test_a_log_of_another_store_is_not_played_into_the_one_that_comes(tmp_path: 
     other.unlink()
     log = other.with_name("holdfast.db-wal")
     assert log.stat().st_size > 0
-    with pytest.raises(ConfigurationError, match="-wal is in the way of the store"):
+    with pytest.raises(ConfigurationError, match="-wal already exists and belongs to another store"):
         relocate_store(str(old), str(other))
     assert used(str(old), "second") == ["first", "second"]
     log.unlink()

@@ -183,6 +183,36 @@ def test_what_is_not_a_store_is_refused_and_left_alone(tmp_path):
 
         run(main())
         assert path.read_bytes() == before
+    assert not (tmp_path / "text.db-lock").exists(), "nothing is left beside a file that is not ours"
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "folder"])
+def test_a_file_or_folder_that_cannot_be_a_store_gets_nothing_beside_it(tmp_path, path):
+    (tmp_path / "folder").mkdir()
+    path = tmp_path / path
+
+    async def main():
+        with pytest.raises((StoreCorrupt, ConfigurationError), match=path.name) as refusal:
+            await SqliteStore(str(path)).open(node_id="n", at=1.0)
+        assert "--store" in refusal.value.hint
+
+    run(main())
+    assert [file.name for file in tmp_path.iterdir()] == ["folder"]
+    assert not pathlib.Path(f"{path}-lock").exists()
+
+
+def test_a_refused_second_host_keeps_the_locks_of_the_first(tmp_path):
+    """POSIX drops a process's locks on a file when it closes any descriptor of that file."""
+    path = tmp_path / "store.db"
+
+    async def main():
+        async with opened(path):
+            with pytest.raises(StoreLocked):
+                await SqliteStore(str(path)).open(node_id="other", at=1.0)
+            locks = pathlib.Path("/proc/locks").read_text()
+            assert f":{path.stat().st_ino} " in locks, "SQLite's own lock on the database"
+
+    run(main())
 
 
 def test_a_damaged_file_is_named_and_not_half_read(tmp_path):

@@ -11,6 +11,7 @@ import random
 import shutil
 import sqlite3
 import struct
+import threading
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -21,6 +22,8 @@ from holdfast import Client, Host
 from holdfast.errors import HoldfastError
 from holdfast.server import KeyRing
 from holdfast.storage import SqliteStore
+from holdfast.storage.backend import Reads
+from holdfast.storage.sqlite.backend import _READERS
 from tests.cli.processes import served
 
 _MAGIC = bytes.fromhex("d9d505f920a163d7")
@@ -156,5 +159,30 @@ def test_a_journal_that_appears_while_a_host_is_up_changes_nothing(tmp_path: Pat
             assert principals == {"root"}
         async with Host(echo, store=f"sqlite:///{path}") as host:
             assert {record.principal for record in await host.store.keys()} == {"root"}
+
+    asyncio.run(main())
+
+
+def test_readers_that_connect_after_a_journal_appeared_read_on(tmp_path: Path) -> None:
+    path = tmp_path / "x.db"
+    own_key(path)
+    wanted, _ = with_forged_key(path)
+    journal = forged_journal(path, wanted)
+
+    async def main() -> None:
+        store = SqliteStore(str(path))
+        await store.open(node_id="n_2", at=0.0)
+        try:
+            every_reader = threading.Barrier(_READERS)
+
+            def principals(reads: Reads) -> set[str]:
+                every_reader.wait(30)  # each query has a thread, and thus a connection, of its own
+                return {record.principal for record in reads.keys()}  # noqa: SIM118 - a query
+
+            write_journal(path, journal)
+            found = await asyncio.gather(*(store._read(principals) for _ in range(_READERS)))
+            assert found == [{"root"}] * _READERS
+        finally:
+            await store.close()
 
     asyncio.run(main())

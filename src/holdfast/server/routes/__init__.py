@@ -1,4 +1,4 @@
-"""Routes of the server, a module per resource."""
+"""Routes of the server, with one module for each resource."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from holdfast.server.routes import (
     keys,
     messages,
     pages,
+    probes,
     questions,
     runs,
     schedules,
@@ -20,7 +21,7 @@ from holdfast.server.routes import (
 
 __all__ = ["API_ROUTES", "PAGE_ROUTES", "ROUTES"]
 
-PAGE_ROUTES: list[Route] = pages.ROUTER.routes
+PAGE_ROUTES: list[Route] = [*pages.ROUTER.routes, *probes.ROUTER.routes]
 """Routes outside ``/v1``."""
 API_ROUTES: list[Route] = [
     route
@@ -29,4 +30,4 @@ API_ROUTES: list[Route] = [
 ]
 """Routes below ``/v1``."""
 ROUTES: list[Route] = [*PAGE_ROUTES, *API_ROUTES]
-"""Every route of the server, as the OpenAPI document lists them."""
+"""All routes of the server, in the order in which the OpenAPI document lists them."""

@@ -30,9 +30,9 @@ _NAME = TextQuery("name", "Display name of the file, without folders.")
     errors=(errors.BodyTooLarge, errors.LimitExceeded),
 )
 async def upload_attachment(server: ServerContext, request: Request, body: bytes | bytearray) -> Response:
-    """Store the body unchanged, with its `content-type`, for messages to reference.
+    """Store the body unchanged, with its `content-type`, so that messages can refer to it as an attachment.
 
-    Identical bytes are stored once. The limit is `attachment_limit_bytes`, not that of other bodies.
+    Identical bytes are stored once. The size limit is `attachment_limit_bytes` instead of the usual `body_limit_bytes`.
     """
     name = _NAME.parse(request) or ""
     media_type = request.headers.get(b"content-type", b"").decode("latin-1").strip() or "application/octet-stream"

@@ -23,12 +23,12 @@ _FOLLOW = TextQuery("follow", "End the stream after the event that settles this 
     errors=(errors.UnknownSession, errors.UnknownMessage, errors.InvalidCursor, errors.SessionDeleted),
 )
 async def stream_events(server: ServerContext, request: Request) -> None:
-    """Stream the session's events as Server-Sent Events, from the beginning or after a cursor, and follow new ones.
+    """Stream the session's events as Server-Sent Events: all events or those after a cursor, then new ones.
 
     Without a cursor, or after `0`, the stream of a session that does not exist yet waits for its first message.
 
     A frame is `id: <cursor>`, `event: <kind>`, `data: <the event as JSON>`. A `gap` frame reports missed events; a
-    `closed` frame is the last one when the server shuts down.
+    `closed` frame is the last frame if the server shuts down or the credential becomes invalid.
     """
     last_id = request.headers.get(b"last-event-id")
     after = last_id.decode("latin-1") if last_id else _AFTER.parse(request)

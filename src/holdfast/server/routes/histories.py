@@ -32,6 +32,7 @@ _GONE = (errors.UnknownSession, errors.SessionDeleted)
         errors.NothingToUndo,
         errors.HistoryChanged,
         errors.UnknownAgent,
+        errors.SessionAgentMissing,
         errors.Draining,
     ),
 )
@@ -76,7 +77,7 @@ async def compact_history(server: ServerContext, request: Request, body: Compact
     errors=(*_GONE, errors.SessionBusy, errors.LimitExceeded),
 )
 async def fork_session(server: ServerContext, request: Request, body: ForkBody) -> Response:
-    """Create a session with a copy of this transcript, up to an entry and the results that it needs."""
+    """Create a session with a copy of this transcript, or of its entries up to `through_n` and their calls' results."""
     request.take_edit()
     return Response(201, encode(await server.session(request).fork(body.key, through_n=body.through_n)))
 
@@ -88,7 +89,7 @@ async def fork_session(server: ServerContext, request: Request, body: ForkBody) 
     errors=(errors.UnknownSession, errors.SessionDeleted),
 )
 async def export_session(server: ServerContext, request: Request) -> None:
-    """Export the transcript and the bytes of its attachments, for an import here or elsewhere."""
+    """Export the transcript and the bytes of its attachments, for import on this server or another."""
     await respond_with_export(request, server.session(request), at=server.host.now())
 
 
@@ -100,5 +101,5 @@ async def export_session(server: ServerContext, request: Request) -> None:
     errors=(errors.SessionDeleted, errors.SessionBusy, errors.LimitExceeded),
 )
 async def import_session(server: ServerContext, request: Request, export: SessionExport) -> Response:
-    """Start this session with the history of an export. The session must not have a history yet."""
+    """Import an exported history into this session, which must not have a history yet."""
     return Response(201, encode(await server.session(request).import_history(export)))

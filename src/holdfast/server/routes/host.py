@@ -21,11 +21,11 @@ ROUTER = Router()
 
 
 class ServerView(msgspec.Struct, frozen=True, kw_only=True):
-    """The server: its version, kind of store, and the agents that the caller may name.
+    """The server: its version, the kind of its store, and the agents that the caller may use.
 
-    ``approval_key_required``: the agents' programs run unsandboxed, so approvals require a person. ``budgets``: usage
-    of scarce resources by principal; keys without role admin see only their own. Admin keys also see the store's file,
-    the host's statistics and the newest incidents.
+    ``approval_key_required`` is true if agents run programs unsandboxed, so that approving a call requires an approval
+    key typed by a person. ``budgets`` contains the usage of scarce resources by principal; callers without role admin
+    see only their own usage. Admins also see the store's file, the host's statistics and the newest incidents.
     """
 
     version: str
@@ -47,7 +47,7 @@ async def get_tree(server: ServerContext, request: Request) -> Response:
 
 @ROUTER.route("GET", "/v1/server", responses={200: ServerView})
 async def get_server(server: ServerContext, request: Request) -> Response:
-    """Return the server's version, store, agents and statistics."""
+    """Return the server's version, kind of store, agents and budgets; to admins, also its statistics and incidents."""
     from holdfast.version import __version__
 
     host, agents = server.host, request.agents
@@ -81,5 +81,5 @@ async def _budgets(server: ServerContext, principal: str | None) -> dict[str, Bu
     "POST", "/v1/drain", access="admin", body=JsonBody(DrainBody, optional=True), responses={200: DrainReport}
 )
 async def drain(server: ServerContext, request: Request, body: DrainBody) -> Response:
-    """Refuse new work, let runs finish by the deadline, and report what remains; reads are still served."""
+    """Refuse new work, let runs finish by the deadline, and report what remains. Requests that only read still work."""
     return Response(200, encode(await server.host.drain(deadline_s=body.deadline_s)))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from holdfast import errors
 from holdfast.protocol.http import KeyBody, KeyCreated, KeyList, KeyRevoked, KeyView
+from holdfast.server.auth import LOCAL
 from holdfast.server.context import ServerContext
 from holdfast.server.parameters import FlagQuery, JsonBody
 from holdfast.server.principal_work import Ended, find_work, stop_principal
@@ -14,11 +15,13 @@ from holdfast.server.response import Response, encode
 from holdfast.server.router import Router
 
 if TYPE_CHECKING:
-    from holdfast.storage.port import KeyRecord
+    from holdfast.storage.port import KeyRecord, Store
 
-__all__ = ["ROUTER", "key_view"]
+__all__ = ["ROUTER", "key_created", "key_view"]
 
 ROUTER = Router()
+_LOCAL_SESSIONS = 1000
+"""Maximum number of `local`'s sessions that are counted for the answer to a first key."""
 _STOP = FlagQuery("stop", "`true` also stops its principal's work, even if the key is already revoked.")
 
 
@@ -31,7 +34,7 @@ async def list_keys(server: ServerContext, request: Request) -> Response:
 
 @ROUTER.route("POST", "/v1/keys", access="admin", body=JsonBody(KeyBody), responses={201: KeyCreated})
 async def create_key(server: ServerContext, request: Request, body: KeyBody) -> Response:
-    """Create an API key. From the first one on, every request requires a key.
+    """Create an API key. Once a key other than an approval key exists, every request requires a key or a signed token.
 
     The secret appears only in this response.
     """
@@ -39,10 +42,12 @@ async def create_key(server: ServerContext, request: Request, body: KeyBody) -> 
         # Otherwise an agent with a key could create one for itself.
         server.check_approval_key(request.caller, body.approval_key, body.principal)
     request.use.release()  # a request without a key that creates the first one still gets its answer
+    first = not server.keys.ever
     record, secret = await server.keys.create(
         principal=body.principal, role=body.role, label=body.label, agents=body.agents
     )
-    return Response(201, encode(KeyCreated(key=key_view(record), secret=secret)))
+    first = first and server.keys.ever
+    return Response(201, encode(await key_created(server.host.store, record, secret, first=first)))
 
 
 @ROUTER.route(
@@ -54,9 +59,10 @@ async def create_key(server: ServerContext, request: Request, body: KeyBody) -> 
     errors=(errors.UnknownKey,),
 )
 async def revoke_key(server: ServerContext, request: Request) -> Response:
-    """Revoke an API key at once, and end the streams and requests that use it.
+    """Revoke an API key immediately, and end the streams and requests that use it.
 
-    Runs, background work and schedules of its principal continue and are listed; `?stop=true` stops them.
+    Runs, background work and schedules of the key's principal continue and are listed. With `?stop=true`, the runs and
+    the background work are stopped, and the schedules are paused.
     """
     stop = _STOP.parse(request)
     request.use.release()  # a caller that revokes its own key still gets the answer
@@ -72,6 +78,24 @@ async def revoke_key(server: ServerContext, request: Request) -> Response:
         active=list(left.schedules),
     )
     return Response(200, encode(view))
+
+
+async def key_created(store: Store, record: KeyRecord, secret: str, *, first: bool) -> KeyCreated:
+    """Return the answer to a request that created a key; `first` is whether requests needed no key before."""
+    count = await _count_local(store) if first else 0
+    return KeyCreated(key=key_view(record), secret=secret, first=first, local_sessions=count)
+
+
+async def _count_local(store: Store) -> int:
+    """Return the number of sessions of the principal `local` that are not deleted, or the limit if it has more."""
+    count, before = 0, None
+    while count < _LOCAL_SESSIONS:
+        page = await store.sessions(principal=LOCAL.principal, limit=_LOCAL_SESSIONS, before=before)
+        count += sum(view.state != "deleted" for view in page)
+        if len(page) < _LOCAL_SESSIONS:
+            return count
+        before = page[-1].updated_at
+    return _LOCAL_SESSIONS
 
 
 def key_view(record: KeyRecord) -> KeyView:

@@ -1,4 +1,4 @@
-"""Query parameters of the routes that return lists, and the principal whose items they return."""
+"""Query parameters that the routes for lists share, and the choice of the principal whose items are listed."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ ALL = FlagQuery("all", "`true` includes all principals (admin only).")
 
 
 def listed_principal(request: Request) -> str | None:
-    """Return the principal whose items are listed; None if the request has ``?all=true`` and an admin key.
+    """Return the principal whose items are to be listed; None, for all principals, if an admin sent ``?all=true``.
 
     Raises `Forbidden` if the request has ``?all=true`` without an admin key.
     """
     if not ALL.parse(request):
         return request.caller.principal
     if request.caller.role != "admin":
-        raise Forbidden("only admin keys may list all principals' sessions", hint="omit ?all=")
+        raise Forbidden("only admin keys may list the items of all principals", hint="omit ?all=")
     return None

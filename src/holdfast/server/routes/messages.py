@@ -30,6 +30,7 @@ WAIT = NumberQuery("wait", "Wait up to this many seconds for the result.", limit
         errors.IdempotencyMismatch,
         errors.SessionDeleted,
         errors.UnknownAgent,
+        errors.SessionAgentMissing,
         errors.UnknownPolicy,
         errors.UnknownAttachment,
         errors.InvalidKey,
@@ -39,8 +40,8 @@ WAIT = NumberQuery("wait", "Wait up to this many seconds for the result.", limit
 async def send_message(server: ServerContext, request: Request, body: SendBody) -> Response:
     """Send a message to the session.
 
-    The response is 202 with a receipt once the message is durable. With `?wait=`, it is 200 with the outcome if the
-    message is settled within that time.
+    The response is 202 with a receipt once the message is durable. With `?wait=`, the response is 200 with the outcome
+    if the message is settled within that time.
     """
     wait_s = WAIT.parse(request)
     large = len(body.content) > SMALL_MESSAGE_CHARACTERS
@@ -73,7 +74,7 @@ async def send_message(server: ServerContext, request: Request, body: SendBody) 
     errors=(errors.UnknownSession, errors.UnknownMessage, errors.SessionDeleted),
 )
 async def get_message(server: ServerContext, request: Request) -> Response:
-    """Return the state of a message; `state` is `accepted` or `taken` until it is settled."""
+    """Return the state of a message; `state` is `accepted` or `taken` until the message is settled."""
     wait_s = WAIT.parse(request)
     session = server.session(request)
     message_id = request.path["message_id"]

@@ -1,38 +1,79 @@
-"""Routes outside ``/v1``, on Starlette: the status page and its form, probes, metrics and the OpenAPI document."""
+"""Routes of the web pages and their forms, on Starlette."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
 
 from starlette.requests import Request as PageRequest
-from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse
+from starlette.responses import HTMLResponse, RedirectResponse
 from starlette.responses import Response as PageResponse
 
-from holdfast.errors import BodyTooLarge, HoldfastError, InvalidRequest, OriginRefused
-from holdfast.protocol.http import Status
-from holdfast.server import metrics, page
+from holdfast.errors import (
+    BodyTooLarge,
+    HoldfastError,
+    InvalidRequest,
+    OriginRefused,
+    SessionDeleted,
+    UnknownSession,
+    UnknownStop,
+)
+from holdfast.host import Session
+from holdfast.server import page
 from holdfast.server.caller import Caller
 from holdfast.server.context import DELIVERY, ServerContext
-from holdfast.server.response import Response, encode
+from holdfast.server.page_form import TEXT_CHARACTERS, PageForm, read_form
+from holdfast.server.page_parts import HEADERS, session_path
+from holdfast.server.parameters import FlagQuery, TextQuery
 from holdfast.server.router import Router
 from holdfast.server.routes.questions import decide
+from holdfast.server.session_page import render_session
+from holdfast.server.stop_tickets import StopResult
 
-__all__ = ["ROUTER", "json_page"]
+__all__ = ["ROUTER"]
 
 ROUTER = Router()
 _FORM_BYTES = 100_000
 _FORM_S = 30.0
+_CHALLENGE = 'Basic realm="holdfast: any user name, an API key as the password"'
+_SESSION_QUERY = (
+    TextQuery("user", "Principal of the session (admin only)."),
+    TextQuery("stop", "Id of a stop whose result the page shows."),
+    FlagQuery("write", "`true` shows the field for a message also while a run is active."),
+)
 
 
 @ROUTER.route(
     "GET",
     "/",
-    challenge='Basic realm="holdfast: any user name, an API key as the password"',
+    challenge=_CHALLENGE,
     responses={200: "text/html"},
 )
 async def show_page(server: ServerContext, request: PageRequest, caller: Caller) -> PageResponse:
-    """Show the status page: active runs, queued messages, and the counter behind each promise."""
+    """Show the status page: active runs, open questions, queued messages and schedules; for admins, also statistics."""
+    await request.scope[DELIVERY].take_turn()
     return await _page(server, request, caller)
+
+
+@ROUTER.route(
+    "GET",
+    "/sessions/{key}",
+    challenge=_CHALLENGE,
+    query=_SESSION_QUERY,
+    responses={200: "text/html"},
+    errors=(UnknownSession, SessionDeleted),
+)
+async def show_session_page(server: ServerContext, request: PageRequest, caller: Caller) -> PageResponse:
+    """Show the page of a session: state, newest entries of the transcript and task tree; for its owner, with forms."""
+    key = request.path_params["key"]
+    user = request.query_params.get("user", caller.principal)
+    if user != caller.principal and caller.role != "admin":
+        raise UnknownSession(f"no such session: {key!r}")
+    session = server.host.session(key, principal=user)
+    await request.scope[DELIVERY].take_turn()
+    return await _session_page(server, request, caller, session)
 
 
 @ROUTER.route(
@@ -42,19 +83,51 @@ async def show_page(server: ServerContext, request: PageRequest, caller: Caller)
     responses={200: "text/html", 303: "text/html"},
     errors=(OriginRefused,),
 )
-async def answer_on_page(server: ServerContext, request: PageRequest, caller: Caller) -> PageResponse:
-    """Submit a form of the page: `session`, `question`, `decision` and `text`. Only the page itself may send it."""
-    form = page.read_form(await _read_form(request))
+async def submit_form(server: ServerContext, request: PageRequest, caller: Caller) -> PageResponse:
+    """Submit a form of a page: answer a question, send a message, interrupt a run or stop a session.
+
+    The fields are `action` (`decide` by default, `send`, `interrupt` or `stop`) and `session`; to decide, `question`,
+    `decision`, `text`, `call_hash` and `approval_key`; to send, `text` and `idempotency_key`; to interrupt, `run_id`. A
+    form acts only on the caller's own sessions. Requests without an allowed `Origin` header are refused.
+    """
+    form = read_form(await _read_form(request))
     try:
-        session = server.host.session(form.session, principal=caller.principal)
-        await decide(server, caller, session, form.question, form.body)
+        session = server.host.session(form.session, principal=caller.principal, agents=server.agents_of(caller))
+        location = await _carry_out(server, caller, session, form)
     except HoldfastError as error:
+        await request.scope[DELIVERY].take_turn()
+        if form.action != "decide":
+            with suppress(HoldfastError):  # such as an unknown session, which has no page
+                session = server.host.session(form.session, principal=caller.principal)
+                draft = form.text if form.action == "send" else ""
+                return await _session_page(server, request, caller, session, error=str(error), draft=draft)
         return await _page(server, request, caller, told=str(error))
-    return RedirectResponse("/", status_code=303, headers=page.HEADERS)
+    return RedirectResponse(location, status_code=303, headers=HEADERS)
+
+
+async def _carry_out(server: ServerContext, caller: Caller, session: Session, form: PageForm) -> str:
+    """Do what a form asks for, and return the path of the page that shows the result."""
+    if form.decision is not None:
+        await decide(server, caller, session, form.question, form.decision)
+        return "/"
+    if form.action == "send":
+        if not form.text.strip():
+            raise InvalidRequest("the message is empty")
+        if len(form.text) > TEXT_CHARACTERS:
+            raise InvalidRequest(
+                f"the message has {len(form.text):,} characters; a page sends at most {TEXT_CHARACTERS:,}",
+                hint="send it with 'holdfast send' or the API",
+            )
+        await session.send(form.text, idempotency_key=form.idempotency_key)
+        return session_path(session.key)
+    stop: Callable[[], Awaitable[StopResult]] = session.stop
+    if form.action == "interrupt":
+        stop = partial(session.interrupt, run_id=form.run_id)
+    ticket = await server.stops.run(caller.principal, session.key, stop, wait_s=server.settings.stop_wait_s)
+    return session_path(session.key, stop=ticket.stop_id)
 
 
 async def _page(server: ServerContext, request: PageRequest, caller: Caller, *, told: str = "") -> PageResponse:
-    await request.scope[DELIVERY].take_turn()
     html = await page.render(
         server.host,
         caller,
@@ -63,7 +136,33 @@ async def _page(server: ServerContext, request: PageRequest, caller: Caller, *, 
         approval_key_required=server.approval_key_required,
         told=told,
     )
-    return HTMLResponse(html, headers=page.HEADERS)
+    return HTMLResponse(html, headers=HEADERS)
+
+
+async def _session_page(
+    server: ServerContext,
+    request: PageRequest,
+    caller: Caller,
+    session: Session,
+    *,
+    error: str = "",
+    draft: str = "",
+) -> PageResponse:
+    ticket = None
+    if stop_id := request.query_params.get("stop"):
+        with suppress(UnknownStop):  # of a server that has been restarted since
+            ticket = server.stops.find(caller.principal, session.key, stop_id)
+    html = await render_session(
+        server.host,
+        session,
+        caller,
+        approval_key_required=server.approval_key_required,
+        writes=request.query_params.get("write") == "true",
+        ticket=ticket if session.principal == caller.principal else None,
+        error=error,
+        draft=draft,
+    )
+    return HTMLResponse(html, headers=HEADERS)
 
 
 async def _read_form(request: PageRequest) -> bytes:
@@ -77,47 +176,7 @@ async def _read_form(request: PageRequest) -> bytes:
             async for chunk in request.stream():
                 body += chunk
                 if len(body) > _FORM_BYTES:
-                    raise BodyTooLarge(f"the form is larger than {_FORM_BYTES} bytes", hint="send long texts by API")
+                    raise BodyTooLarge(f"the form is larger than {_FORM_BYTES} bytes", hint="use the API for long text")
     except TimeoutError:
         raise InvalidRequest(f"the form did not arrive within {_FORM_S:g} s", hint="send it again") from None
     return body
-
-
-@ROUTER.route("GET", "/healthz", access="public", responses={200: Status})
-async def check_health(server: ServerContext, request: PageRequest, caller: None) -> PageResponse:
-    """Report that the process responds."""
-    return json_page(Response(200, encode(Status(status="ok"))))
-
-
-@ROUTER.route("GET", "/readyz", access="public", responses={200: Status, 503: Status})
-async def check_readiness(server: ServerContext, request: PageRequest, caller: None) -> PageResponse:
-    """Report whether the server accepts new messages; 503 while it drains."""
-    if server.host.draining:
-        return json_page(Response(503, encode(Status(status="draining")), ((b"retry-after", b"2"),)))
-    return json_page(Response(200, encode(Status(status="ready"))))
-
-
-@ROUTER.route("GET", "/metrics", access="admin", responses={200: "text/plain"})
-async def get_metrics(server: ServerContext, request: PageRequest, caller: Caller) -> PageResponse:
-    """Return the host's metrics as Prometheus text. Admin only."""
-    text = metrics.render(
-        server.host.statistics(),
-        streams=server.streams.open,
-        answers=server.responses,
-        budgets=server.host.budgets.usage(),
-    )
-    return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
-
-
-@ROUTER.route("GET", "/openapi.json", access="public", responses={200: "application/json"})
-async def get_openapi(server: ServerContext, request: PageRequest, caller: None) -> PageResponse:
-    """Return this OpenAPI document."""
-    return PageResponse(server.openapi, media_type="application/json")
-
-
-def json_page(response: Response) -> PageResponse:
-    """Convert an API response to a Starlette response."""
-    page_response = PageResponse(response.body, status_code=response.status, media_type="application/json")
-    for name, value in response.headers:
-        page_response.headers[name.decode()] = value.decode()
-    return page_response

@@ -1,4 +1,4 @@
-"""Routes of suspended runs that wait for people: list their questions and approvals, and answer them."""
+"""Routes for the questions and approvals for which suspended runs wait: list them, and answer them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DECISIONS: dict[Choice, Decision] = {"approve": "approved", "deny": "denied", "
 async def decide(
     server: ServerContext, caller: Caller, session: Session, question_id: str, body: DecisionBody
 ) -> Answer:
-    """Submit a decision to the session, in the name of the credential's owner.
+    """Submit a decision to the session on behalf of the credential's owner.
 
     Raises:
         ApprovalKeyRequired: if an approval requires a key typed by a person, and the key is missing or wrong.
@@ -50,7 +50,7 @@ async def decide(
     errors=(errors.UnknownSession, errors.SessionDeleted),
 )
 async def list_questions(server: ServerContext, request: Request) -> Response | None:
-    """List the open questions of the session's suspended run, approvals of calls included, oldest first."""
+    """List the open questions of the session's suspended run, including approvals of calls, oldest first."""
     await request.take_turn()
     return await respond_with_list(request, "questions", await server.session(request).questions())
 
@@ -72,8 +72,8 @@ async def list_questions(server: ServerContext, request: Request) -> Response | 
 async def answer_question(server: ServerContext, request: Request, body: DecisionBody) -> Response:
     """Approve or deny a call, or answer a question; the run continues once all its questions are answered.
 
-    An approval names the displayed call by its `call_hash`. Where agents run programs unsandboxed, it also requires
-    an approval key typed by a person. Repeating the same decision has no effect.
+    To approve a call, send the `call_hash` of the call that was displayed. If agents run programs unsandboxed, an
+    approval also requires an approval key typed by a person. Repeating the same decision has no effect.
     """
     question_id = request.path["question_id"]
     return Response(200, encode(await decide(server, request.caller, server.session(request), question_id, body)))

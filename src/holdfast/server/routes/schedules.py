@@ -40,7 +40,7 @@ def _schedule(server: ServerContext, request: Request) -> Schedule:
     ),
 )
 async def put_schedule(server: ServerContext, request: Request, body: ScheduleBody) -> Response:
-    """Create or replace a schedule, which sends a session a message at set times.
+    """Create or replace a schedule, which sends a message to a session at set times.
 
     Sending an identical schedule with the same `schedule_id` changes nothing.
     """
@@ -60,7 +60,7 @@ async def list_schedules(server: ServerContext, request: Request) -> Response:
     limit = LIMIT.parse(request)
     principal, session = listed_principal(request), _SESSION.parse(request)
     if principal is None and session is not None:
-        raise errors.InvalidRequest("session and all exclude each other", hint="omit one of them")
+        raise errors.InvalidRequest("the parameters session and all are mutually exclusive", hint="omit one of them")
     found = await server.host.schedules(principal=principal, session=session, limit=limit)
     return Response(200, encode(ScheduleList(schedules=found)))
 
@@ -72,7 +72,7 @@ async def list_schedules(server: ServerContext, request: Request) -> Response:
     errors=(errors.UnknownSchedule, errors.InvalidKey),
 )
 async def get_schedule(server: ServerContext, request: Request) -> Response:
-    """Return the schedule's current state: its next due time and the outcome of its ticks."""
+    """Return the schedule's current state, such as its next due time and the outcome of its ticks."""
     return Response(200, encode(await _schedule(server, request).info()))
 
 
@@ -84,7 +84,7 @@ async def get_schedule(server: ServerContext, request: Request) -> Response:
     errors=(errors.UnknownSchedule, errors.ScheduleBroken, errors.InvalidKey),
 )
 async def pause_schedule(server: ServerContext, request: Request, body: PauseBody) -> Response:
-    """Pause a schedule, or resume it with its next tick."""
+    """Pause a schedule, or resume it; a resumed schedule continues with its next tick."""
     schedule = _schedule(server, request)
     return Response(200, encode(await (schedule.pause() if body.paused else schedule.resume())))
 
@@ -108,7 +108,7 @@ async def pause_schedule(server: ServerContext, request: Request, body: PauseBod
     ),
 )
 async def run_schedule(server: ServerContext, request: Request, body: NothingBody) -> Response:
-    """Send the schedule's message now; its ticks do not change."""
+    """Send the schedule's message now; the times of its ticks do not change."""
     schedule = _schedule(server, request)
     view = await schedule.info()
     await server.session_named(request, view.session).check_agent(view.agent)

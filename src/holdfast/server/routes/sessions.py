@@ -51,7 +51,7 @@ async def get_session(server: ServerContext, request: Request) -> Response:
     errors=(errors.UnknownSession, errors.SessionDeleted),
 )
 async def delete_session(server: ServerContext, request: Request) -> Response:
-    """Stop and delete the session; afterwards its key answers 410 for a while."""
+    """Stop and delete the session; for a while afterwards, requests with its key are answered with 410."""
     return await run_stop(server, request, server.session(request).delete)
 
 
@@ -63,7 +63,7 @@ async def delete_session(server: ServerContext, request: Request) -> Response:
     errors=(errors.UnknownSession, errors.SessionDeleted),
 )
 async def get_transcript(server: ServerContext, request: Request) -> Response | None:
-    """Return the entries that the model sees, in order: at most `limit` entries after entry `after`."""
+    """Return the entries that the model sees, in order: at most `limit` entries, starting after entry `after`."""
     after, limit = _AFTER.parse(request), _PAGE_LIMIT.parse(request)
     return await respond_with_transcript(request, server.session(request), after=after, limit=limit)
 
@@ -75,7 +75,7 @@ async def get_transcript(server: ServerContext, request: Request) -> Response | 
     errors=(errors.UnknownSession, errors.SessionDeleted),
 )
 async def get_mailbox(server: ServerContext, request: Request) -> Response | None:
-    """List the queued messages, in order."""
+    """List the queued messages, in queue order."""
     await request.take_turn()
     return await respond_with_list(request, "items", await server.session(request).mailbox())
 
@@ -84,6 +84,6 @@ async def get_mailbox(server: ServerContext, request: Request) -> Response | Non
     "GET", "/v1/sessions/{key}/tree", responses={200: TreeNode}, errors=(errors.UnknownSession, errors.SessionDeleted)
 )
 async def get_session_tree(server: ServerContext, request: Request) -> Response:
-    """Return the session's live tasks, threads and processes."""
+    """Return the tree of the session's live tasks, threads and processes."""
     await request.take_turn()
     return Response(200, encode(await server.session(request).tree()))

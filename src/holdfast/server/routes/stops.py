@@ -31,9 +31,9 @@ ROUTER = Router()
     errors=(errors.UnknownSession, errors.SessionDeleted),
 )
 async def interrupt_session(server: ServerContext, request: Request, body: InterruptBody) -> Response:
-    """Interrupt the active run, or exactly `run_id`; queued messages run next.
+    """Interrupt the active run, or only the run `run_id` if it is given; queued messages run next.
 
-    The response is the receipt, or 202 and a stop id if the stop takes longer than the wait.
+    The response is 200 with the receipt, or 202 with a stop id if the stop takes longer than the wait.
     """
     session = server.session(request)
     return await run_stop(
@@ -67,7 +67,7 @@ async def stop_session(server: ServerContext, request: Request, body: StopBody) 
     errors=(errors.UnknownStop, errors.UnknownSession, errors.SessionDeleted),
 )
 async def get_stop(server: ServerContext, request: Request) -> Response:
-    """Return the result of an interrupt, stop or delete that took longer than its wait."""
+    """Return the result of an interrupt, stop or deletion that took longer than its wait."""
     path = request.path
     return _ticket_response(server.stops.find(request.caller.principal, path["key"], path["stop_id"]))
 
@@ -81,8 +81,8 @@ async def run_stop(
         server: state shared by the handlers.
         request: request for the stop.
         stop: function that stops the work, called without arguments.
-        wait_s: maximum time in seconds to wait for the result, after which the response contains a stop id; None
-            applies the setting ``stop_wait_s``.
+        wait_s: maximum time in seconds to wait for the result, after which the response contains a stop id; if None,
+            the setting ``stop_wait_s`` applies.
     """
     ticket = await server.stops.run(
         request.caller.principal,

@@ -1,4 +1,4 @@
-"""The in-memory store, for tests and demos and as the reference model for other stores."""
+"""The in-memory store, for tests and demos, and as the reference model for other stores."""
 
 from __future__ import annotations
 

@@ -335,7 +335,10 @@ class MemoryTables:
             del self.by_due[bisect_left(self.by_due, (known.due_at, row.schedule))]
 
     def due_schedules(self, *, now: float, decided_after: float) -> Iterator[ScheduleRow]:
-        """Yield schedules that are due or were decided after `decided_after`, the earliest due time first."""
+        """Yield, in order of due time, schedules that are due or whose next tick was determined after `decided_after`.
+
+        A `decided_after` in the future finds schedules that were last checked before the clock was set back.
+        """
         due = bisect_right(self.by_due, now, key=lambda item: item[0])
         end = len(self.by_due) if self._newest_decision > decided_after else due
         for index in range(end):

@@ -1,1 +1,1 @@
-"""Stores in SQL: the named statements, and the tables and reads over any database that runs them."""
+"""Database-independent parts of the SQL stores: the named statements, and the code that reads and writes with them."""

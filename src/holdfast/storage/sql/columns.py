@@ -157,7 +157,7 @@ def read_all_entries(database: Database, session: int, newest: str | None, *, li
 def read_some_entries(
     database: Database, session: int, newest: str | None, *, after: int, limit: int, limit_bytes: int
 ) -> list[Entry]:
-    """Return entries like `read_entries`, but stop at the entry that reaches `limit_bytes`.
+    """Return entries like `read_entries`, but stop after the entry that brings their size to `limit_bytes`.
 
     Only one piece of the transcript is in memory at a time.
     """

@@ -51,7 +51,7 @@ _PURGES = (*_CONTENTS, "purge_events")
 
 
 class SessionChanged(Exception):
-    """A stored row has changed since it was read: the whole transaction must be undone."""
+    """A stored row has changed since it was read, so the whole transaction must be rolled back."""
 
 
 class SqlTables:
@@ -118,7 +118,7 @@ class SqlTables:
             collected.clear()
 
     def trim(self) -> None:
-        """Limit the cached sessions, messages and characters; call it after a commit."""
+        """Drop long message contents and, if too many are cached, sessions from the cache. Call this after a commit."""
         for session in self._large:
             row = self._rows[session]
             row.waiting, row.taken = shelve(row.waiting), shelve(row.taken)
@@ -274,7 +274,7 @@ class SqlTables:
             self._live.pop(row.principal, None)
 
     def refuse_used_message_id(self, row: SessionRow, message_id: str) -> None:
-        """Do nothing, because the table's primary key makes `flush` fail for a used message id."""
+        """Do nothing, because `flush` fails for a used message id, which would violate the table's primary key."""
 
     def add_message(self, row: SessionRow, mail: Mail, *, idempotency_key: str | None, body_hash: bytes) -> None:
         message = mail.message
@@ -371,7 +371,7 @@ class SqlTables:
         for name in ("run_piece", "edit_piece"):
             for columns in self._database.query(name, row.session, row.history_id):
                 return piece_of(row.history_id, columns)
-        raise StorageError(f"the transcript of session {row.session} lacks its piece {row.history_id!r}")
+        raise StorageError(f"the transcript of session {row.session} is incomplete: {row.history_id!r} is missing")
 
     def transcript(self, row: SessionRow, history_id: str | None) -> tuple[Entry, ...]:
         self._flush_for(row)

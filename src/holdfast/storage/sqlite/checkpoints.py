@@ -1,10 +1,10 @@
-"""Checkpoints of the write-ahead log in a separate thread, so that commits need not wait for a long checkpoint.
+"""Checkpoints of the write-ahead log in a separate thread, so that commits do not wait for long checkpoints.
 
 If a commit finds the log too long (``wal_autocheckpoint``), SQLite copies the log into the database within that commit,
 which then takes as long as the copy. This thread copies the log earlier, a small part at a time, over a separate
 connection, and blocks neither the writer nor the readers. SQLite's own limit stays in place: when a commit reaches the
-limit, little is left to copy. If this thread is late or fails, the log grows no longer than without the thread. A
-passive checkpoint takes no lock that a commit needs (https://sqlite.org/wal.html, "Checkpointing").
+limit, little is left to copy. Even if this thread is late or fails, the log does not grow longer than it would without
+the thread. A passive checkpoint takes no lock that a commit needs (https://sqlite.org/wal.html, "Checkpointing").
 """
 
 from __future__ import annotations

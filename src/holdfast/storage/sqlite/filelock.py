@@ -11,6 +11,7 @@ import errno
 import fcntl
 import os
 import threading
+from collections.abc import Callable
 
 from holdfast.errors import StoreFull, StoreLocked, StoreReadOnly
 
@@ -21,7 +22,7 @@ _guard = threading.Lock()
 
 
 class FileLock:
-    """The right to be the only host of a database file. Releasing it leaves the side file in place.
+    """The right to be the only host of a database file. Releasing the lock leaves the side file in place.
 
     Parameters:
         path: path of the side file.
@@ -32,8 +33,12 @@ class FileLock:
         self._descriptor: int | None = None
         self._identity = (0, 0)
 
-    def acquire(self) -> None:
+    def acquire(self, *, check: Callable[[], None] | None = None) -> None:
         """Take the lock, or raise at once.
+
+        Parameters:
+            check: called before the side file is created, and only if this process does not have the database open, so
+                that it may open and close the database. What it raises is passed on.
 
         Raises:
             StoreLocked: if another host has the lock. The message contains that host's process id if it is known.
@@ -44,6 +49,8 @@ class FileLock:
             # Closing any descriptor of the file would end this process's lock, so check before opening.
             if self._identify() in _held:
                 raise StoreLocked(f"this process (pid {os.getpid()}) already has {self._database} open")
+            if check is not None:
+                check()
             try:
                 descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             except OSError as error:

@@ -1,4 +1,4 @@
-"""Migration steps in addition to the ``migrate_…`` statements: a copy before the migration, and moving rows."""
+"""Migration steps in addition to the ``migrate_…`` statements: copying the database first, and moving rows."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _KEPT = b'"kept":"'  # in a text, the second quote would be escaped
 
 
 def move_kept(database: Database) -> None:
-    """Migrate to version 4: move kept agent state, whose text was part of its entry, to a separate table."""
+    """Migrate to version 4: move the text of agent states from transcript entries to a separate table."""
     for kind in ("run", "edit"):
         for session, piece in database.query(f"{kind}_pieces"):
             ((*_, body),) = database.query(f"{kind}_piece", session, piece)

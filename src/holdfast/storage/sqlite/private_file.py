@@ -23,6 +23,7 @@ __all__ = [
     "create_private_file",
     "prepare_folder",
     "refuse_foreign_files",
+    "refuse_other_content",
     "set_journal_aside",
     "store_path",
     "sync_folder",
@@ -30,6 +31,7 @@ __all__ = [
 ]
 
 _log = logging.getLogger("holdfast.storage")
+_MAGIC = b"SQLite format 3\0"
 _WAL_VERSIONS = b"\x02\x02"
 _VERSIONS_AT = 18
 
@@ -71,11 +73,12 @@ def prepare_folder(folder: str) -> None:
     if status.st_uid != os.geteuid():
         raise ConfigurationError(
             f"{folder} belongs to {_user(status.st_uid)}, but this process runs as {_user(os.geteuid())}",
-            hint=f"run it as {_user(status.st_uid)}, or name another file with --store",
+            hint=f"run Holdfast as {_user(status.st_uid)}, or name another file with --store",
         )
     if mode := stat.S_IMODE(status.st_mode) & 0o077:
         raise ConfigurationError(
-            f"{folder} is open to other users (mode {stat.S_IMODE(status.st_mode):o}, of which {mode:o} is too much)",
+            f"{folder} is accessible to other users: its mode is {stat.S_IMODE(status.st_mode):o}, "
+            f"and the bits {mode:o} must be cleared",
             hint=f"chmod 700 {folder}",
         )
 
@@ -112,11 +115,35 @@ def refuse_foreign_files(path: str) -> None:
 
     Raises:
         ConfigurationError: if one of these files is not a regular file (for example, a link), or belongs to an
-            untrusted user. Outside Holdfast's own folder, root and the folder's owner are trusted, too.
+            untrusted user. The current user is trusted; outside Holdfast's own folder, so are root and the folder's
+            owner.
     """
     for file in (path, f"{path}-wal", f"{path}-shm"):
         if os.path.lexists(file):
             _check_file(file)
+
+
+def refuse_other_content(path: str) -> None:
+    """Raise `ConfigurationError` if `path` is a folder, `StoreCorrupt` if it is neither a SQLite database nor empty.
+
+    A file that does not exist, or that cannot be read, is not refused. Closing the file ends all locks that this
+    process has on it, so call this only while no database connection of this process uses the file.
+    """
+    if os.path.isdir(path):
+        raise ConfigurationError(f"{path} is a folder", hint="name a file in it with --store, such as holdfast.db")
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return
+    try:
+        begins = os.read(descriptor, len(_MAGIC)) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
+    finally:
+        os.close(descriptor)
+    if begins not in (b"", _MAGIC):
+        raise StoreCorrupt(
+            f"{path} is not a database; nothing was changed",
+            hint="if it was a Holdfast store, restore a backup; if not, name another file with --store",
+        )
 
 
 def _check_file(path: str) -> None:
@@ -133,11 +160,11 @@ def _check_file(path: str) -> None:
 
 
 def set_journal_aside(path: str) -> None:
-    """Rename a rollback journal beside the database `path`. Call this before SQLite opens the database.
+    """Rename a rollback journal beside the database `path`. Call this before each connection to the database.
 
     Raises:
-        StoreCorrupt: if a journal exists and the database is not in WAL mode, so that the journal may be the
-            database's own.
+        StoreCorrupt: if a journal exists and the database is not in WAL mode, so that the journal may belong to the
+            database.
         StoreReadOnly: if the journal cannot be moved.
     """
     journal = f"{path}-journal"
@@ -149,15 +176,17 @@ def set_journal_aside(path: str) -> None:
     if versions not in (b"", _WAL_VERSIONS):
         raise StoreCorrupt(
             f"{journal} exists beside {path}, which is not in WAL mode; nothing was changed",
-            hint="if the database is Holdfast's, move the journal away: it does not belong to it",
+            hint="if the database is a Holdfast store, move the journal away: a store never has such a journal",
         )
     aside = f"{path}-refused-journal"
     try:
         os.replace(journal, aside)
+    except FileNotFoundError:
+        return  # another connection that is being made has moved it
     except OSError as error:
         raise StoreReadOnly(
             f"{journal}: rename failed: {os.strerror(error.errno or 0)}",
-            hint="remove it: it is not Holdfast's and would change the stored data",
+            hint="remove this journal: it does not belong to Holdfast and would change the stored data",
         ) from error
     _log.warning("ignored %s, which is not Holdfast's, and moved it to %s", journal, aside)
 

@@ -13,6 +13,7 @@ from holdfast.storage.backend import Reads
 from holdfast.storage.sql.reads import SqlReads
 from holdfast.storage.sqlite import errors
 from holdfast.storage.sqlite.database import SqliteDatabase, connect
+from holdfast.storage.sqlite.private_file import set_journal_aside
 from holdfast.storage.sqlite.writer import call_loop, fail, succeed
 
 __all__ = ["Readers"]
@@ -66,6 +67,7 @@ class Readers:
                     began = system_clock.monotonic()
                     try:
                         if connection is None:
+                            set_journal_aside(self._path)
                             connection = connect(self._path)
                             connection.execute("PRAGMA query_only = ON")
                             connection.execute("PRAGMA cache_size = -4096")

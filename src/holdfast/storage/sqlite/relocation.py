@@ -1,7 +1,7 @@
 """Moving a store's file, with its side files, to another folder; a kill at any instant leaves a complete store.
 
-The order of the steps guarantees this. First, the log is written back into the database and removed, so that the
-database is one file. Then the side files are copied, which changes nothing yet. The rename of the database is the
+The order of the steps guarantees this property. First, the log is written back into the database and removed, so that
+the database is one file. Then the side files are copied, which changes nothing yet. The rename of the database is the
 decisive step: until the rename, the old store is complete; after the rename, the new store is. Finally, the remaining
 files of the old store are removed. If a call is interrupted, a second call completes the move. Both stores are locked
 throughout, so no host can have either of them open.
@@ -99,7 +99,7 @@ def _refuse_strange_log(new: str) -> None:
     for suffix in ("-wal", "-shm", "-journal"):
         if os.path.lexists(new + suffix):
             raise ConfigurationError(
-                f"{new}{suffix} is in the way of the store and belongs to another one; nothing was changed",
+                f"{new}{suffix} already exists and belongs to another store; nothing was changed",
                 hint="move that file away, then run the same command again",
             )
 

@@ -19,7 +19,12 @@ from holdfast.storage.sqlite.checkpoints import Checkpoints
 from holdfast.storage.sqlite.database import SqliteDatabase, connect
 from holdfast.storage.sqlite.filelock import FileLock
 from holdfast.storage.sqlite.migration import copy_before_migration, move_kept
-from holdfast.storage.sqlite.private_file import create_private_file, prepare_folder, set_journal_aside
+from holdfast.storage.sqlite.private_file import (
+    create_private_file,
+    prepare_folder,
+    refuse_other_content,
+    set_journal_aside,
+)
 
 __all__ = ["SCHEMA_VERSION", "WriteConnection"]
 
@@ -102,7 +107,7 @@ class WriteConnection:
                 hint=f"use a Python with SQLite {'.'.join(map(str, _OLDEST_SQLITE))} or newer",
             )
         prepare_folder(os.path.dirname(self._path))
-        self._lock.acquire()
+        self._lock.acquire(check=lambda: refuse_other_content(self._path))
         create_private_file(self._path)
         set_journal_aside(self._path)
         self._connection = connection = connect(self._path)

@@ -10,14 +10,14 @@ How a write works:
 Invariants:
 
 - A write's future is resolved only after its transaction is durable, whether or not its caller still waits.
-- A verb that refuses its write (raises a `HoldfastError`) has changed nothing, so the rest of the batch continues.
+- An action that refuses its write (raises a `HoldfastError`) has changed nothing, so the rest of the batch continues.
 - After any other error, the whole batch is rolled back. Its writes are then retried one by one, each in a separate
   transaction, so that only the faulty write fails.
 - If this error handling itself fails, the thread ends, and all waiting and all future writes fail.
 - A loop that never idles would keep the GIL from the thread: each of the thread's calls into SQLite releases the GIL
   and may then wait up to 5 ms to reacquire it. So if a batch takes long, the loop yields the GIL: it blocks until the
   thread has prepared the batch, for at most 2 ms at a time. While the disk syncs, the loop sleeps for a few
-  microseconds at a time, so that the thread can report the result. An idle loop loses nothing by this.
+  microseconds at a time, so that the thread can report the result. An idle loop has nothing else to do in this time.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ GIL_YIELD_EVERY_S: Final = 0.001
 
 
 class Write(NamedTuple):
-    """A pending write: the verb's name, its action on the tables, and the future to resolve."""
+    """A pending write: the name of the store's method (``verb``), the action to run, and the future to resolve."""
 
     verb: str
     action: Callable[[Tables], Any]
@@ -84,7 +84,10 @@ class DatabaseConnection(Protocol):
         ...
 
     def passing(self, point: str, verbs: Sequence[str]) -> None:
-        """Report that writes of these verbs pass ``before_write``, ``before_commit`` or ``after_commit``."""
+        """Report that writes of these verbs have reached a point.
+
+        The point is ``before_write``, ``before_commit`` or ``after_commit``.
+        """
         ...
 
     def close(self) -> None:
@@ -130,11 +133,11 @@ class Writer:
         return await asyncio.shield(opened)
 
     def submit(self, verb: str, action: Callable[[Tables], _T]) -> asyncio.Future[_T]:
-        """Submit a write to the thread; cancelling the future does not undo it.
+        """Submit a write to the thread; cancelling the returned future does not undo the write.
 
-        The future's error is the verb's refusal, a database error translated by `DatabaseConnection.translate`, or a
-        `StorageError` if the store is closed, too many writes wait or the thread has failed. Nothing is raised
-        directly, because callbacks write too.
+        The future fails with the `HoldfastError` of a refused write, a database error translated by
+        `DatabaseConnection.translate`, or a `StorageError` if the store is closed, too many writes wait or the thread
+        has failed. Nothing is raised directly, because callbacks write too.
         """
         loop = self._loop
         future: asyncio.Future[_T] = (loop or asyncio.get_running_loop()).create_future()
@@ -206,7 +209,7 @@ class Writer:
         """Fail all waiting writes, because the thread has failed with this batch."""
         self._broken = StorageError(
             f"the store's writer has failed and accepts no more writes: {type(error).__name__}: {error}",
-            hint="restart the host; everything answered before is stored",
+            hint="restart the host; all writes acknowledged before this error are stored",
         )
         self._broken.__cause__ = error
         self._in_flight = False

@@ -44,9 +44,9 @@ def add_attachment(
 
 
 def stored_attachments(tables: Tables, principal: str, wanted: Sequence[Attachment]) -> tuple[Attachment, ...]:
-    """Return the principal's stored attachments with the digests of `wanted`.
+    """Return the stored attachments of the principal that have the same digests as `wanted`.
 
-    Raises `UnknownAttachment` if one of the attachments is not stored.
+    Raises `UnknownAttachment` if the principal has no attachment with one of the digests.
     """
     kept = []
     for attachment in wanted:

@@ -6,6 +6,7 @@ from holdfast.errors import (
     AlreadySettled,
     IdempotencyMismatch,
     MailboxFull,
+    SessionAgentMissing,
     SessionDeleted,
     UnknownAgent,
     UnknownMessage,
@@ -30,24 +31,45 @@ from holdfast.storage.transactions.session_log import (
 from holdfast.storage.transactions.transcript_edits import check_retry, drop_retried
 from holdfast.storage.values import Lease, Send, SendResult, Steered
 
-__all__ = ["send", "steer", "withdraw"]
+__all__ = ["agent_for", "send", "steer", "withdraw"]
 
 
-def _check_agents(row: SessionRow | None, request: Send, allowed: frozenset[str]) -> None:
+def agent_for(row: SessionRow | None, request: Send) -> str:
+    """Return the name of the agent that the session has once it has the message."""
+    if request.agent is not None:
+        return request.agent
+    if row is None or row.agent in request.takes_over:
+        return request.default_agent
+    return row.agent
+
+
+def _check_served(row: SessionRow, agent: str, request: Send, served: frozenset[str]) -> None:
+    """Raise `SessionAgentMissing` if the host no longer has the session's agent."""
+    if agent not in served:
+        visible = served if request.agents is None else served & request.agents
+        available = ", ".join(sorted(visible)) or "none"
+        raise SessionAgentMissing(
+            f"session {row.key!r} belongs to agent {agent!r}, which this host does not have; nothing was stored",
+            hint=f"name another agent with the message (agent=, --agent; available: {available}), "
+            "or use another session",
+        )
+
+
+def _check_agents(row: SessionRow | None, request: Send, agent: str, allowed: frozenset[str]) -> None:
     """Raise `UnknownAgent` if the message would reach an agent that the sender may not use."""
-    hearing = {request.agent or (request.default_agent if row is None else row.agent)}
+    hearing = {agent}
     if row is not None and row.run_id is not None and request.policy == "steer":
         hearing.add(row.run_agent)
     for name in sorted(hearing - allowed):
-        raise UnknownAgent(f"unknown agent {name!r}", hint="use one that your key allows")
+        raise UnknownAgent(f"unknown agent {name!r}", hint="choose an agent that your key allows")
 
 
 def _check_mailbox_size(row: SessionRow, more: int, limit: int) -> None:
     size = sum([mail.size for mail in row.waiting])
     if size + more > limit:
         raise MailboxFull(
-            f"queued messages have {size:,} characters in session {row.key!r}, and its limit is {limit:,}",
-            hint="retry after a run has taken some of them",
+            f"session {row.key!r} has {size:,} characters of queued messages, and its limit is {limit:,}",
+            hint="send the message again after a run has taken some of the queued messages",
         )
 
 
@@ -73,8 +95,11 @@ def send(tables: Tables, request: Send) -> SendResult:
                     disposition="duplicate",
                     run_id=known.run_id,
                 )
+    agent = agent_for(row, request)
+    if row is not None and request.served is not None:
+        _check_served(row, agent, request, request.served)
     if request.agents is not None:
-        _check_agents(row, request, request.agents)
+        _check_agents(row, request, agent, request.agents)
     target = None if row is None else row.run_id
     waiting = 0 if row is None else len(row.waiting)
     policy: Policy = request.policy  # type: ignore[assignment]  # decide() refuses any other word
@@ -83,7 +108,7 @@ def send(tables: Tables, request: Send) -> SendResult:
     )
     if not decision.start and waiting >= request.mailbox_limit:
         raise MailboxFull(
-            f"{waiting} messages wait in session {request.key!r}, and its limit is {request.mailbox_limit}"
+            f"session {request.key!r} has {waiting} queued messages, and its limit is {request.mailbox_limit}"
         )
     if row is not None and row.waiting and not decision.start:
         _check_mailbox_size(row, len(request.content), request.mailbox_size)
@@ -101,7 +126,7 @@ def send(tables: Tables, request: Send) -> SendResult:
             tables,
             request.principal,
             request.key,
-            agent=request.agent or request.default_agent,
+            agent=agent,
             at=at,
             limit=request.session_limit,
         )
@@ -114,8 +139,7 @@ def send(tables: Tables, request: Send) -> SendResult:
     seq = log.add(
         MessageAccepted(at=at, message_id=request.message_id, content=content, policy=policy, attachments=attachments)
     )
-    if request.agent is not None:
-        row.agent = request.agent
+    row.agent = agent
     message = Message(
         message_id=request.message_id,
         seq=seq,

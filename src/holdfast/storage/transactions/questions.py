@@ -3,7 +3,7 @@
 Invariants:
 
 - Once an interrupt of a run is recorded, the run asks no more questions and waits for no more answers.
-- A parked run has no holder and a higher fence, so that the run's former holder can write nothing more.
+- Parking a run removes its holder and increases its fence, so that the former holder can write nothing more.
 - A question is asked once and answered once; repeating an answer returns the answer in the log.
 """
 
@@ -62,14 +62,16 @@ def answer(tables: Tables, principal: str, key: str, given: Answer) -> Answered:
         return _answered(row, _answer_in_log(tables, row, given))
     if given.decision not in _DECISIONS[question.kind]:
         raise InvalidRequest(
-            f"{given.question_id!r} does not accept {given.decision}: it is "
+            f"question {given.question_id!r} does not accept the decision {given.decision}: it is "
             + ("an approval" if question.kind == "approval" else "a question"),
             hint="approve or deny it" if question.kind == "approval" else "answer it with text",
         )
     if given.decision != "expired" and question.due_at and given.at >= question.due_at:
-        raise AlreadyAnswered(f"the deadline of {given.question_id!r} has passed", hint="it counts as expired")
+        raise AlreadyAnswered(
+            f"the deadline of question {given.question_id!r} has passed", hint="the question counts as expired"
+        )
     if given.decision == "approved" and given.call_hash and given.call_hash != hash_call(question):
-        raise CallMismatch(f"{given.question_id!r} asks for a different call than the approved one")
+        raise CallMismatch(f"question {given.question_id!r} is for a different call than the approved one")
     left = tuple(other for other in row.questions if other is not question)
     if not left:
         row.run_state = next_run_state(row.run_state, "resume")
@@ -99,9 +101,11 @@ def _answer_in_log(tables: Tables, row: SessionRow, given: Answer) -> Answer:
     assert isinstance(event, RunResumed)
     before = event.answer
     if given.call_hash and before.call_hash and given.call_hash != before.call_hash:
-        raise CallMismatch(f"{given.question_id!r} asked for a different call than the one approved now")
+        raise CallMismatch(f"question {given.question_id!r} was for a different call than the one approved now")
     if (before.decision, before.text) != (given.decision, given.text):
-        raise AlreadyAnswered(f"{given.question_id!r} was {before.decision} already", hint="its run uses that")
+        raise AlreadyAnswered(
+            f"question {given.question_id!r} was {before.decision} already", hint="the run uses the earlier answer"
+        )
     tables.counters.duplicates_prevented += 1
     return before
 

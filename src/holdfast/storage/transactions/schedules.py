@@ -7,9 +7,10 @@ Invariants:
 - A refused message does not stop its schedule: the refusal is recorded, and the next tick fires on time. If a
   schedule's ticks cannot be computed, for example because its time zone no longer exists, the schedule is paused, so
   that it is not retried in a loop.
-- An unreadable schedule does not stop other schedules: the unreadable schedule is postponed, and its stored body stays
-  unchanged until the schedule is replaced or deleted.
-- A schedule fires only in the revision that the caller read. Every change of a schedule creates a new revision.
+- An unreadable schedule does not stop other schedules: the next check of the unreadable schedule is postponed, and its
+  stored body stays unchanged until the schedule is replaced or deleted.
+- A schedule fires only if it still has the revision that the caller read. Every change of a schedule creates a new
+  revision.
 """
 
 from __future__ import annotations
@@ -214,18 +215,16 @@ def _fire_by_hand(tables: Tables, row: ScheduleRow, request: Fire) -> Fired:
 def _send(tables: Tables, row: ScheduleRow, request: Fire, idempotency_key: str) -> SendResult:
     """Send the schedule's message; a refusal changes nothing.
 
-    Raises `UnknownAgent` if the host does not have the message's agent, and otherwise the errors of `messages.send`.
+    Raises `UnknownAgent` if the host does not have the schedule's agent, and otherwise the errors of `messages.send`.
     """
     send: Send = _replace(request.send, idempotency_key=idempotency_key, body_hash=_BODY_HASH)
     session = tables.find(send.principal, send.key)
-    agent = send.agent
-    if agent is None:
-        agent = send.default_agent if session is None else session.agent
-    if agent not in request.agents:
-        there = ", ".join(sorted(request.agents))
+    agent = messages.agent_for(session, send)
+    if send.served is not None and agent not in send.served:
+        there = ", ".join(sorted(send.served))
         raise UnknownAgent(
             f"unknown agent {agent!r}: schedule {row.schedule_id!r} needs it",
-            hint=f"choose one of: {there}; save the schedule with it, or delete the schedule",
+            hint=f"save the schedule with one of these agents: {there}; or delete the schedule",
         )
     idle = session is None or (session.run_id is None and not session.waiting)
     if send.policy == "reject" and send.run_id is None and idle:  # the host has no room: wait for it

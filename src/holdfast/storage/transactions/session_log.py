@@ -61,7 +61,7 @@ class EventLog:
     def write(self, tables: Tables, run_id: str | None, at: float) -> tuple[Stored, ...]:
         """Write and return the added events.
 
-        The events are written in packs of at most about ``_PACK_BYTES``, because readers load whole packs.
+        The events are written in packs of up to about ``_PACK_BYTES``, because readers always load whole packs.
         """
         events = self.events
         if not events:
@@ -94,7 +94,7 @@ def check_quota(tables: Tables, principal: str, amount: int, limit: int) -> None
 
 
 def existing_session(tables: Tables, principal: str, key: str) -> SessionRow:
-    """Return the principal's session `key`. Raises `UnknownSession` or `SessionDeleted` if it does not exist."""
+    """Return the principal's session `key`. Raises `UnknownSession`, or `SessionDeleted` if it was deleted."""
     row = tables.find(principal, key)
     if row is None:
         raise UnknownSession(f"no such session: {key!r}")
@@ -104,7 +104,7 @@ def existing_session(tables: Tables, principal: str, key: str) -> SessionRow:
 
 
 def new_session(tables: Tables, principal: str, key: str, *, agent: str, at: float, limit: int) -> SessionRow:
-    """Return a new session row without writing it. Raises `LimitExceeded` if the principal has `limit` sessions."""
+    """Return a new, unwritten session row. Raises `LimitExceeded` if the principal already has `limit` sessions."""
     if tables.live_sessions(principal) >= limit:
         raise LimitExceeded(
             f"{principal!r} already has {limit} sessions, the maximum", hint="delete sessions that you do not need"
@@ -131,7 +131,7 @@ def stale_fence(tables: Tables, lease: Lease, row: SessionRow | None) -> StaleFe
         why = f"it was taken over or parked: its fence is now {row.fence}, not {lease.fence}"
     else:
         why = "it no longer holds the session"
-    return StaleFence(f"run {lease.run_id} may not write: {why}", hint="stop this run; its results do not count")
+    return StaleFence(f"run {lease.run_id} may not write: {why}", hint="stop this run; its results are discarded")
 
 
 def start_run(tables: Tables, row: SessionRow, log: EventLog, taken: tuple[Mail, ...], run_id: str, at: float) -> None:
@@ -193,7 +193,7 @@ def claim_of(tables: Tables, row: SessionRow, events: tuple[Stored, ...] = (), *
 
 
 def claim_again(tables: Tables, row: SessionRow) -> Claim:
-    """Return the result of the earlier claim again, because the caller repeats the claim."""
+    """Return the result of the earlier claim to a caller that repeats the claim."""
     if row.resumed_as is not None:
         return claim_of(tables, row, resumed=True)
     kind, body = encode_event(_started(row))
@@ -203,8 +203,8 @@ def claim_again(tables: Tables, row: SessionRow) -> Claim:
 def stop_run(row: SessionRow, log: EventLog, cause: Cause, at: float) -> bool:
     """Record an interrupt of the active run, and return whether the session row was changed.
 
-    If an interrupt is already recorded, its cause is kept, but a rollback is recorded in addition. The run's open
-    questions are dropped.
+    If an interrupt is already recorded, its cause is kept; a rollback is then recorded in addition. An interrupt drops
+    the run's open questions.
     """
     assert row.run_id is not None
     takes_back = cause.kind == "rollback" and not row.rolled_back

@@ -51,7 +51,7 @@ def check_retry(tables: Tables, row: SessionRow | None, run_id: str) -> None:
     if row is None:
         raise HistoryChanged("the session has no run to retry")
     if row.run_id is not None or row.waiting:
-        raise SessionBusy("the session has an active run or queued messages", hint="retry when it is idle")
+        raise SessionBusy("the session has an active run or queued messages", hint="retry when the session is idle")
     ended = None if row.last_run_id != run_id else tables.ended_run(row, run_id)
     if ended is None:
         raise HistoryChanged(f"run {run_id!r} is not the last ended run of this session")
@@ -86,7 +86,7 @@ def edit_history(tables: Tables, request: EditHistory) -> Edited:
         case "compact" | "branch" | "import":
             return _replace(tables, request)
         case "retry":
-            raise InvalidRequest("a retry is not an edit", hint="send with retry_of")
+            raise InvalidRequest("edit_history does not accept the edit 'retry'", hint="call send with retry_of")
 
 
 def _undo(tables: Tables, request: EditHistory) -> Edited:
@@ -141,7 +141,9 @@ def _attached(request: EditHistory) -> list[Attachment]:
 def _check_idle(tables: Tables, row: SessionRow, request: EditHistory) -> HistoryRow | None:
     """Return the newest history row, if any. Raises `SessionBusy` or `HistoryChanged` if the edit is refused."""
     if row.run_id is not None or row.waiting:
-        raise SessionBusy("the session has an active run or queued messages", hint="edit its history when it is idle")
+        raise SessionBusy(
+            "the session has an active run or queued messages", hint="edit its history when the session is idle"
+        )
     newest = tables.history(row)
     last_n = newest.entries[-1].n if newest is not None and newest.entries else 0
     if request.expected_n is not None and request.expected_n != last_n:
