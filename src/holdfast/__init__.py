@@ -98,4 +98,5 @@ if not TYPE_CHECKING:  # or else type checkers would accept any name
             "settings": ("Settings",),
             "tools.assistant": ("assistant",),
         },
+        elsewhere=("errors", "runtime", "agents", "host", "client"),
     )

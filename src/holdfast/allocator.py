@@ -14,9 +14,10 @@ _LARGE_BYTES = 262_144
 def return_large_blocks() -> bool:
     """Make glibc return blocks of 256 kB or more to the kernel as soon as they are freed.
 
-    Return whether the setting took effect. By default, once a large block has been freed, glibc allocates later blocks
-    of up to 32 MB from per-thread heaps, and these heaps keep the memory of freed blocks. Memory that was used only
-    briefly by requests and responses would therefore stay allocated.
+    Return whether the setting took effect. By default, when a large block is freed, glibc raises its threshold for
+    returning blocks to that block's size (at most 32 MB). It takes later blocks below the threshold from heaps, which
+    keep the memory of freed blocks. Memory that was used only briefly by requests and responses would therefore stay
+    allocated.
     """
     if sys.platform != "linux":
         return False

@@ -1,4 +1,4 @@
-"""Failpoints: named points at which a test can kill the process or raise an error, to check that data survives.
+"""Failpoints: named points in the code at which a test can kill the process or raise an error.
 
 A module registers its failpoints on import, and calls `hit` at each of them. If the environment contains
 ``HOLDFAST_FAILPOINT=name``, the process kills itself with SIGKILL at the first hit of that failpoint, or at the third
@@ -80,15 +80,15 @@ def names() -> tuple[str, ...]:
 
 
 def armed() -> str | None:
-    """Return the name of the armed failpoint; ``*`` within `attend`, and None if no failpoint is armed.
+    """Return the name of the armed failpoint, ``*`` within `attend`, or None if no failpoint is armed.
 
-    A failpoint that is armed by the environment may not be registered yet.
+    A failpoint that was armed by the environment variable may not be registered yet.
     """
     return None if _armed is None else _armed.name
 
 
 def hit(name: str) -> None:
-    """Mark a hit of a failpoint. Does nothing if the failpoint is neither armed nor attended.
+    """Report that the code has reached a failpoint. Does nothing if the failpoint is neither armed nor attended.
 
     Callable from any thread.
     """
@@ -103,7 +103,7 @@ def arm(name: str, *, error: BaseException | None, nth: int = 1) -> Iterator[Non
     Parameters:
         name: name of the failpoint.
         error: error to raise at the failpoint; None kills the process.
-        nth: number of the hit at which the failpoint acts.
+        nth: which hit of the failpoint kills the process or raises the error, counted from 1.
 
     Raises:
         ConfigurationError: if no imported module has registered the failpoint.
@@ -122,8 +122,8 @@ def arm(name: str, *, error: BaseException | None, nth: int = 1) -> Iterator[Non
 def attend(passed: Callable[[str], None]) -> Iterator[None]:
     """Call `passed` at every hit of any failpoint within the block.
 
-    `passed` is called with the failpoint's name, in the thread that calls `hit`, and may block or raise. A failpoint
-    that was armed before is disarmed within the block.
+    `passed` is called with the failpoint's name, in the thread that calls `hit`, and may block or raise. Within the
+    block, a failpoint that was armed before has no effect.
     """
     global _armed
     before, _armed = _armed, _Attended(passed)

@@ -1,4 +1,4 @@
-"""Generation of secrets and ids. Ids are short, unguessable and sorted by creation time."""
+"""Generation of secrets and ids. Ids are short and unguessable, and sort by creation time (in milliseconds)."""
 
 from __future__ import annotations
 

@@ -73,7 +73,10 @@ def keep_token(store: str) -> tuple[str, Path]:
 
 
 def remove_token(store: str) -> None:
-    """Delete a token that is no longer needed."""
+    """Delete the local token of the store with the URL `store`.
+
+    Do nothing if the token file is missing, is accessible to other users, or contains something else.
+    """
     path = token_path(store)
     if path is not None and _read(path) is not None:
         path.unlink(missing_ok=True)

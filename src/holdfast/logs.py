@@ -1,8 +1,8 @@
 """Logging. Each failure is logged once with its traceback, secrets are redacted, and no text can forge a log record.
 
 Every text about a failure is passed through `redact` before it leaves this process: log records, the ``error`` of a run
-and command lines in receipts. `log_failure` redacts its record itself, because an application that embeds a host
-formats records with its own handlers.
+and command lines in receipts. `log_failure` redacts a record before it is handled, because an application that embeds a
+host formats records with its own handlers.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ __all__ = [
     "BackgroundHandler",
     "RedactingFormatter",
     "configure_logging",
+    "flush_logs",
     "install_hooks",
     "is_logged",
     "log_failure",
@@ -145,7 +146,9 @@ def log_failure(
     session: str | None = None,
     run_id: str | None = None,
 ) -> None:
-    """Log an error with its traceback. A second call with the same error does nothing. Callable from any thread.
+    """Log an error, with its traceback unless its class has ``logs_traceback = False``. Callable from any thread.
+
+    A second call with the same error does nothing.
 
     The record is safe for any handler: secrets in its text and traceback are redacted, control characters are escaped,
     and ``exc_info`` is not set, because a handler would format it without redaction. The record has the attributes
@@ -155,7 +158,7 @@ def log_failure(
     Parameters:
         logger: logger of the component that caught the error.
         what: description of the operation that failed.
-        error: error to log, which is marked as logged.
+        error: error to log; it is then marked as logged.
         principal: principal whose work failed; None if unknown.
         session: key of the session in which the error occurred; None if unknown.
         run_id: id of the run in which the error occurred; None if unknown.
@@ -188,7 +191,8 @@ def log_failure(
         "log_failure",
         {"principal": principal, "session": session, "run_id": run_id},
     )
-    record.exc_text = _continued(visible(redact(_traceback_of(error))))
+    if getattr(type(error), "logs_traceback", True):
+        record.exc_text = _continued(visible(redact(_traceback_of(error))))
     logger.handle(record)
 
 
@@ -266,7 +270,7 @@ class RedactingFormatter(logging.Formatter):
 
 
 class BackgroundHandler(logging.Handler):
-    """Handler that writes records in a thread of its own, so that a blocked stream never blocks the code that logs.
+    """Handler that writes records in a separate thread, so that a blocked stream never blocks the code that logs.
 
     At most 1,000 records are queued. Further records are dropped, and the number of dropped records is logged.
 
@@ -292,7 +296,7 @@ class BackgroundHandler(logging.Handler):
             self.handleError(record)
 
     def flush(self) -> None:
-        """Wait until all queued records are written, but for at most 2 s."""
+        """Wait until all queued records have been written, or until 2 s have passed."""
         with self._lines.all_tasks_done:
             deadline = time.monotonic() + _FLUSH_S  # noqa: TID251  # the layers below the clock
             while self._lines.unfinished_tasks and (left_s := deadline - time.monotonic()) > 0:  # noqa: TID251
@@ -325,11 +329,17 @@ def configure_logging(level: Literal["debug", "info", "warning", "error"]) -> No
     logging.getLogger("holdfast").setLevel(level.upper())
 
 
-def install_hooks() -> None:
-    """Log uncaught errors, including those of threads and destructors, and warnings, instead of writing them to stderr.
+def flush_logs() -> None:
+    """Wait until all records are written, so that text on stderr comes after them, but for at most 2 s."""
+    for handler in logging.getLogger().handlers:
+        handler.flush()
 
-    Call this once, and only in Holdfast's own processes. Dumps by `faulthandler` bypass the log; they contain the names
-    of files and functions and line numbers, but no values.
+
+def install_hooks() -> None:
+    """Log warnings and uncaught errors, including errors in threads and destructors.
+
+    Otherwise Python would write them directly to stderr. Call this once, and only in Holdfast's own processes. Dumps by
+    `faulthandler` bypass the log; they contain file names, function names and line numbers, but no values.
     """
     logger = logging.getLogger("holdfast")
 

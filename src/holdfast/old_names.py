@@ -19,16 +19,17 @@ SETTINGS: Mapping[str, str] = {
     "suspend_s": "question_ttl_s",
     "tool_s": "tool_timeout_s",
 }
-"""Settings: keys of ``holdfast.toml``, arguments and, in upper case after ``HOLDFAST_``, environment variables."""
+"""Renamed settings, which are keys of ``holdfast.toml``, arguments and, in upper case after ``HOLDFAST_``, environment
+variables."""
 
 COMMANDS: Mapping[str, str] = {"branch": "fork"}
-"""Subcommands of ``holdfast``, which are also slash commands of ``holdfast chat``."""
+"""Renamed subcommands of ``holdfast``, which are also slash commands of ``holdfast chat``."""
 
 FLAGS: Mapping[tuple[str, str], str] = {("serve", "--drain"): "--drain-timeout"}
-"""Command-line flags, each with its command: ``(command, old flag)`` to the new flag."""
+"""Renamed command-line flags: ``(command, old flag)`` to the new flag."""
 
 ROUTES: Mapping[str, str] = {"/v1/sessions/{key}/branch": "/v1/sessions/{key}/fork"}
-"""Paths of the HTTP API."""
+"""Renamed paths of the HTTP API."""
 
 METRICS: Mapping[str, str] = {
     "holdfast_events_total": "holdfast_host_events_total",
@@ -41,7 +42,7 @@ RESPONSE_FIELDS: Mapping[str, str] = {
     "parked": "suspended",
     "readers": "event_subscribers",
 }
-"""Fields of the host's statistics and of a drain report."""
+"""Renamed fields of the host's statistics and of a drain report."""
 
 
 def hint_of_route(path: str) -> str | None:

@@ -35,6 +35,7 @@ __all__ = [
     "describe",
     "load_settings",
     "names_store",
+    "server_url",
     "stored_limit",
 ]
 
@@ -63,7 +64,7 @@ OTHER_VARIABLES = frozenset(
         "HOLDFAST_URL",
     )
 )
-"""Environment variables of Holdfast that are not settings. Every other ``HOLDFAST_*`` variable must name a setting."""
+"""Environment variables of Holdfast that are not settings. Any other ``HOLDFAST_*`` variable must name a setting."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,7 +79,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Meta(min_length=1, description="address to listen on; any address but loopback requires API keys"),
     ] = "127.0.0.1"
-    port: Annotated[int, Meta(ge=0, le=65535, description="port to listen on; 0 picks a free one")] = 8420
+    port: Annotated[
+        int,
+        Meta(ge=0, le=65535, description="port to listen on; 0 picks a free one. Client commands connect to this port"),
+    ] = 8420
     store: Annotated[
         str,
         Meta(
@@ -337,13 +341,13 @@ def load_settings(
     """Load the settings from `flags`, the environment and the settings file, in this order of precedence.
 
     Parameters:
-        flags: values from the command line by setting name; a value of None means that the flag was not given.
-        environ: environment variables; None uses those of this process. If ``HOLDFAST_CONFIG`` is set, it is the path
-            of the settings file.
+        flags: values from the command line, by name of the setting; None means that the flag was not given.
+        environ: environment variables; None uses those of this process. The variable ``HOLDFAST_CONFIG``, if set, is
+            the path of the settings file.
         folder: folder that contains ``holdfast.toml``; ignored if ``HOLDFAST_CONFIG`` is set.
 
     Raises:
-        ConfigurationError: if a setting is unknown, a value is invalid, or the settings file is not readable.
+        ConfigurationError: if a setting is unknown, a value is invalid, or the settings file cannot be read.
     """
     environment = os.environ if environ is None else environ
     values = _read_values(flags or {}, environment, folder)
@@ -356,15 +360,24 @@ def stored_limit(settings: Settings, *, in_memory: bool) -> int:
 
     Parameters:
         settings: the host's settings.
-        in_memory: whether the store is in memory, which changes the default.
+        in_memory: whether the store is in memory; if so, the default limit is half of ``memory_limit_bytes``.
     """
     if settings.principal_stored_bytes:
         return settings.principal_stored_bytes
     return settings.memory_limit_bytes // 2 if in_memory else _STORED_BYTES
 
 
+def server_url(settings: Settings, *, port: int | None = None) -> str:
+    """Return the URL at which clients on this machine reach the server of `settings`; `port` replaces its port."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{port or settings.port}"
+
+
 def names_store(flags: Mapping[str, object]) -> bool:
-    """Return whether `flags`, the environment or the settings file set ``store``. Raises as `load_settings` does."""
+    """Return whether `flags`, the environment or the settings file set ``store``.
+
+    Raises the same errors as `load_settings`.
+    """
     return "store" in _read_values(flags, os.environ, ".")
 
 
@@ -383,7 +396,7 @@ def default_store(*, environ: Mapping[str, str] | None = None, folder: str | os.
     """Return the URL of the default store.
 
     The default store is the file ``holdfast.db`` in the data folder. If that file does not exist, but an older version
-    created a ``holdfast.db`` beside the settings file, the older file is used.
+    of Holdfast created a ``holdfast.db`` beside the settings file, that older file is the default store.
     """
     path = data_folder(environ, folder) / _STORE_NAME
     old = path.parent.parent / _STORE_NAME
@@ -426,7 +439,7 @@ def _read_file(path: Path, *, required: bool) -> dict[str, Any]:
     except FileNotFoundError:
         if required:
             raise ConfigurationError(
-                f"no such file: {path}, from HOLDFAST_CONFIG", hint="correct the path or unset HOLDFAST_CONFIG"
+                f"no such file: {path} (named by HOLDFAST_CONFIG)", hint="correct the path or unset HOLDFAST_CONFIG"
             ) from None
         return {}
     except (OSError, UnicodeDecodeError) as error:
@@ -446,8 +459,8 @@ def _from_text(name: str, text: str, *, source: str) -> Any:
 def _convert(name: str, value: object, *, source: str, strict: bool) -> Any:
     try:
         converted = msgspec.convert(value, _TYPES[name], strict=strict)
-    except msgspec.ValidationError as error:
-        reason = str(error)
+    except msgspec.ValidationError:
+        pass
     else:
         if name == "jwt_secret" and 0 < len(converted) < _SECRET_LENGTH:
             raise ConfigurationError(
@@ -456,12 +469,30 @@ def _convert(name: str, value: object, *, source: str, strict: bool) -> Any:
             )
         if not isinstance(converted, float) or math.isfinite(converted):
             return converted
-        reason = "Expected a finite number"
     shown = "***" if name == "jwt_secret" else repr(value)
     raise ConfigurationError(
-        f"invalid setting {name}={shown} (from {source}): {reason[:1].lower()}{reason[1:]}",
+        f"invalid setting {name}={shown} (from {source}): {_rule(name, value)}",
         hint=f"{name}: {_TYPES[name].__metadata__[0].description}; the default is {_default(name)}",
     )
+
+
+def _rule(name: str, value: object) -> str:
+    """Return which values a setting takes, after one that it does not take."""
+    base, meta = _TYPES[name].__origin__, _TYPES[name].__metadata__[0]
+    if base in (int, float):
+        bounds = f" from {meta.ge:g} to {meta.le}" if meta.le is not None else ""
+        if not bounds:
+            bounds = f" of at least {meta.ge:,}" if meta.ge is not None else f" above {meta.gt}"
+        quoted = ", without quotes" if isinstance(value, str) and value.strip().isdecimal() else ""
+        return f"use a {'whole' if base is int else 'finite'} number{bounds}{quoted}"
+    if base is bool:
+        return "use true or false"
+    if base is str:
+        return "use a text that is not empty" if value == "" else "use a text"
+    if getattr(base, "__origin__", None) is tuple:
+        return "use a list of texts"
+    *first, last = base.__args__
+    return f"choose {', '.join(first)} or {last}"
 
 
 def _unknown(name: str, *, source: str) -> ConfigurationError:

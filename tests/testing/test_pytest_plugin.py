@@ -105,7 +105,7 @@ def test_a_replay_of_a_test_that_is_not_here_is_refused(run, pytester: pytest.Py
     ("marker", "word"),
     [
         ("explore(scheduls=3)", "scheduls"),
-        ("explore(3)", "does not know 3"),
+        ("explore(3)", "does not accept 3"),
         ("explore()", "not an `async def`"),
         ("explore(tasks='lazy')", "'ordinary', 'eager' or 'both'"),
     ],
@@ -119,7 +119,7 @@ def test_a_wrong_marker_is_a_mistake_that_is_named(run, marker: str, word: str) 
 
 def test_so_many_schedules_for_each_test(run) -> None:
     result = run(LOST_UPDATE, "--explore-schedules", "7", "-k", "other")
-    result.stdout.fnmatch_lines(["explored 1 tests: 7 schedules*"])
+    result.stdout.fnmatch_lines(["explored 1 test: 7 schedules*"])
     none = run(LOST_UPDATE, "--explore-schedules", "0", "-k", "other")
     none.stdout.fnmatch_lines(["*schedules is 0; it must be at least 1*"])
 
@@ -516,11 +516,11 @@ def test_memory_that_grows_each_time_is_named_with_its_home_and_nothing_else_is(
 @pytest.mark.parametrize(
     ("marker", "word"),
     [
-        ("no_leaks(repeat=1)", "a number of runs, 3 or more"),
-        ("no_leaks(repeat='often')", "a number of runs"),
-        ("no_leaks(but='fds')", "as a tuple"),
-        ("no_leaks(5)", "does not know 5"),
-        ("no_leaks(only=('fds',))", "does not know only"),
+        ("no_leaks(repeat=1)", "repeat is 1; it must be a whole number, 3 or more"),
+        ("no_leaks(repeat='often')", "it must be a whole number, 3 or more"),
+        ("no_leaks(but='fds')", "use a tuple"),
+        ("no_leaks(5)", "does not accept 5"),
+        ("no_leaks(only=('fds',))", "does not accept only"),
     ],
 )
 def test_a_wrong_no_leaks_is_a_mistake_that_is_named(run, marker: str, word: str) -> None:

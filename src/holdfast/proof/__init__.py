@@ -1,1 +1,1 @@
-"""The proof that Holdfast keeps its promises: storms, faults, a checker of histories, a comparison of frameworks."""
+"""Tests of Holdfast's promises: storms, fault injection, a history checker, and a comparison of frameworks."""

@@ -3,12 +3,13 @@
 Only `holdfast.proof.checker` judges a history. A history is self-contained, so a saved file can be judged again later.
 Rules for the recorder:
 
-- ``at`` is a time of the machine's monotonic clock, in seconds, which all processes of the machine share. A request is
-  stamped *before* it is sent and an answer *after* it has arrived, so a call's effect happened between the two stamps.
-- Each call has a token of its own and exactly one answer: the kind of answer that belongs to the request, `Refused` or
+- ``at`` is a time on the machine's monotonic clock, in seconds, which all processes of the machine share. The time of a
+  request is taken *before* the request is sent, and the time of an answer *after* the answer has arrived, so a call's
+  effect happened between the two.
+- Each call has a unique token and exactly one answer: the kind of answer that belongs to the request, `Refused` or
   `Lost`. `Lost` means that the outcome is unknown: the call may or may not have had its effect.
 - `LogRead`, and the last `SessionRead`, `TranscriptRead` and `SettlementRead` of a session, are recorded once the host
-  is quiescent, so anything that is still open then stays open.
+  is quiescent, so anything that is unfinished in these records remains unfinished.
 - Message contents and stop reasons are unique within a history, so that each can be identified.
 """
 
@@ -74,12 +75,12 @@ __all__ = [
 Source = Literal["clients", "stamps", "processes", "kills", "drain", "host", "principals", "places"]
 """Sources of observations. ``clients``: the recorder's own calls and readers (always present); ``stamps``: the agents'
 stamps; ``processes``: the process list; ``kills``: kills by the storm; ``drain``: a drain that the storm requested;
-``host``: the host's statistics; ``principals``: more than one principal; ``places``: run slots that can all be in
-use."""
+``host``: the host's statistics; ``principals``: sessions of more than one principal; ``places``: each principal's runs
+while all run slots are in use."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """The bounds that the checker applies to a storm, in seconds and counts. They allow for a busy machine.
+    """The bounds that the checker applies to a storm, which are generous enough for a busy machine.
 
     Parameters:
         answer_s: maximum time from a request to its answer, for calls that do not wait for work.
@@ -87,14 +88,13 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         ready_s: maximum time from the start of a server to its first answer.
         death_s: maximum time from the kill of a host to the end of the host's last process.
         wake_s: maximum time from the end of a run until a branch that outlives the run sees the interrupt or ends.
-        drain_slack_s: maximum time by which a drain may exceed its deadline.
+        drain_slack_s: maximum time, in seconds, by which a drain may exceed its deadline.
         mailbox: maximum number of messages that may wait in a session; 0 if the server's limit is unknown.
         attempts: maximum number of times that a run may be started without completing a call.
         principal_runs: maximum number of concurrent runs of a principal; 0 if runs are not capped.
-        share_factor: a backlogged consumer must get at least its even share divided by this factor, and at most its
-            even share times this factor.
-        thread_slack, descriptor_slack: maximum number of threads, and of descriptors, that a quiet host may hold beyond
-            its baseline.
+        share_factor: factor by which a backlogged consumer may get less or more than its even share.
+        thread_slack, descriptor_slack: maximum number of threads, or of descriptors, that a quiet host may have in
+            excess of its baseline.
         revoked_s: maximum time from a key's revocation to the last byte on the key's streams; the promise itself is one
             second.
         kept_memory: maximum growth of the server's memory, in bytes, once a hostile principal has released everything.
@@ -119,7 +119,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordBase(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="record"):
-    """Base of all records. ``at`` is a time of the monotonic clock, in seconds."""
+    """Base class of all records. ``at`` is a time on the monotonic clock, in seconds."""
 
     at: float
 
@@ -147,7 +147,7 @@ class HostStarted(RecordBase, frozen=True, kw_only=True, tag="host.started"):
 
 
 class HostReady(RecordBase, frozen=True, kw_only=True, tag="host.ready"):
-    """A host answered for the first time."""
+    """A new incarnation of the host answered for the first time."""
 
     incarnation: int
 
@@ -160,7 +160,7 @@ class HostKilled(RecordBase, frozen=True, kw_only=True, tag="host.killed"):
 
 
 class HostExited(RecordBase, frozen=True, kw_only=True, tag="host.exited"):
-    """A host exited on request. ``code`` is its exit code."""
+    """A host exited without being killed: after a drain, or because it could not start. ``code`` is the exit code."""
 
     incarnation: int
     code: int = 0
@@ -174,12 +174,12 @@ class FailpointHit(RecordBase, frozen=True, kw_only=True, tag="failpoint.hit"):
 
 
 class SendAttempted(RecordBase, frozen=True, kw_only=True, tag="send.attempted"):
-    """A message is about to be sent. A re-send is another attempt with the same key and content.
+    """A message is about to be sent. If the message is sent again, that is another attempt with the same key.
 
     Parameters:
         token: unique name of this call.
         idempotency_key: key that all attempts to send the message share.
-        content: content that no other message has.
+        content: content of the message, which is unique within the history.
         may_fail: whether the message's run may fail, for example because the content requests an error.
         replayable: whether the message goes to an agent whose runs are restarted after a crash.
     """
@@ -195,7 +195,7 @@ class SendAttempted(RecordBase, frozen=True, kw_only=True, tag="send.attempted")
 
 
 class SendAcknowledged(RecordBase, frozen=True, kw_only=True, tag="send.acknowledged"):
-    """A send was answered with a receipt. ``cursor`` is the seq part of the receipt's cursor."""
+    """A send was answered with a receipt. ``cursor`` is the seq that the receipt's cursor contains."""
 
     token: str
     message_id: str
@@ -231,7 +231,7 @@ class StopRequested(RecordBase, frozen=True, kw_only=True, tag="stop.requested")
 
 
 class StopAnswered(RecordBase, frozen=True, kw_only=True, tag="stop.answered"):
-    """An interrupt or stop was answered with a receipt. ``withdrawn`` has the ids of the withdrawn messages."""
+    """An interrupt or stop was answered with a receipt. ``withdrawn`` contains the ids of the withdrawn messages."""
 
     token: str
     receipt: StopReceipt
@@ -293,7 +293,8 @@ class LogRead(RecordBase, frozen=True, kw_only=True, tag="log.read"):
 class ReaderConnected(RecordBase, frozen=True, kw_only=True, tag="reader.connected"):
     """A reader connected or reconnected, to read the events after seq ``after``; 0 means from the beginning.
 
-    ``connection`` numbers the reader's connections. ``follow`` is the id of the followed message, if any.
+    ``connection`` is the number of this connection among those of the reader. ``follow`` is the id of the followed
+    message, if any.
     """
 
     reader: str
@@ -305,7 +306,7 @@ class ReaderConnected(RecordBase, frozen=True, kw_only=True, tag="reader.connect
 
 
 class ReaderReceived(RecordBase, frozen=True, kw_only=True, tag="reader.received"):
-    """A reader received events by ``at``. ``frames`` has each event's seq and `digest`, in order of arrival."""
+    """A reader had received events by the time ``at``. ``frames`` lists their seqs and digests, in order of arrival."""
 
     reader: str
     connection: int
@@ -372,7 +373,7 @@ class Stamp(RecordBase, frozen=True, kw_only=True, tag="stamp"):
 
 
 class ProcessSeen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A living process (no zombie) that carries a run's marker."""
+    """A live process (not a zombie) whose environment contains the marker of a run."""
 
     pid: int
     principal: str
@@ -382,7 +383,7 @@ class ProcessSeen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class ProcessesListed(RecordBase, frozen=True, kw_only=True, tag="processes.listed"):
-    """All living processes with a marker of this storm, as listed between ``began_at`` and ``at``."""
+    """All live processes with a marker of this storm, listed between ``began_at`` and ``at``."""
 
     began_at: float
     alive: tuple[ProcessSeen, ...] = ()
@@ -403,7 +404,7 @@ class Drained(RecordBase, frozen=True, kw_only=True, tag="drained"):
             SIGTERM to the exit of the server's process.
         finished: number of runs that ended on their own.
         interrupted, parked: ids of the runs that the drain interrupted, and ids of the runs that it suspended.
-        orphans: names of all work that the drain left running, with the pids of processes.
+        orphans: names of all work that still ran after the drain, including the pids of processes.
     """
 
     incarnation: int
@@ -425,14 +426,14 @@ class AccessTried(RecordBase, frozen=True, kw_only=True, tag="access.tried"):
 
 
 class SessionsListed(RecordBase, frozen=True, kw_only=True, tag="sessions.listed"):
-    """A principal listed its sessions. ``seen`` has the (principal, key) pair of each session in the list."""
+    """A principal listed its sessions. ``seen`` contains the (principal, key) pair of each listed session."""
 
     principal: str
     seen: tuple[tuple[str, str], ...]
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One consumer's share of a resource. ``backlogged``: whether the consumer had demand throughout the count."""
+    """One consumer's share of a resource. ``backlogged`` is set if the consumer had demand throughout the count."""
 
     consumer: str
     got: int
@@ -470,7 +471,7 @@ class StatisticsRead(RecordBase, frozen=True, kw_only=True, tag="statistics.read
 
 
 class PeopleSettled(RecordBase, frozen=True, kw_only=True, tag="people.settled"):
-    """The load that the rest of the history does not record was checked at the end of the storm.
+    """The results of the checks, at the end of the storm, of the load that the history does not record otherwise.
 
     This load consists of the human-in-the-loop sessions, the schedules, and the actions of an administrator.
     ``checked`` is the number of checks, and ``wrong`` describes the problems found.
@@ -481,7 +482,7 @@ class PeopleSettled(RecordBase, frozen=True, kw_only=True, tag="people.settled")
 
 
 class HostileAct(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One kind of action of the hostile principal: how often it was done, had an effect, and was refused."""
+    """Counts for one kind of action of the hostile principal: times done, times with an effect, and times refused."""
 
     name: str
     did: int = 0
@@ -498,8 +499,8 @@ class HostileActed(RecordBase, frozen=True, kw_only=True, tag="hostile.acted"):
 class StreamRevoked(RecordBase, frozen=True, kw_only=True, tag="stream.revoked"):
     """A stream was open when its key was revoked.
 
-    ``late_s`` is the time in seconds from the answer to the revocation until the stream's last byte. ``ended`` tells
-    whether the server closed the stream.
+    ``late_s`` is the time in seconds from the server's answer to the revocation until the stream's last byte. ``ended``
+    is set if the server closed the stream.
     """
 
     key_id: str
@@ -508,11 +509,11 @@ class StreamRevoked(RecordBase, frozen=True, kw_only=True, tag="stream.revoked")
 
 
 class HoldingRead(RecordBase, frozen=True, kw_only=True, tag="holding.read"):
-    """Memory and descriptors of the server's process, including its connections.
+    """Memory use and number of descriptors of the server's process; descriptors include connections.
 
     ``moment`` is ``before`` (before the hostile principal started), ``beside`` (while the principal was active) or
-    ``after`` (once the principal had released everything). The readings before and after are taken once the server's
-    memory has stopped growing.
+    ``after`` (once the principal had released everything). The readings ``before`` and ``after`` are taken once the
+    server's memory use has stopped growing.
     """
 
     incarnation: int

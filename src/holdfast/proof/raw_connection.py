@@ -1,4 +1,4 @@
-"""Raw connection to a server, for clients that violate HTTP."""
+"""Raw connection to a server, for tests with clients that violate the HTTP protocol."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class RawConnection:
 
     Parameters:
         port: the server's port.
-        key: API key of the requests that `request` builds.
+        key: API key that `request` puts into requests.
     """
 
     def __init__(self, port: int, key: str) -> None:
@@ -54,12 +54,12 @@ class RawConnection:
         return True
 
     async def status(self) -> int:
-        """Read only the response's status code. Raises `ConnectionError` if the connection ends first."""
+        """Read only the response's status code. Raises `ConnectionError` if the connection is closed first."""
         line = b""
         while len(line) < _STATUS_BYTES:
             some = await self.take(_STATUS_BYTES - len(line))
             if not some:
-                raise ConnectionError("a request was not answered")
+                raise ConnectionError("the connection was closed before a response arrived")
             line += some
         return int(line.split()[1])
 

@@ -4,7 +4,7 @@ A virtual loop has its own ready queue, its own timers and its own clock. asynci
 so the loop derives from `asyncio.BaseEventLoop`, and its steps from `asyncio.TimerHandle`.
 
 `PRIVATE_NAMES` lists the names, which were checked on CPython 3.11.
-``tests/testing/test_stdlib_internals.py`` fails on a Python that lacks one of them.
+``tests/testing/test_stdlib_internals.py`` fails on Python versions that lack any of these names.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ PRIVATE_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "asyncio.TimerHandle": ("_scheduled", "_when"),
     "asyncio.runners": ("_cancel_all_tasks",),
 }  # fmt: skip
-"""The private names, by owner."""
+"""The private names, by the module or class that owns them."""
 
 Cancel: TypeAlias = Callable[[asyncio.AbstractEventLoop], None]
 """A function that cancels the unfinished tasks of a loop and waits until they have ended."""
@@ -59,11 +59,11 @@ _Handle = cast(Any, asyncio.Handle)
 _TimerHandle = cast(Any, asyncio.TimerHandle)
 
 run_handle: Final[Callable[[asyncio.Handle], None]] = _Handle._run
-"""Run a handle's callback in its context."""
+"""Run a handle's callback in the handle's context."""
 
 
 class LoopTimer(asyncio.TimerHandle):
-    """A timer of asyncio, which notifies the loop if the timer is cancelled while ``is_scheduled`` is true."""
+    """An asyncio timer; ``is_scheduled`` is true from the time the timer is set until it is due."""
 
     __slots__ = ()
 
@@ -193,7 +193,7 @@ def awaited_future(task: asyncio.Task[Any]) -> object:
 
 @contextmanager
 def cancelling_all_tasks_with(cancel: Callable[[Cancel, asyncio.AbstractEventLoop], None]) -> Iterator[None]:
-    """Replace the function with which `asyncio.run` and `asyncio.Runner` cancel unfinished tasks.
+    """Replace the function that `asyncio.run` and `asyncio.Runner` use to cancel unfinished tasks.
 
     Parameters:
         cancel: the replacement; called with asyncio's own function and the loop.

@@ -54,10 +54,10 @@ class ManualClock:
             ValueError: if ``delay_s`` is negative.
         """
         if delay_s < 0:
-            raise ValueError(f"cannot go back by {-delay_s} s; use jump() for the wall clock")
+            raise ValueError(f"cannot go back by {-delay_s} s; use jump() to set back the wall clock")
         self._now_s += delay_s
         self._monotonic_s += delay_s
 
     def jump(self, delay_s: float) -> None:
-        """Move only the wall clock by ``delay_s`` seconds, as an operator or NTP does; ``delay_s`` may be negative."""
+        """Move only the wall clock by ``delay_s`` seconds, which may be negative, as a clock correction does."""
         self._now_s += delay_s

@@ -4,7 +4,7 @@ Tests that use none of these markers and ini options are not affected.
 
 - ``@pytest.mark.explore(schedules=…, chooser=…)`` runs an async test under the explorer.
 - ``@pytest.mark.no_leaks``, ``no_blocking`` and ``no_network`` each run a detector for one test. The ini options
-  ``holdfast_no_leaks``, ``holdfast_no_blocking`` and ``holdfast_no_network`` run the detector for every test.
+  ``holdfast_no_leaks``, ``holdfast_no_blocking`` and ``holdfast_no_network`` run these detectors for every test.
 """
 
 from __future__ import annotations
@@ -81,7 +81,9 @@ def _options_of(item: pytest.Item) -> dict[str, Any] | None:
     known = ("schedules", "chooser", "seed", "depth", "tasks", "late_s", "max_steps", "shrink")
     wrong = [*map(repr, marker.args), *(name for name in options if name not in known)]
     if wrong:
-        raise pytest.UsageError(f"{item.nodeid}: explore() does not know {', '.join(wrong)}; it takes {known} by name")
+        raise pytest.UsageError(
+            f"{item.nodeid}: explore() does not accept {', '.join(wrong)}; use the keyword arguments {known}"
+        )
     if options.get("tasks", "both") not in ("ordinary", "eager", "both"):
         raise pytest.UsageError(
             f"{item.nodeid}: tasks is {options['tasks']!r}; the marker takes 'ordinary', 'eager' or 'both'"
@@ -113,7 +115,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     chosen = [item for item in items if item.nodeid == recorded.test]
     if not chosen:
-        raise pytest.UsageError(f"--explore-replay: the file belongs to {recorded.test}, which was not collected")
+        raise pytest.UsageError(
+            f"--explore-replay: the file belongs to {recorded.test}, which was not collected; "
+            "include this test in the pytest command"
+        )
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = chosen
 
@@ -206,7 +211,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.section("explored")
         for nodeid, figures in found:
             terminalreporter.line(f"{nodeid}: {line([figures])}")
-    terminalreporter.line(f"explored {len(found)} tests: {line([figures for _, figures in found])}")
+    tests = "1 test" if len(found) == 1 else f"{len(found)} tests"
+    terminalreporter.line(f"explored {tests}: {line([figures for _, figures in found])}")
 
 
 # Detectors
@@ -289,14 +295,14 @@ def _check_no_leaks(item: pytest.Item) -> None:
         return
     wrong = [*map(repr, marker.args), *(name for name in marker.kwargs if name not in ("but", "repeat"))]
     if wrong:
-        raise pytest.UsageError(
-            f"{item.nodeid}: no_leaks() does not know {', '.join(wrong)}; it takes but= and repeat="
-        )
+        raise pytest.UsageError(f"{item.nodeid}: no_leaks() does not accept {', '.join(wrong)}; use but= and repeat=")
     but, repeat = marker.kwargs.get("but", ()), marker.kwargs.get("repeat", 0)
     if isinstance(but, str) or [name for name in but if name not in _KINDS]:
-        raise pytest.UsageError(f"{item.nodeid}: no_leaks(but={but!r}): name some of {_KINDS}, as a tuple")
+        raise pytest.UsageError(f"{item.nodeid}: no_leaks: but is {but!r}; use a tuple of names from {_KINDS}")
     if not isinstance(repeat, int) or repeat < 0 or 0 < repeat < _FEWEST:
-        raise pytest.UsageError(f"{item.nodeid}: no_leaks(repeat={repeat!r}): a number of runs, {_FEWEST} or more")
+        raise pytest.UsageError(
+            f"{item.nodeid}: no_leaks: repeat is {repeat!r}; it must be a whole number, {_FEWEST} or more"
+        )
     if repeat and (inspect.iscoroutinefunction(getattr(item, "obj", None))):
         raise pytest.UsageError(
             f"{item.nodeid}: no_leaks(repeat=…) does not support async tests; "

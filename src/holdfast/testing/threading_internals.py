@@ -4,7 +4,7 @@ Conditions, events and queues of the standard library are written in Python on t
 replaces these locks; a condition calls the same private methods on them as on the built-in locks.
 
 `PRIVATE_NAMES` lists the names, which were checked on CPython 3.11.
-``tests/testing/test_stdlib_internals.py`` fails on a Python that lacks one of them.
+``tests/testing/test_stdlib_internals.py`` fails on Python versions that lack any of these names.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ PRIVATE_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "threading.Event": ("_cond",),
     "threading.RLock": ("_acquire_restore", "_is_owned", "_release_save"),
 }
-"""The private names, by owner."""
+"""The private names, by the module or class that owns them."""
 
 MAKE_LOCK: Final = "_allocate_lock"
-"""Name in `threading` of the function with which a condition creates the lock of a waiter."""
+"""Name of the `threading` function with which a condition creates a lock for each waiter."""
 CLOCK: Final = "_time"
-"""Name in `threading` of its monotonic clock."""
+"""Name of the monotonic clock function in `threading`."""
 
 
 def lock_of_event(event: threading.Event) -> object:
@@ -41,7 +41,7 @@ def is_owned(lock: Any) -> bool:
 
 
 def release_save(lock: Any) -> Any:
-    """Release a built-in re-entrant lock entirely; return what `acquire_restore` needs."""
+    """Release a built-in re-entrant lock entirely; return the state that `acquire_restore` restores."""
     return lock._release_save()
 
 

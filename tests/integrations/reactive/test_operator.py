@@ -706,7 +706,7 @@ def test_a_clean_up_after_the_loop_was_closed_tells_observers_and_threads_and_sa
     loop.run_until_complete(asyncio.wait_for(begin(), 10))
     loop.close()
     with pytest.raises(
-        ScopeClosed, match="the event loop of ours was closed while 2 of its streams were open"
+        ScopeClosed, match="the event loop of ours was closed while 2 streams of the bridge were open"
     ) as caught:
         bridge.cleanup("too late")
     assert "before its loop" in caught.value.hint

@@ -14,7 +14,6 @@ from holdfast.proof.check import kit
 from holdfast.proof.check.environments import FRAMEWORKS, target_of
 from holdfast.proof.check.judge import judge
 from holdfast.proof.check.probes import PROBES
-from holdfast.proof.check.report import page
 from holdfast.proof.check.subject import SubjectTarget
 from holdfast.proof.check.verdicts import AdapterVerdict, Finding
 from tests.proof.check.adapters import FAULTS
@@ -148,17 +147,6 @@ def test_the_kit_and_the_adapters_load_without_anything_but_the_standard_library
 def test_every_probe_says_its_promise_in_words() -> None:
     assert all(probe.__doc__ and probe.__doc__.strip().endswith(".") for probe in PROBES.values())
     assert set(FAULTS) == set(PROBES)
-
-
-def test_the_page_shows_every_verdict_and_all_evidence() -> None:
-    found = [
-        Finding(promise="p", text="It holds.", verdict="kept", evidence=("seen",)),
-        Finding(promise="q", text="It holds, too.", verdict="broken", evidence=("a|b", "1 < 2")),
-    ]
-    text = page([AdapterVerdict(name="langgraph", versions=("langgraph 1",), findings=tuple(found))])
-    assert "| It holds, too. | **broken** |" in text
-    assert "a\\|b<br>1 \\< 2" in text
-    assert "LangGraph" in text and "langgraph 1" in text
 
 
 @pytest.mark.nightly

@@ -598,7 +598,7 @@ def test_what_is_no_async_function_is_refused_and_the_error_says_what_is_wanted(
         with pytest.raises(TypeError, match="async def"):
             explore(wrong)
     coroutine: Any = locked_update()
-    with pytest.raises(TypeError, match="without calling it"):
+    with pytest.raises(TypeError, match="needs an `async def` function"):
         explore(coroutine)
     coroutine.close()
 

@@ -80,10 +80,10 @@ def test_an_agent_of_ours_conforms(check: Any, subject: AgentSubject) -> None:
 def test_what_a_framework_does_not_have_is_skipped_and_named() -> None:
     assert len(NOT_OF_BARE) == 4
     for check in NOT_OF_BARE:
-        with pytest.raises(SkipTest, match="the subject does not offer it: plain functions"):
+        with pytest.raises(SkipTest, match="the subject does not support: plain functions"):
             run_agent_check(check, SUBJECTS["bare"])
     (recalling,) = (check for check in AGENT_CHECKS if check.__name__ == "the_next_run_knows_what_was_said")
-    with pytest.raises(SkipTest, match="the subject does not offer it: a conversation that later runs know"):
+    with pytest.raises(SkipTest, match="the subject does not support: conversation history in later runs"):
         run_agent_check(recalling, AgentSubject(make=bare))
 
 

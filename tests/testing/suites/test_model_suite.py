@@ -109,7 +109,7 @@ SCRIPTED_ONLY = {
 def test_the_demo_model_conforms_and_what_takes_a_script_is_skipped(check: Any) -> None:
     demo = unscripted_model(demo_model(pace_s=0.001))
     if check.__name__ in SCRIPTED_ONLY:
-        with pytest.raises(SkipTest, match="the subject does not offer it: answers by a script"):
+        with pytest.raises(SkipTest, match="the subject does not support: scripted answers"):
             run_model_check(check, demo)
     else:
         run_model_check(check, demo)

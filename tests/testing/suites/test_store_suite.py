@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.errors import HoldfastError
 from holdfast.testing import STORE_CHECKS, run_store_check
-from tests.testing.suites import store_faults_people, store_faults_records  # noqa: F401 - they add to FAULTS
+from tests.testing.suites import store_faults_agents, store_faults_people, store_faults_records  # noqa: F401 - they add to FAULTS
 from tests.testing.suites.store_faults import FAULTS, CommitsOnlyTheEnd
 
 
@@ -17,7 +17,7 @@ def test_a_broken_rule_is_named_with_the_verb_and_the_port() -> None:
     with pytest.raises(AssertionError) as failed:
         run_store_check(check, CommitsOnlyTheEnd)
     verb, rule = failed.value.__notes__[-2:]
-    assert verb.startswith("the verb before it: Store.commit_run: End a run: write its last events")
+    assert verb.startswith("the store method that was called last: Store.commit_run: End a run: write its last events")
     assert "a commit writes everything and frees the slot" in rule
     assert "holdfast/storage/port.py" in rule
 

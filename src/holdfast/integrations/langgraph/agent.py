@@ -1,9 +1,11 @@
-"""LangGraph graphs as agents: a session is a thread of the graph, and its `interrupt()` asks a person through the run.
+"""LangGraph graphs as agents: a session is a thread of the graph, and `interrupt()` asks a person through the run.
 
 Invariants
-- The state of a session's graph is stored in the transcript, with the entries of the run that produced the state, and
-  is committed and removed with those entries. No second store can disagree.
-- Only a completed run changes the state. From a run that did not complete, the next run sees only the transcript.
+- The state of a session's graph is stored in the transcript, with the last entry of the run that produced the state. It
+  is committed, undone and rolled back with that run's entries; a compaction that removes that entry moves the state to
+  the summary. So the state and the transcript cannot disagree.
+- Only a completed run changes the state. If a run does not complete, the next run sees the transcript of that run, but
+  not the graph state that the run had reached.
 - The work of the nodes between two questions is one call. The call is idempotent only if the graph is declared
   idempotent; otherwise, a crash during the call ends the run. A run that waits only for people is unloaded, and resumes
   in a later attempt.
@@ -32,12 +34,12 @@ _current: ContextVar[Run | None] = ContextVar("holdfast_graph_run", default=None
 
 
 def current_run() -> Run:
-    """Return the run of the calling node. Call it in async nodes, or in sync nodes on the node's own thread.
+    """Return the run of the calling node. In a sync node, call this function only on the thread that runs the node.
 
     The same `Run` is in ``config["configurable"]["run"]``.
 
     Raises:
-        RunClosed: if the caller is not in a graph's run.
+        RunClosed: if called outside a run of a hosted graph.
     """
     run = _current.get()
     if run is None:
@@ -83,25 +85,28 @@ def graph_agent(
         name: name by which messages address the agent; None means the graph's name.
         description: one-line description of the agent, for people and for models that may delegate to the agent.
         input: sync or async function that is called with the run and returns the graph's input, or the name of the
-            input's only text field. If None, a graph with ``messages`` gets the run's messages, and an entrypoint gets
-            the run's text.
+            input field that gets the run's text. If None, a graph with ``messages`` gets the run's messages, and an
+            entrypoint gets the run's text.
         answer: function that is called with the graph's output and returns the run's answer, or the name of the output
             field that has the answer. The run then emits nothing else. If None, the run emits the output of the models
             in the nodes as the output is streamed or, if the models emit nothing, the graph's output.
-        speakers: nodes whose messages are emitted; None means all nodes. LangGraph's tag ``nostream`` is respected too.
+        speakers: nodes whose messages are emitted; None means all nodes. LangGraph does not stream the output of models
+            with the tag ``nostream``.
         ask: function that is called with the value that a node passed to ``interrupt()`` and returns the question. If
-            None, text is asked unchanged, other values as JSON, and LangChain's review requests as approvals.
+            None, a text becomes the question, LangChain's review requests become approvals, and other values become
+            questions in JSON.
         resume: function that is called with the answer and the original value, and returns the result of
-            ``interrupt()``. If None, the result is the answer's text, or None if the question expired; for an approval,
-            the result is True or False.
-        config: LangGraph configuration that is merged with the run's own, such as ``recursion_limit``, ``tags``,
-            ``callbacks`` and more ``configurable`` values.
+            ``interrupt()``. If None, the result is the answer's text, or None if the question expired. For an approval,
+            the result is True or False; for a LangChain review request, it is the decision in LangChain's format.
+        config: LangGraph configuration that is merged with the run's own configuration, such as ``recursion_limit``,
+            ``tags``, ``callbacks`` and more ``configurable`` values.
         context: the graph's runtime context, or a function that builds the context from the run.
         idempotent: whether nodes may be repeated after a crash, because all their effects go through `Run.call`.
-        state_limit_bytes: maximum size of the stored state that the graph keeps for a session's next run.
+        state_limit_bytes: maximum size of a stored state of the graph, in bytes.
 
     Raises:
-        ConfigurationError: if `graph` is not a graph or has its own checkpoint store, or a field is unknown.
+        ConfigurationError: if `graph` is not a graph or has its own checkpointer, if `input` or `answer` names an
+            unknown field, or if `config` is invalid.
         MissingExtra: if LangGraph is not installed.
     """
     try:

@@ -1,7 +1,7 @@
 """Number the calls of a graph's nodes, so that each call keeps its id when its node runs again.
 
-After a node's question was answered, in this attempt or a later one, the node runs again from its beginning. If the
-graph is idempotent, its nodes also run again after a crash. Parallel nodes make their calls in any order.
+After a node's question has been answered, in this attempt or a later one, the node runs again from its beginning. If
+the graph is idempotent, its nodes also run again after a crash. The order of calls in parallel nodes can vary.
 """
 
 from __future__ import annotations

@@ -42,25 +42,25 @@ def open_graph(graph: object, *, mapped: bool, config: Mapping[str, Any] | None)
         mapped: whether the caller defines how to build the graph's input.
 
     Raises:
-        ConfigurationError: if `graph` is not a graph, or cannot be hosted unchanged, or `config` is invalid.
+        ConfigurationError: if `graph` is not a graph or cannot be hosted, or if `config` is invalid.
     """
     if isinstance(graph, StateGraph):
         try:
             graph = graph.compile()
         except ValueError as error:
             raise ConfigurationError(
-                f"the graph does not compile: {error}", hint="give it an entry: add_edge(START, …)"
+                f"the graph does not compile: {error}", hint="check that it has an entry point: add_edge(START, …)"
             ) from error
     if not isinstance(graph, Pregel):
         raise ConfigurationError(
             f"a {type(graph).__name__} is not a graph",
-            hint="pass a compiled graph, a StateGraph or an @entrypoint; a graph on another server has no state here",
+            hint="pass a compiled graph, a StateGraph or an @entrypoint; graphs on other servers are not supported",
         )
     saver = graph.checkpointer
     if saver not in (None, True, False) and type(saver) is not InMemorySaver:
         raise ConfigurationError(
             f"the graph has its own checkpointer, a {type(saver).__name__}, so its state would be in two places",
-            hint="compile it without one; its state is stored with the session's transcript",
+            hint="compile the graph without a checkpointer; its state is stored with the session's transcript",
         )
     limit = (config or {}).get("recursion_limit")
     if limit is not None and (not isinstance(limit, int) or limit < 1):
@@ -70,7 +70,7 @@ def open_graph(graph: object, *, mapped: bool, config: Mapping[str, Any] | None)
     if inputs is not None and not mapped and not takes_messages:
         raise ConfigurationError(
             "the graph's input has no messages, so graph_agent() needs to know how to build it",
-            hint=f'pass graph_agent(input="<its text field>") or a function of the run; {_named(inputs)}',
+            hint=f"pass the name of a text field or a function of the run as input=; {_named(inputs)}",
         )
     name = graph.get_name()
     return OpenedGraph(

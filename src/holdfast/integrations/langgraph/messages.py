@@ -72,7 +72,7 @@ def usage_of(message: AIMessage) -> Usage:
 
 
 def as_json(value: Any) -> str:
-    """Return the value as JSON, or as `str` text if JSON cannot represent the value."""
+    """Return the value as JSON, or as plain text if JSON cannot represent the value."""
     try:
         return encode_json(value).decode()
     except (TypeError, ValueError, RecursionError):
@@ -80,7 +80,7 @@ def as_json(value: Any) -> str:
 
 
 def readable(value: Any) -> Any:
-    """Return the value after a round trip through JSON, or as `str` text if JSON cannot represent the value."""
+    """Return the value after a round trip through JSON, or as plain text if JSON cannot represent the value."""
     try:
         return msgspec.json.decode(encode_json(value))
     except (TypeError, ValueError, RecursionError):

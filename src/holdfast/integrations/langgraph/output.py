@@ -3,7 +3,7 @@
 Invariants
 - Messages are emitted one at a time: the output of other models waits until the current message is complete. So each
   message is emitted whole, however the chunks of several messages were interleaved.
-- A model's call is a call of the run; it stays open until the graph has a message with its result.
+- A model's call is a call of the run; the call stays open until the graph has a message with the call's result.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Speech:
             await self._say()
 
     async def task(self, part: Mapping[str, Any]) -> None:
-        """Handle the start or end of a node; messages of an ended node are complete."""
+        """Handle the start or end of a node; when a node ends, its messages are complete."""
         if "result" in part and self._messages:
             for message in self._messages.values():
                 message.over = message.over or message.task == part["id"]
@@ -185,7 +185,7 @@ class Speech:
 
 
 class Nodes:
-    """Reports the nodes that start and end in one stretch of a graph's work.
+    """Reports the start and end of each node in one stretch of a graph's work (see the module `run`).
 
     Parameters:
         call_id: id of the stretch's call in the log.

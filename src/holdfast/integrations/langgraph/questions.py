@@ -1,4 +1,4 @@
-"""Support for a graph's `interrupt()`, which asks people questions about its value and returns their answers."""
+"""Support for `interrupt()` in graphs: ask people questions about the value passed to it, and return the answers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def questions_of(agent: GraphAgent, value: Any) -> list[Question]:
 
 
 def resume_of(agent: GraphAgent, value: Any, answers: Sequence[Answer]) -> Any:
-    """Return the result of `interrupt()` that the answers to its questions give."""
+    """Return the result of an `interrupt()`, built from the answers to its questions."""
     if agent.resume is not None:
         return agent.resume(answers[0], value)
     if agent.ask is None and _actions(value):

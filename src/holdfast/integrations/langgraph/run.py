@@ -9,7 +9,7 @@ Invariants
   stretch is in the log before the stretch ends. So a later attempt finds either an open stretch that must not be
   repeated, or the state from which to resume after a finished stretch. A run can be unloaded only while it waits for
   people.
-- After the run has ended, its saver rejects all writes, from any thread.
+- After the run has ended, the run's saver rejects all writes, from any thread.
 """
 
 from __future__ import annotations
@@ -175,7 +175,10 @@ class GraphRun:
         if inspect.isawaitable(given):
             given = await given
         if given is None:
-            raise RunFailed(f"the graph {agent.name!r} got no input", hint="its input function returned None")
+            raise RunFailed(
+                f"the graph {agent.name!r} got no input",
+                hint="make the function passed as input= return the graph's input, not None",
+            )
         if agent.inputs is not None and isinstance(given, Mapping) and (unknown := given.keys() - agent.inputs):
             raise RunFailed(
                 f"the input of the graph {agent.name!r} has no field {min(map(str, unknown))!r}",
@@ -280,13 +283,13 @@ class GraphRun:
         except GraphRecursionError as error:
             raise RunFailed(
                 f"the graph {agent.name!r} did not end: {plain(str(error)).partition('.')[0]}",
-                hint="does every path lead to END? Set the limit with graph_agent(config={'recursion_limit': …})",
+                hint="make every path lead to END, or raise the limit: graph_agent(config={'recursion_limit': …})",
             ) from error
         except (EmptyInputError, InvalidUpdateError) as error:
             problem = plain(str(error)).partition("For troubleshooting")[0].strip()
             raise RunFailed(
                 f"the graph {agent.name!r} rejected its input: {problem}",
-                hint="check the keys of its state, and the results of input= and its nodes",
+                hint="check the keys of the graph's state, and the values that input= and the nodes return",
             ) from error
         finally:
             current_call_path.reset(token)
@@ -356,7 +359,7 @@ class GraphRun:
         except (KeyError, TypeError, IndexError) as error:
             raise RunFailed(
                 f"the answer of the graph {self._agent.name!r} could not be built: {summarize_error(error)}",
-                hint=f"its output is {plain(repr(output))[:300]}; see answer= of graph_agent()",
+                hint=f"check answer= of graph_agent(); the graph's output is {plain(repr(output))[:300]}",
             ) from error
         if not isinstance(text, str):
             raise RunFailed(

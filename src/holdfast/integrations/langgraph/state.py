@@ -1,4 +1,4 @@
-"""A graph's state that LangGraph saves: kept in memory during a run, and packed into text for the log.
+"""The graph state that LangGraph saves: kept in memory during a run, and packed into text for the log.
 
 Invariants
 - A saver serves one run. After the saver is closed, it rejects every write.
@@ -38,7 +38,7 @@ _INSIDE = ":"  # in the namespace of a subgraph in progress, before the id of it
 
 
 class Kept(msgspec.Struct, array_like=True):
-    """The rows of a saver.
+    """The rows of a `RunSaver`, in the form that `pack` stores.
 
     Parameters:
         before: `fingerprint` of the transcript before the run.
@@ -80,7 +80,7 @@ class RunSaver(InMemorySaver):
 
         Raises:
             RunClosed: if the saver is closed.
-            RunFailed: if a value does not serialize.
+            RunFailed: if a value cannot be serialized.
         """
         self._check_open()
         try:
@@ -100,14 +100,14 @@ class RunSaver(InMemorySaver):
 
     def _check_open(self) -> None:
         if self._over:
-            raise RunClosed("the run has ended", hint="results of its nodes after its end are discarded")
+            raise RunClosed("the run has ended", hint="results of nodes after the end of the run are discarded")
 
     def rows(self, *, inside: bool, deltas: Iterable[str] = ()) -> Kept:
         """Return the rows that a later run needs.
 
         Parameters:
             inside: whether to include the subgraphs in progress, because the run itself is in progress.
-            deltas: names of the channels whose value builds on an older state.
+            deltas: names of the channels whose values are stored as changes to an older state.
         """
         kept = Kept()
         delta = frozenset(deltas)
@@ -148,7 +148,7 @@ class RunSaver(InMemorySaver):
 def _cannot_save(error: Exception) -> RunFailed:
     return RunFailed(
         f"the graph's state does not serialize: {error}",
-        hint="use only text, numbers, lists, dicts, messages, dataclasses and pydantic models in it",
+        hint="use only text, numbers, lists, dicts, messages, dataclasses and pydantic models as state",
     )
 
 
@@ -162,7 +162,7 @@ def fingerprint(entries: Iterable[Entry]) -> bytes:
 
 
 def owner(graph: str) -> str:
-    """Return the owner of a graph's state: the first line of the result of `pack`."""
+    """Return the owner of a graph's state, which is the first line of the text that `pack` returns."""
     return f"{FORM} {graph}"
 
 
@@ -181,7 +181,7 @@ def pack(kept: Kept, graph: str, *, limit_bytes: int) -> str:
 def unpack(text: str, graph: str) -> Kept | None:
     """Return the rows that were packed for this graph.
 
-    If the text is of another graph or unreadable, return None, so that the session stays usable.
+    If the text belongs to another graph or is unreadable, return None, so that the session stays usable.
     """
     head, _, packed = text.partition("\n")
     if head != owner(graph):

@@ -1,6 +1,7 @@
 """The reactive bridge: agents and functions as operators on reactivex streams (extra ``reactive``).
 
-Items may arrive from any thread or scheduler. The work on them is bounded, runs in a scope, and ends with the scope.
+Items may arrive from any thread or scheduler. The work on the items is bounded, runs in a scope, and ends with the
+scope.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ class Shaped(TypedDict, total=False):
     """Settings for the work on a stream's items. Set defaults on the bridge, and overrides on an operator.
 
     Parameters:
-        concurrency: maximum number of items that are worked on at a time.
-        buffer: maximum number of items that wait.
+        concurrency: maximum number of items that are processed at the same time.
+        buffer: maximum number of items that wait in the buffer.
         overflow: policy for an item that arrives when the buffer is full. ``block`` blocks the producer's thread until
             the buffer has room; on the thread of an event loop, which must not block, ``block`` acts like ``fail``.
             ``fail`` ends the stream with `QueueFull`. ``drop`` drops the item and counts it as dropped.
@@ -72,12 +73,12 @@ class ReactiveBridge:
     """Runs agents and functions on the items of reactive streams, and owns all work that it starts.
 
     On exit, ``async with ReactiveBridge() as bridge`` waits until the bridge's streams have ended; if the block raises,
-    the streams are interrupted. The bridge belongs to the event loop on which it was opened. Using operators, creating
-    and disposing subscriptions, pushing items, `cleanup` and `statistics` are thread-safe.
+    the streams are interrupted. The bridge belongs to the event loop on which it was opened. From any thread, you can
+    use operators, create and dispose subscriptions, push items, and call `cleanup` and `statistics`.
 
     Parameters:
-        owner: run, whose children and branches the items become, or scope that owns the bridge. None means the current
-            scope, if any.
+        owner: run or scope that owns the bridge. If a run owns the bridge, functions run as branches and agents as
+            children of that run. None means the current scope, if any.
         name: display name in the task tree, causes and errors.
         grace_s: grace period for interrupted work, in seconds; None means the owner's grace period.
         shape: default settings of the bridge's operators; see `Shaped`.
@@ -127,7 +128,7 @@ class ReactiveBridge:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop of the bridge. Raises `ScopeClosed` unless the bridge is open."""
+        """The event loop of the bridge. Raises `ScopeClosed` if the bridge was never opened."""
         if self._loop is None:
             raise ScopeClosed(f"{self.name} is not open", hint="use it in 'async with', or open() it first")
         return self._loop
@@ -165,11 +166,11 @@ class ReactiveBridge:
     async def aclose(self, reason: str = "closed") -> StopReceipt:
         """Close the bridge: reject new work, interrupt all active work, and return when that work has ended.
 
-        Call it on the bridge's loop. Observers of streams that start in the meantime get `ScopeClosed`. Observers of
-        streams that are interrupted get `RunInterrupted`. Further calls have no effect.
+        Call this method on the bridge's loop. Observers that subscribe from now on get `ScopeClosed`; observers of
+        interrupted streams get `RunInterrupted`. Further calls have no effect.
 
         Raises:
-            Interrupted: if called from inside the bridge, which must not wait for itself; the stop continues.
+            Interrupted: if called from the bridge's own work, which must not wait for its own end; the stop continues.
         """
         return await self._stop(self._close(reason))
 
@@ -183,8 +184,8 @@ class ReactiveBridge:
     def cleanup(self, reason: str = "clean-up") -> StopReceipt | None:
         """Close the bridge from any thread, as `aclose` does, and wait until the bridge is closed.
 
-        On a thread that runs an event loop, and inside the bridge's own work, this method does not wait: it starts the
-        stop, and returns None unless the stop is already complete.
+        On a thread that runs an event loop, and in the bridge's own work, this method does not wait: it starts the stop
+        and returns None, or the receipt if the stop is already complete.
 
         Raises:
             WaitExpired: if the wait times out, because the bridge's loop does not run or is blocked. The stop
@@ -205,15 +206,15 @@ class ReactiveBridge:
                     self._closed.result(timeout_s)
                 except TimeoutError:
                     raise WaitExpired(
-                        f"{self.name} is not closed after {timeout_s:g} s", hint="is its event loop blocked?"
+                        f"{self.name} is not closed after {timeout_s:g} s", hint="check that its event loop is running"
                     ) from None
         return scope.receipt
 
     async def drain(self, *, timeout_s: float = 30.0) -> StopReceipt:
         """Reject new items, wait until accepted items are finished or the deadline expires, and close the bridge.
 
-        Streams that finish in time complete; the remaining streams are interrupted. Call it on the bridge's loop, but
-        not from inside the bridge.
+        Streams that finish in time complete; the remaining streams are interrupted. Call this method on the bridge's
+        loop, but not from the bridge's own work.
 
         Parameters:
             timeout_s: deadline in seconds.
@@ -262,13 +263,13 @@ class ReactiveBridge:
         self._swept()
         if left:
             raise ScopeClosed(
-                f"the event loop of {self.name} was closed while {left} of its streams were open, so their tasks did "
-                "not clean up",
-                hint="end the bridge before its loop: with 'async with', or with aclose() or drain() on that loop",
+                f"the event loop of {self.name} was closed while {left} streams of the bridge were open, so the tasks "
+                "of these streams did not clean up",
+                hint="close the bridge before its loop: use 'async with', or call aclose() or drain() on that loop",
             )
 
     def ended(self, flow: Flow) -> None:
-        """Drop a settled flow. Called only by this bridge's flows."""
+        """Forget a settled flow, but keep its counts. Called only by this bridge's flows."""
         self._past += flow.counts()
         self._flows.pop(flow, None)
         if not self._flows:
@@ -278,7 +279,7 @@ class ReactiveBridge:
                     waiter.set_result(None)
 
     def statistics(self) -> IntakeCounts:
-        """Return the item counts of all streams so far. Thread-safe; exact once the streams have ended."""
+        """Return the item counts of all streams so far; they are exact after the streams have ended. Thread-safe."""
         counts = self._past
         for flow in tuple(self._flows):
             counts += flow.counts()
@@ -299,15 +300,16 @@ class ReactiveBridge:
         scheduler: SchedulerBase | None = None,
         **shape: Unpack[Shaped],
     ) -> Operator:
-        """Return an operator that works on each item and emits the results.
+        """Return an operator that runs `work` on each item and emits the results.
 
-        An error of the source, of the work (unless ``outcomes``) or of a limit ends the stream: active work is
-        interrupted, then the observer gets the error. Disposing the subscription also interrupts the work, without an
-        error.
+        The stream ends early if the source fails, if a limit is exceeded, or if `work` raises an error and ``outcomes``
+        is false. Active work is interrupted, and then the observer gets the error. Disposing the subscription also
+        interrupts the work, but without an error.
 
         Parameters:
-            work: function that is called with each item, or agent. A sync function runs in a thread. An agent is only
-                allowed if a run owns the bridge; the agent runs as a child of that run, and its answer is the result.
+            work: agent, or function that is called with each item. A sync function runs in a thread. An agent is
+                allowed only if a run owns the bridge; the agent runs as a child of that run, and its answer is the
+                result.
             text: function that builds an agent's request from an item; by default, the item itself is the request.
             scheduler: scheduler on which results are emitted; None means the bridge's loop.
             shape: settings of this operator; see `Shaped`.
@@ -332,9 +334,9 @@ class ReactiveBridge:
     ) -> Operator:
         """Return an operator that sends each item to a session as a message, and emits the answers.
 
-        Messages to one session are sent in the order of the items. A stream that is cut off revokes its messages:
-        waiting ones are withdrawn, and the run of an active one is interrupted (except with the policies ``steer`` and
-        ``collect``, because such a run may have other messages too).
+        Messages to one session are sent in the order of the items. If the stream is interrupted, its messages are
+        revoked: waiting messages are withdrawn, and the runs of active messages are interrupted (except with the
+        policies ``steer`` and ``collect``, because such a run may also have other messages).
 
         Parameters:
             session_of: function that returns the session of an item, or one session for all items.
@@ -343,9 +345,9 @@ class ReactiveBridge:
             idempotency_key: function that builds a message's idempotency key from the item; see ``session.send``. None
                 means a new key for each item.
             agent: name of the agent to which messages are addressed; see ``session.send``.
-            full_s: time in seconds for which a send is retried while the mailbox is full; 0 means no retry. While the
-                send is retried, the item occupies its slot, which slows the source. When the time runs out,
-                `MailboxFull` ends the stream or is the item's outcome.
+            full_s: time in seconds for which a send is retried while the mailbox is full; 0 means no retry. Meanwhile,
+                the item counts towards ``concurrency``, which slows the source. When the time runs out, `MailboxFull`
+                ends the stream or, if ``outcomes`` is true, is the error in the item's `Outcome`.
             scheduler, shape: scheduler and settings of this operator; see `each`.
 
         Raises:
@@ -476,7 +478,7 @@ def _shaped(default: Shape, given: Shaped) -> Shape:
     for name in ("concurrency", "buffer"):
         value = getattr(shape, name)
         if not isinstance(value, int) or value < 1:
-            raise ConfigurationError(f"{name} is {value!r}", hint="use a whole number from 1")
+            raise ConfigurationError(f"{name} is {value!r}", hint="use a whole number of at least 1")
     if shape.overflow not in ("block", "fail", "drop"):
         raise ConfigurationError(f"overflow is {shape.overflow!r}", hint="use 'block', 'fail' or 'drop'")
     if shape.block_s == 0:
@@ -488,4 +490,4 @@ def _shaped(default: Shape, given: Shaped) -> Shape:
 def _check_time(name: str, value: object) -> None:
     """Raise `ConfigurationError` unless `value` is a number of seconds of at most a year."""
     if not (is_seconds(value) and value <= _MOST_S):
-        raise ConfigurationError(f"{name} is {value!r}", hint="use a number of seconds, at most a year")
+        raise ConfigurationError(f"{name} is {value!r}", hint="use a number of seconds, at most one year")

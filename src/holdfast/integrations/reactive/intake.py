@@ -1,12 +1,12 @@
-"""A bounded buffer for items on their way from any thread to the loop, with a count for each outcome.
+"""A bounded buffer that passes items from any thread to the loop, and counts the items by outcome.
 
 Invariants
 - An item is received once and is in exactly one place: it waits, is in flight, or was settled as done, failed,
-  interrupted or dropped. All moves are made under one lock, so every snapshot adds up.
+  interrupted or dropped. All changes are made under one lock, so the counts of every snapshot add up.
 - The lock is held for a few instructions, never while foreign code runs. A signal handler or a finalizer may interrupt
-  the thread that holds it: the lock is reentrant, and wherever `close` is interrupted, `finish` still accounts for
-  every item.
-- At most ``limit`` items wait, plus one for each blocked producer; they leave in order of arrival.
+  the thread that holds the lock. Therefore, the lock is reentrant, and wherever `close` is interrupted, `finish` still
+  counts every item.
+- At most ``limit`` items wait, plus one for each blocked producer; items leave the buffer in order of arrival.
 - A thread that runs an event loop is never blocked.
 """
 
@@ -49,7 +49,7 @@ class IntakeCounts:
         in_flight: items being worked on.
         done: items whose work returned.
         failed: items whose work raised.
-        interrupted: items interrupted, in flight or while waiting.
+        interrupted: items interrupted while they waited or were in flight.
         dropped: items dropped because the buffer was full.
         late: items that arrived after the end of their stream; not in ``received``.
     """
@@ -120,7 +120,7 @@ class Intake:
         """The error that ends the stream early."""
 
     def put(self, item: Any) -> None:
-        """Accept an item. Thread-safe; may block, see `Overflow`.
+        """Accept an item. Thread-safe. Depending on `Overflow`, this method may block.
 
         Raises:
             StreamEnded: if the source has already completed or failed.

@@ -1,10 +1,10 @@
 """Deliver notifications to one observer, one after the other, on the bridge's loop or on a scheduler.
 
 Invariants
-- Two notifications never overlap, and none follows the last one (an error, the completion, or `shut`).
-- Only one task delivers values, and only after the earlier ones were taken.
-- The lock is held for a few instructions, never while the observer runs. It is reentrant, because a signal handler or a
-  finalizer may run on the thread that holds it.
+- Two notifications never overlap. After an error, the completion or `shut`, no notification starts.
+- Only one task delivers values, and it waits until the observer has taken them before it delivers more.
+- The lock is held for a few instructions, never while the observer runs. The lock is reentrant, because a signal
+  handler or a finalizer may run on the thread that holds the lock.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["EventFlow", "SessionSender", "Sessions"]
 
 Sessions = Callable[[Any], SessionAPI] | SessionAPI
-"""The session of an item, or one session for all."""
+"""A function that returns the session of an item, or one session for all items."""
 
 _FIRST_AGAIN_S = 0.02
 _LAST_AGAIN_S = 1.0

@@ -1,8 +1,8 @@
 """One subscription: the task that drives it, its scope, and how it ends.
 
 Invariants
-- Whichever thread subscribes, the driving task is registered with the bridge's scope before it is created; all work on
-  items is in a scope inside that one.
+- Whichever thread subscribes, the driving task is registered with the bridge's scope before the task is created. All
+  work on items belongs to a scope inside the bridge's scope.
 - The observer is notified of the end (error or completion) only after all the stream's work has ended.
 - A flow is settled exactly once: by its driving task, or by the bridge if that task never started.
 """
@@ -51,7 +51,7 @@ class Home(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The outcome of one item; emitted instead of its result if ``outcomes=True``.
+    """The outcome of one item; emitted instead of the item's result if ``outcomes=True``.
 
     Parameters:
         index: number of the item in the stream, from 0, in order of arrival.
@@ -126,7 +126,7 @@ class Flow:
         """Accept no more items. Thread-safe; idempotent."""
 
     def drain(self) -> None:
-        """Accept no more items, finish accepted ones, and complete. Thread-safe."""
+        """Accept no more items, finish the accepted items, and complete. Thread-safe."""
         raise NotImplementedError
 
     def counts(self) -> IntakeCounts:
@@ -268,7 +268,7 @@ class ItemFlow(Flow):
                 self._home.loop.call_soon_threadsafe(self._home.loop.call_exception_handler, context)
 
     def drain(self) -> None:
-        """Accept no more items, finish accepted ones, and complete. Thread-safe."""
+        """Accept no more items, finish the accepted items, and complete. Thread-safe."""
         self._intake.seal()
         self._dispose_source()
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["ItemText", "branching", "label_of", "text_of", "work_on"]
 
 ItemText = Callable[[Any], str]
-"""Build the text for an agent or a session from an item."""
+"""A function that builds the text for an agent or a session from an item."""
 
 
 def text_of(item: Any) -> str:
@@ -40,7 +40,7 @@ def work_on(target: Agent | Callable[[Any], Any], run: Run | None, text: ItemTex
 
     Parameters:
         target: an agent, an async function, or a sync function, which runs in a thread.
-        run: run whose child an agent becomes; None if no run owns the bridge.
+        run: parent run for an agent; None if no run owns the bridge.
         text: function that builds an agent's request from an item.
 
     Raises:

@@ -1,1 +1,1 @@
-"""Promises that make sense for any agent runtime, tested through an adapter of a few functions."""
+"""Promises that make sense for any agent runtime, tested through a small adapter for each runtime."""

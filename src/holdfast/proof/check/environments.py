@@ -1,4 +1,4 @@
-"""Frameworks that ``holdfast check`` has adapters for, and their environments, which are created on demand."""
+"""Frameworks for which ``holdfast check`` has adapters, and their environments, which are created on demand."""
 
 from __future__ import annotations
 
@@ -74,12 +74,13 @@ def cache_folder() -> Path:
 
 
 def target_of(name: str, *, say: Callable[[str], None]) -> SubjectTarget:
-    """Return the adapter of a framework, or the adapter class that `name` locates in this environment.
+    """Return the adapter that `name` selects, and the Python interpreter that runs it.
 
-    This function blocks for minutes if it has to create the framework's environment.
+    This function may block for minutes if it has to create the framework's environment.
 
     Parameters:
-        name: a framework's name in `FRAMEWORKS`, or an adapter class as ``module:Class`` or ``file.py:Class``.
+        name: name of a framework in `FRAMEWORKS`, or location of an adapter class as ``module:Class`` or
+            ``file.py:Class``, which runs in Holdfast's own environment.
         say: called with a message before each slow step.
 
     Raises:

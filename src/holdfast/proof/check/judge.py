@@ -87,4 +87,4 @@ async def _control(subject: Subject) -> None:
     await subject.ask("open", "control", "carl")
     said = await subject.ask("result", await subject.ask("submit", "control", "reply hello"))
     if "hello" not in said:
-        raise Inconclusive(f"a plain question was answered with {said!r}")
+        raise Inconclusive(f"the answer to a plain message must contain 'hello', but was {said!r}")

@@ -1,8 +1,8 @@
 """The adapter's side of ``holdfast check``: the adapter interface, the agent's tools, and the pipe to the judge.
 
 An adapter is a class with the methods of `Adapter`, in a file that imports its framework and nothing from Holdfast.
-This file runs the adapter in a separate process, with the Python of the framework's environment. It needs only the
-standard library:
+This file runs the adapter in a separate process, with the Python of the framework's environment. The file needs only
+the standard library, and is started as follows:
 
     python kit.py my_adapter.py:MyAdapter
 
@@ -62,7 +62,7 @@ class Setting:
         self.forced_tool = forced_tool
 
     def tasks(self) -> Tasks:
-        """Return a new `Tasks`, for a framework without a submit function of its own."""
+        """Return a new `Tasks`, for a framework that has no function to submit work."""
         return Tasks()
 
 
@@ -71,7 +71,7 @@ class Adapter(Protocol):
 
     All methods run on one event loop, and several calls may run concurrently. If the framework lacks a feature, the
     method raises `NotOffered` (``setting.not_offered``), which does not count as a broken promise. Do not implement in
-    the adapter what the framework leaves to its users, because the table would credit the framework with it.
+    the adapter what the framework leaves to its users, because the results would then credit the framework with it.
     """
 
     packages: Sequence[str]
@@ -97,7 +97,10 @@ class Adapter(Protocol):
         ...
 
     async def cancel(self, session: str) -> None:
-        """Cancel the session's work as the framework documents; return once the framework's call has returned."""
+        """Cancel the session's work in the way that the framework documents.
+
+        Return as soon as the framework's own call has returned.
+        """
         ...
 
     async def transcript(self, session: str) -> list[list[str]]:
@@ -105,7 +108,7 @@ class Adapter(Protocol):
         ...
 
     async def force(self) -> str:
-        """Return a short description of the way in which the agent gets ``setting.forced_tool``.
+        """Return a short description of how the agent is given ``setting.forced_tool``.
 
         Raises `NotOffered` if the framework cannot end a sync tool by force.
         """
@@ -128,7 +131,7 @@ class Adapter(Protocol):
 
 
 class Tasks:
-    """Runs in asyncio tasks: the code that users write for a framework that has neither submit nor cancel."""
+    """Runs work in asyncio tasks, as users do with a framework that has neither a submit nor a cancel function."""
 
     def __init__(self) -> None:
         self._of: dict[str, asyncio.Task[str]] = {}
@@ -136,7 +139,7 @@ class Tasks:
         self._number = 0
 
     def start(self, session: str, work: Any) -> str:
-        """Start `work`, a coroutine that returns the answer, in the session; return the id of the work."""
+        """Start the coroutine `work`, which returns the answer, as work of the session. Return the work's id."""
         self._number += 1
         task = asyncio.get_running_loop().create_task(work)
         running = self._sessions.setdefault(session, set())
@@ -209,7 +212,7 @@ async def idle(file: str, seconds: float) -> str:
 
 
 async def program(file: str, seconds: float) -> str:
-    """Run a program whose child starts a session of its own, and wait for it."""
+    """Run a program that starts a child in a separate process session, and wait for the program."""
     child = (
         "import os, sys, time\n"
         "os.fork() and os.wait()[0] and sys.exit()\n"
@@ -289,7 +292,7 @@ def _checked(op: str, value: Any) -> Any:
         case "transcript", [*entries] if all(_is_entry(one) for one in entries):
             return value
         case (("submit" | "result" | "force" | "inbox" | "live" | "transcript"), _):
-            raise TypeError(f"{op} returned {value!r:.80}, which is not what Adapter.{op} returns")
+            raise TypeError(f"{op} returned {value!r:.80}, which is not of the type that Adapter.{op} declares")
     return value
 
 

@@ -74,7 +74,7 @@ class ProbeBench:
         file = self.file()
         work = await self.submit(session, f"call {tool} {json.dumps({'file': str(file), **arguments})}")
         if not await until(file.exists, _STARTED_S):
-            raise Inconclusive(f"the tool {tool} was not begun in {_STARTED_S:.0f} s{await self.why(work)}")
+            raise Inconclusive(f"the tool {tool} did not start within {_STARTED_S:.0f} s{await self.why(work)}")
         return work, file
 
     async def why(self, work: str) -> str:
@@ -174,7 +174,7 @@ async def _many(bench: ProbeBench) -> tuple[dict[int, str], list[list[str]]]:
 
 
 async def answers(bench: ProbeBench) -> tuple[Verdict, str]:
-    """Of twenty messages sent to a session at once, each is answered and kept, or openly refused."""
+    """Each of twenty messages sent to a session at once is either answered and stored, or refused with an error."""
     outcomes, entries = await _many(bench)
     said = [text for role, text in entries if role == "assistant"]
     asked = " ".join(text for role, text in entries if role == "user")
@@ -235,7 +235,7 @@ async def sync_tool(bench: ProbeBench) -> tuple[Verdict, str]:
 
 
 async def forced_tool(bench: ProbeBench) -> tuple[Verdict, str]:
-    """There is a way to give an agent a sync tool so that a cancel ends it, whatever it does."""
+    """A sync tool can be given to an agent in such a way that a cancel ends the tool, whatever the tool does."""
     await bench.subject.ask("open", "s", "ann")
     way = await bench.subject.ask("force")
     verdict, evidence = await _ended(bench, "pound")
@@ -255,7 +255,7 @@ async def _ended(bench: ProbeBench, tool: str) -> tuple[Verdict, str]:
 
 
 async def process_tree(bench: ProbeBench) -> tuple[Verdict, str]:
-    """A program that a cancelled tool started is dead, its children with it, also one in a session of its own."""
+    """A cancel kills a program that a tool started and all its children, even a child that has called setsid."""
     await bench.subject.ask("open", "s", "ann")
     _, file = await bench.call("s", "program", seconds=20.0)
     pid = int(file.read_text())
@@ -303,7 +303,7 @@ async def valid_transcript(bench: ProbeBench) -> tuple[Verdict, str]:
 
 
 async def next_run(bench: ProbeBench) -> tuple[Verdict, str]:
-    """After a cancel the session's next message is answered."""
+    """After a cancel, the session's next message is answered."""
     waits = []
     for session, begin in (
         ("streaming", lambda: bench.streaming("streaming", 400, 20)),
@@ -326,7 +326,7 @@ async def next_run(bench: ProbeBench) -> tuple[Verdict, str]:
 
 
 async def cancel_of_another(bench: ProbeBench) -> tuple[Verdict, str]:
-    """A cancel in one session does not touch another's run."""
+    """A cancel in one session does not affect the runs of other sessions."""
     for session, user in (("one", "ann"), ("two", "ann"), ("three", "bob")):
         await bench.subject.ask("open", session, user)
     stopped, _ = await bench.streaming("one", 400, 20)
@@ -354,7 +354,7 @@ async def stuck_threads(bench: ProbeBench) -> tuple[Verdict, str]:
         began = time.monotonic()
         text = await bench.subject.ask("result", await bench.submit("bob", order), limit_s=60.0)
         if "the tool is done" not in text:
-            raise Inconclusive(f"the tool nap did not answer: {text}")
+            raise Inconclusive(f"the run with the tool nap did not complete normally; its answer: {text}")
         return time.monotonic() - began
 
     await nap()
@@ -389,7 +389,7 @@ async def _done(future: asyncio.Future[Any]) -> Any:
 
 
 async def live_work(bench: ProbeBench) -> tuple[Verdict, str]:
-    """Live work can be listed, including a stuck tool that a cancel left behind; nothing else is listed."""
+    """Live work can be listed, including a stuck tool that survives a cancel; nothing else is listed."""
     await bench.subject.ask("open", "s", "ann")
     await bench.subject.ask("live")  # raises NotOffered before anything is done
     _, file = await bench.call("s", "beat", seconds=_STUCK_S)
@@ -410,7 +410,7 @@ async def live_work(bench: ProbeBench) -> tuple[Verdict, str]:
 
 
 async def leaks(bench: ProbeBench) -> tuple[Verdict, str]:
-    """A hundred runs leave no tasks, threads or file descriptors."""
+    """A hundred runs leave no tasks, threads or file descriptors behind."""
     sessions = [f"s{n}" for n in range(5)]
     for session in sessions:
         await bench.subject.ask("open", session, "ann")

@@ -122,7 +122,7 @@ class Subject:
                     self._known[child.pid] = child
 
     async def ask(self, op: str, *args: Any, limit_s: float | None = None) -> Any:
-        """Call the adapter's method `op`, and wait at most `limit_s` seconds for the result; None means `LIMIT_S`.
+        """Call the adapter's method `op`, and wait at most `limit_s` seconds for the result. None selects `LIMIT_S`.
 
         Raises:
             AdapterFailed: if the method raises an error, or the process ends.

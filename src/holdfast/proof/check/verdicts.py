@@ -1,4 +1,4 @@
-"""Verdicts of the judge on one promise, and on one adapter."""
+"""The judge's verdict on one promise, and all its verdicts on one adapter."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     Parameters:
         promise: short name of the promise.
         text: full text of the promise.
-        verdict: the verdict; ``not offered`` if the framework lacks the feature, and ``could not run`` if the probe
-            could not reach the point that it tests.
+        verdict: the verdict; ``not offered`` if the framework lacks the feature, and ``could not run`` if the adapter
+            failed or the probe could not reach the point that it tests.
         evidence: observations of each try, with numbers.
     """
 

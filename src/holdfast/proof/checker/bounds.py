@@ -20,8 +20,8 @@ def bounded(facts: Facts, ledger: Ledger) -> None:
 
     *Violations*:
 
-    - a call was never answered, or was answered after its bound (``stop_s`` for stops, ``answer_s`` for other calls),
-      although no host was killed or exited meanwhile;
+    - a call was never answered, or was answered later than its bound allows (``stop_s`` for stops, ``answer_s`` for
+      other calls), although no host was killed or exited meanwhile;
     - a stop's receipt reports a longer time than the bound for stops;
     - more messages wait than the mailbox may hold;
     - a message is refused as ``mailbox_full`` although the session's mailbox was never full;
@@ -30,9 +30,9 @@ def bounded(facts: Facts, ledger: Ledger) -> None:
 
     Calls of a hostile principal need not be answered in time. In a storm with a hostile principal, each reading of the
     server's resources is an observation, too. It is a violation if the server has more than ``descriptors`` open
-    descriptors, or if its memory has grown by more than ``kept_memory`` bytes once the hostile principal has released
-    everything. Memory use before that does not count, because on a busy machine any load causes short peaks. It is also
-    a violation if the memory was not read after the release.
+    descriptors, or if its memory use, once the hostile principal has released everything, has grown by more than
+    ``kept_memory`` bytes. Memory use before the release does not count, because on a busy machine any load causes short
+    peaks. It is also a violation if the memory use was not read after the release.
     """
     limits = facts.limits
     highest: dict[tuple[str, str], int] = {}
@@ -118,7 +118,8 @@ def _judge_mailbox(facts: Facts, ledger: Ledger, log: SessionLog) -> int:
 def fair(facts: Facts, ledger: Ledger) -> None:
     """P13: competing consumers each get their share.
 
-    *Observations*: each count with at least two consumers that were backlogged throughout.
+    *Observations*: each count of a resource (`SharesCounted`) with at least two consumers that were backlogged
+    throughout.
 
     *Violations*:
 
@@ -160,16 +161,16 @@ def private(facts: Facts, ledger: Ledger) -> None:
 
     *Violations*:
 
-    - the answer to such an attempt is neither ``not found`` nor ``forbidden``;
-    - an owner's own session is reported as not found;
+    - such an attempt is not refused as ``not found``, ``forbidden`` or ``unauthenticated``;
+    - an owner is refused access to its own session in one of these ways;
     - a list names another principal's session;
     - a session's log contains a message that another principal sent;
     - a session's run is stopped for a reason that another principal gave;
     - a principal has more runs than its cap.
 
     In a storm with a hostile principal, it is also a violation if another principal's send or stop is refused because
-    the host or that principal is at a limit, or if a stream receives a byte more than ``revoked_s`` after its key was
-    revoked, or is not closed.
+    the host or that principal is at a limit, or if a stream still receives data more than ``revoked_s`` after its key
+    was revoked, or is not closed by the server.
     """
     senders: dict[str, set[str]] = {}
     for attempt, _ in facts.sends():

@@ -54,21 +54,21 @@ from holdfast.protocol.stopping import Cause, StopReceipt
 __all__ = ["Attempt", "CallFacts", "ConnectionFacts", "Facts", "LogRun", "SessionLog", "Where", "root_cause", "run_of"]
 
 Where = tuple[str, str]
-"""A session: its principal and key."""
+"""Identifies a session by its principal and key."""
 
 Request = SendAttempted | StopRequested | WithdrawRequested
 Answer = SendAcknowledged | StopAnswered | WithdrawAnswered | Refused | Lost
 
 
 def root_cause(cause: Cause | None) -> Cause | None:
-    """Follow a cause's chain of parents, and return the first cause, if any."""
+    """Return the root of a cause's chain of parents; None if `cause` is None."""
     while cause is not None and cause.parent is not None:
         cause = cause.parent
     return cause
 
 
 def run_of(event: Event) -> str | None:
-    """Return the id of the root run to which an event belongs; None if it belongs to none, such as a settlement."""
+    """Return the id of the root run to which an event belongs; None for events without a run, such as settlements."""
     if isinstance(event, MessageSettled):
         return None
     run_id: str | None = getattr(event, "run_id", None)
@@ -384,7 +384,7 @@ class Facts:
         return index < len(self._breaks) and self._breaks[index] <= end
 
     def lived_through(self, begin: float, end: float) -> bool:
-        """Whether a host was ready at `begin`, and was not killed or drained and did not exit until after `end`."""
+        """Whether a host was ready at `begin`, and by `end` had been neither killed nor drained and had not exited."""
         index = bisect_right(self._lifecycle, begin, key=lambda record: record.at)
         ready = index > 0 and isinstance(self._lifecycle[index - 1], HostReady)
         return ready and (index == len(self._lifecycle) or self._lifecycle[index].at > end)
@@ -412,4 +412,4 @@ def _reason(receipt: StopReceipt) -> str:
 
 
 def _no_opening() -> Opened:
-    raise ValueError("the history has no 'opened' record: it was cut off, or is not a history")
+    raise ValueError("the history has no 'opened' record: the file was truncated, or is not a history")

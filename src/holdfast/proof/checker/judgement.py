@@ -3,7 +3,7 @@
 A judgement is ``broken`` when any rule found a violation, ``kept`` when there was at least one observation and no
 violation, and ``not observed`` otherwise. Each rule in `holdfast.proof.checker` documents its observations and
 violations. The rules allow for concurrency: a call without an answer may have had its effect, and a kill makes outcomes
-unknown. They accept every history that keeps the promises, so load or chance never causes a violation.
+unknown. The rules accept every history that keeps the promises, so load or chance never causes a violation.
 """
 
 from __future__ import annotations

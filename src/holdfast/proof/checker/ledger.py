@@ -32,7 +32,7 @@ class Ledger:
         self.observations += times
 
     def broken(self, what: str, *evidence: object) -> None:
-        """Count a violation; the evidence is any number of records, events or other values that encode to JSON."""
+        """Count a violation. The evidence consists of records, events or other values that can be encoded as JSON."""
         self.broken_count += 1
         if len(self.violations) < self._keep:
             shown = tuple(msgspec.json.encode(item).decode()[:_EVIDENCE_CHARS] for item in evidence)

@@ -12,16 +12,16 @@ __all__ = ["clean_shutdown", "crash_safe"]
 
 
 def crash_safe(facts: Facts, ledger: Ledger) -> None:
-    """P11: ``kill -9`` at any instant loses nothing that was accepted, leaves nothing running and no session wedged.
+    """P11: ``kill -9`` at any instant loses nothing that was accepted, leaves nothing running, and wedges no session.
 
-    *Observations*: each kill that a restart followed, and each run that a kill cut short.
+    *Observations*: each kill after which a host became ready, and each run that was cut short by a kill.
 
     *Violations*:
 
-    - after a kill, no host became ready, or the next host took longer than ``ready_s`` to become ready;
+    - no host became ready after a kill, or a host took longer than ``ready_s`` to become ready;
     - a message that was acknowledged, or an event that a reader received, before the last kill is not in the log;
-    - a session is not quiescent, or a run has not ended, in the last reading;
-    - a run that a kill cut short never ended, or completed or failed without a restart;
+    - in the last reading, a session is not quiescent or a run has not ended;
+    - a run that was cut short by a kill never ended, or it completed or failed without a restart;
     - a run was restarted although its stop was recorded, although its messages went to an agent that cannot be
       replayed, or although a call that is not idempotent had no result;
     - a call whose result was in the log ran again;
@@ -133,9 +133,9 @@ def clean_shutdown(facts: Facts, ledger: Ledger) -> None:
     - the host's exit code is not 0 (or 1 if the report names orphans);
     - a message was accepted after the report and before the next start;
     - the log contradicts the report about an interrupted or suspended run;
-    - after the report, code of a run still works or a process of the host is in the process list, and the report does
-      not name it as an orphan;
-    - a reader that was connected when the drain began lost its connection without a final frame.
+    - after the report, a run's code is still active or a process of the host is in the process list, although the
+      report does not name this work as an orphan;
+    - a reader that was connected when the drain began stalled, or lost its connection without a final frame.
     """
     for request in facts.drain_requests:
         pid = facts.pid_of.get(request.incarnation)

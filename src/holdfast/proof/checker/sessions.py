@@ -56,10 +56,10 @@ def one_run(facts: Facts, ledger: Ledger) -> None:
       ``run.finished``);
     - a run starts twice without a restart;
     - according to the agents' own stamps, an agent function starts before the previous run of its session has ended, or
-      the previous run still works after that, except for work that a receipt names as abandoned or surviving;
+      the previous run is still active after that start, except for work that a receipt names as abandoned or surviving;
     - one attempt of a run is executed twice, or by two hosts;
     - a run is attempted again before the host of the previous attempt was killed or had exited;
-    - an agent ran, but the log does not have its run;
+    - an agent ran, but the session's log does not contain the run;
     - the transcript mixes the entries of two runs.
     """
     for log in facts.logs.values():
@@ -155,10 +155,10 @@ def no_message_lost(facts: Facts, ledger: Ledger) -> None:
     - any problem that `PeopleSettled` reports;
     - an acknowledged message is not in the log, or has another seq, content or policy there;
     - a message in the log is never settled, is settled twice or is taken twice;
-    - a message is settled with a run that did not take it, with an outcome other than its run's, or, if no run took it,
-      with an outcome other than ``withdrawn``;
+    - a message is settled with a run that did not take it, or with an outcome other than that of the run that took it,
+      or, if no run took it, with an outcome other than ``withdrawn``;
     - runs take messages out of order;
-    - a message has a higher seq than a message that was sent after the first one had been acknowledged;
+    - a message that was sent after another one had been acknowledged does not have a higher seq than the other one;
     - two attempts with one idempotency key created two messages, or one content is in the log twice;
     - the first attempt with an idempotency key is reported as a duplicate;
     - a message is in the log although every attempt to send it was refused, or although it was never sent;
@@ -320,7 +320,7 @@ def _judge_settlement(facts: Facts, ledger: Ledger, read: SettlementRead) -> Non
 def valid_transcript(facts: Facts, ledger: Ledger) -> None:
     """P6: appends are atomic, every tool call has exactly one result, and the next run always works.
 
-    *Observations*: each reading of a transcript, and each run after one that did not complete.
+    *Observations*: each reading of a transcript, and each run that follows a run that did not complete.
 
     *Violations*:
 
@@ -328,11 +328,11 @@ def valid_transcript(facts: Facts, ledger: Ledger) -> None:
     - a tool call has no result, two results, or a result before the call, even in a run that was interrupted or
       crashed;
     - two tool calls of a run share an id;
-    - a later reading of a transcript lacks or changes an entry that an earlier reading had;
-    - a reading has only some of a run's entries;
-    - a run completed with an answer that the last reading lacks;
-    - the last reading does not have a message of a completed run exactly once;
-    - a run failed although none of its messages asked for an error.
+    - an entry of an earlier reading is missing or different in a later reading of the same transcript;
+    - a reading contains only some of a run's entries;
+    - a run completed with an answer, but the last reading contains no answer of this run;
+    - a message of a completed run is missing, or occurs more than once, in the last reading;
+    - a run failed although none of its messages requested an error.
     """
     latest: dict[Where, TranscriptRead] = {}
     for read in facts.transcripts:
@@ -434,8 +434,8 @@ def atomic_state(facts: Facts, ledger: Ledger) -> None:
       interrupted by a request only after ``run.stopping``, ends in one terminal state and stays in that state);
     - a tool call or a child run finishes twice, or without having started;
     - a later reading of a message shows an earlier state, or a different terminal state;
-    - a session is read as idle although it names a run, or as active although it names none;
-    - a run is read as ended without an end time, or as active with one;
+    - a session is read as idle although it names a run, or as active although it does not name a run;
+    - a run is read as ended although it has no end time, or as active although it has an end time;
     - a client gets an internal error: an illegal state transition, a stale lease, or an error without a specific code.
     """
     for log in facts.logs.values():

@@ -41,11 +41,12 @@ def broadcast(facts: Facts, ledger: Ledger) -> None:
 
     *Violations*:
 
-    - when the run's end was known, more such tasks, threads and children than the receipts name had neither seen the
-      interrupt nor ended;
-    - a task, thread or child saw the interrupt, or ended, more than ``wake_s`` after that, even if a receipt names it;
-    - branches of the run saw different first causes;
-    - a branch saw a first cause that the log does not have, and the run did not end with an error;
+    - the number of such tasks, threads and children that had neither seen the interrupt nor ended when the run's end
+      was known is higher than the number that the receipts name as abandoned;
+    - a task, thread or child saw the interrupt, or ended, more than ``wake_s`` after the run's end was known, even if a
+      receipt names it;
+    - branches of the run saw different root causes;
+    - a branch saw a root cause that the log does not contain, and the run did not end with an error;
     - a process outlived the run, and no receipt names the process.
     """
     for run in facts.run_logs.values():
@@ -113,7 +114,7 @@ def isolation(facts: Facts, ledger: Ledger) -> None:
     - a run was stopped, or a branch saw an interrupt, although no stop was requested in the run's session, its host was
       not drained or killed, and its agent did not fail;
     - the cause of a stop is a request or a message of another session;
-    - a stop withdrew a message of another session, or a withdrawal was answered for one;
+    - a stop withdrew a message of another session, or a request to withdraw such a message was answered;
     - the ambient context named a session other than the one for which the code was started.
     """
     asked: dict[Where, float] = {}
@@ -219,8 +220,8 @@ def stopped_means_stopped(facts: Facts, ledger: Ledger) -> None:
 
     *Violations*:
 
-    - of a run that had begun before the request, more tasks, threads and children work after the receipt than the
-      receipts name as abandoned;
+    - a run that had begun before the request has more tasks, threads and children that are active after the receipt
+      than its receipts name as abandoned;
     - a process of such a run writes a stamp after the receipt, or is in a later process list, and no receipt names the
       process's pid;
     - a receipt contradicts itself (``gone`` with abandoned work or survivors, ``quarantined`` with survivors or without
@@ -297,8 +298,9 @@ def no_leaks(facts: Facts, ledger: Ledger) -> None:
 
     *Violations*:
 
-    - after a run's end was known, more of its branches work than its receipts name as abandoned;
-    - after that, a process of the run writes a stamp or is in the process list, and no receipt names the process;
+    - after a run's end was known, more of its branches are active than its receipts name as abandoned;
+    - after a run's end was known, one of its processes writes a stamp or is in the process list, and no receipt names
+      the process;
     - a process or other code outlives its host by more than ``death_s``;
     - a quiet host reports an active run or a non-empty task tree, or more processes, tasks, threads or descriptors than
       at its baseline (plus the declared slack for threads and descriptors).

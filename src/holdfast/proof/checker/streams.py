@@ -21,13 +21,13 @@ def honest_streams(facts: Facts, ledger: Ledger) -> None:
     - a run in the log has no terminal event;
     - a connection's events are not consecutive from the connection's starting position, except where a gap frame covers
       the missing events (a resumed reader that misses or repeats events is one case);
-    - a gap overlaps events that the reader had already received, or its reason is ``pruned`` although the log has its
-      events;
+    - a gap covers events that the reader had already received, or its reason is ``pruned`` although its events are
+      still in the log;
     - a received event is not in the log, or differs from the event in the log;
-    - a receipt's cursor is not before the receipt's message;
+    - the cursor of a receipt is not before the receipt's message;
     - the end of a connection was not recorded;
     - a reader stalled, or was reported as caught up before the newest event;
-    - the stream of a reader that followed a message ended, but not with the settlement of that message.
+    - the stream of a reader that followed a message ended, but its last event was not that message's settlement.
     """
     for log in facts.logs.values():
         ledger.saw()

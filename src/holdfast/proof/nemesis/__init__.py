@@ -1,4 +1,4 @@
-"""A nemesis: faults injected into a real server under load, and the findings.
+"""Nemesis: injects faults into a real server under load, and reports the findings.
 
 The command ``holdfast storm --nemesis all`` injects all faults. In code, `run_faults` injects several faults by name,
 and `run_against` injects one fault.

@@ -24,10 +24,10 @@ _POLL_S = 0.05
 
 
 async def clock_jumps(episode: Episode) -> None:
-    """Set the server's clock while the server runs and between two starts, and check everything that depends on time.
+    """Set the server's clock while the server runs and between two starts, and check what depends on time.
 
-    While the clock is set, batches are being collected, schedules tick, questions are open and idempotency keys are
-    stored.
+    Each time the clock is set, a batch is being collected, a schedule ticks and idempotency keys are stored. Open
+    questions are checked if the storm's own agents are served.
     """
     first = episode.content("emit")
     session = episode.admin.session(f"known-{ids.message_id()}")

@@ -1,9 +1,9 @@
-"""Disks that fill up and turn read-only, without the rights of root.
+"""Disks that can be made full or read-only without root privileges.
 
 A `SmallDisk` is a separate in-memory file system, mounted inside a user namespace that one small process keeps open.
-Writes fail with the kernel's own ENOSPC when it is full, and with EROFS when it is read-only. If the machine does not
-allow user namespaces, `LimitedDisk` takes its place: an ordinary folder. A limit on the size of the server's files
-(EFBIG) makes it full, and file modes make it read-only.
+When the file system is full or read-only, writes fail with the kernel's own ENOSPC or EROFS. If the machine does not
+allow user namespaces, a `LimitedDisk` is used instead. It is an ordinary folder: a limit on the size of the server's
+files simulates a full disk (EFBIG), and file modes make the folder read-only.
 """
 
 from __future__ import annotations
@@ -67,21 +67,21 @@ for line in sys.stdin:
 
 
 class Disk(Protocol):
-    """The disk that holds the store of a server under test. One server uses it at a time."""
+    """The disk that holds the store of a server under test. Only one server may use the disk at a time."""
 
     how: str
-    """Short description of how the disk becomes full and read-only."""
+    """Short description of how the disk is made full and read-only."""
     path: Path
     """Path of the database, as the server sees it."""
     keeper: int | None
     """Pid of the process whose mounts the server must see, or None if the server needs no special mounts."""
 
     async def fill(self, pid: int) -> None:
-        """Fill the disk for the server with that process id, to the last byte."""
+        """Fill the disk completely, for the server with process id `pid`."""
         ...
 
     async def free(self, pid: int | None) -> None:
-        """Make room again for the server with that process id; None means that the server has ended."""
+        """Make room again, for the server with process id `pid`; None means that the server has ended."""
         ...
 
     async def set_read_only(self, read_only: bool) -> None:
@@ -89,7 +89,7 @@ class Disk(Protocol):
         ...
 
     async def close(self) -> None:
-        """Remove the disk with its contents."""
+        """Close the disk; an in-memory disk is removed together with its contents."""
         ...
 
 
@@ -156,7 +156,7 @@ class LimitedDisk:
     Parameters:
         folder: the folder.
         seed: database that is copied to the folder.
-        because: reason why a `SmallDisk` is not used, for the description; may be empty.
+        because: why a `SmallDisk` is not used, for the description in ``how``; may be empty.
     """
 
     def __init__(self, folder: Path, seed: Path, *, because: str = "") -> None:
@@ -167,7 +167,7 @@ class LimitedDisk:
         self._limit: tuple[int, int] | None = None
 
     async def fill(self, pid: int) -> None:
-        """Keep the server's files from growing; see `Disk`."""
+        """See `Disk`. Prevents the server's files from growing."""
         largest = max(file.stat().st_size for file in self.path.parent.iterdir())
         before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (largest, before[1]))
@@ -180,7 +180,7 @@ class LimitedDisk:
         self._limit = None
 
     async def set_read_only(self, read_only: bool) -> None:
-        """See `Disk`. The root user can write to the folder regardless."""
+        """See `Disk`. Has no effect on a server that runs as root."""
         folder = self.path.parent
         for file in folder.iterdir():
             file.chmod(0o400 if read_only else 0o600)

@@ -1,4 +1,4 @@
-"""Disk faults: full, slow, read-only."""
+"""Disk faults: a full, a slow and a read-only disk."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class _Refusals:
 
 
 async def disk_full(episode: Episode) -> None:
-    """Fill the disk under load and make room again; then kill the server while the disk is full, and restart it."""
+    """Fill the disk under load and make room again, twice; then fill it once more, kill the server, and restart it."""
     tally, disk, server = episode.tally, episode.disk, episode.server
     for _ in range(_ROUNDS):
         refusals = _Refusals(episode, "store_full", 507)
@@ -92,7 +92,7 @@ async def disk_full(episode: Episode) -> None:
 
 
 async def disk_slow(episode: Episode) -> None:
-    """Slow down each commit, under load."""
+    """Make each commit slower, under load."""
     for slow_s in (_SLOW_S, 3 * _SLOW_S):
         episode.progress(f"each commit takes {slow_s:g} s more")
         await episode.pull(slow_s=slow_s)

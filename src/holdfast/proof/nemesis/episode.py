@@ -66,7 +66,7 @@ class EpisodePlan(msgspec.Struct, frozen=True, kw_only=True):
         connections: number of connections that the fault ``connections`` opens and drops.
         seed: random seed.
         agents: agents to serve, as ``module:name``; if empty, the storm's own agents are served.
-        say: first part of each message to these agents; not used for the storm's own agents.
+        say: first part of each message to the agents named in `agents`; not used for the storm's own agents.
     """
 
     sessions: int = 12
@@ -103,7 +103,7 @@ class Tally:
         return holds
 
     def check_alive(self, task: asyncio.Task[Any]) -> None:
-        """Check that a task that should run until cancelled has not failed or ended."""
+        """Check that a task, which should run until it is cancelled, is still running."""
         error = task.exception() if task.done() and not task.cancelled() else None
         self.check(
             not task.done(), f"the {task.get_name()} died{'' if error is None else f' of {format_error(error)}'}"
@@ -148,7 +148,7 @@ class Episode:
     # ── the server ───────────────────────────────────────────────────────────────────────────────────────────────
 
     async def start(self) -> bool:
-        """Start the next server with the current clock offset; return False if it exited before it became ready."""
+        """Start the next server with the current clock offset; return False if the server exited instead."""
         environment = {CLOCK_VARIABLE: str(self.levers.clock_s)}
         if self.disk.keeper is not None:
             environment[DISK_VARIABLE] = str(self.disk.keeper)
@@ -160,7 +160,7 @@ class Episode:
         return ready
 
     async def start_again(self, after: str) -> None:
-        """Start the next server. Raises `ServerUnreachable` if it does not start."""
+        """Start the next server. Raises `ServerUnreachable` if the server does not start."""
         if self.tally.check(await self.start(), f"no start after {after}"):
             return
         refusal = await self.refused()
@@ -186,7 +186,7 @@ class Episode:
         await self.server.kill()
 
     async def pull(self, **changes: Any) -> None:
-        """Change the server's levers (see `Levers`), and count the effects that they have had since the last call."""
+        """Change the server's levers (see `Levers`), and count the effects of the levers since the last call."""
         levers = msgspec.structs.replace(self.levers, **changes)
         self.levers = msgspec.structs.replace(levers, hints=0)
         reader, writer = await asyncio.open_unix_connection(str(self.folder / "levers"))
@@ -223,9 +223,9 @@ class Episode:
         return encode_plan(Plan(name=name, pieces=pieces, span_s=span_s))
 
     async def send_alone(self, count: int) -> None:
-        """Send one message to each of `count` new sessions, which no later message wakes.
+        """Send one message to each of `count` new sessions, which get no further messages.
 
-        If the store fails, the same message is sent again, up to 20 times in total.
+        If the store fails, the same message is sent again. Each message is sent at most 20 times.
         """
         for _ in range(count):
             key = ids.message_id()
@@ -239,7 +239,7 @@ class Episode:
                     continue
 
     async def nobody_is_left(self, after: str) -> None:
-        """Check that each session that `send_alone` has created since the last check becomes idle within 10 seconds."""
+        """Check that every session that `send_alone` created since the last check is idle within 10 seconds."""
         deadline = system_clock.monotonic() + _GOES_ON_S
         alone, self._alone = self._alone, []
         for key in alone:
@@ -259,7 +259,7 @@ class Episode:
             self.tally.check(not told, f"a session whose one message was sent during {after} is {told}")
 
     async def goes_on(self, after: str) -> None:
-        """Check that a message to a new session completes within 10 seconds; `after` names the preceding event."""
+        """Check that a message to a new session completes within 10 seconds. `after` describes what happened before."""
         session = self.admin.session(f"after-{ids.message_id()}")
         self.progress(f"after {after}: checking a new message")
         told = "not at all"
@@ -302,7 +302,7 @@ class Episode:
         if not await self.start():
             refusal = await self.refused()
             raise ServerUnreachable(
-                f"the nemesis's server does not start: {refusal.message}",
+                f"the server under test did not start: {refusal.message}",
                 hint=refusal.hint or "check that 'holdfast serve' starts with the same agent, in the same folder",
             )
         if not self.ask.agents:
@@ -360,7 +360,7 @@ async def open_episode(
     Parameters:
         recorder: recorder of the history.
         folder: empty folder for all files of the episode.
-        changes: server settings that differ from the storm's.
+        changes: server settings that override those of the storm.
         kills: whether the fault kills the server.
         small: whether the store is on a separate small disk, if the machine allows that.
     """

@@ -1,4 +1,4 @@
-"""Reader faults: readers that never read, read one byte at a time, break off, or close their half."""
+"""Reader faults: readers that never read, read a byte at a time, disconnect, or close their sending half."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ async def _connected(episode: Episode, key: str, kind: str) -> RawConnection:
         async with asyncio.timeout(_CAUGHT_UP_S):
             status = await line.status()
         if status != _STREAMING:
-            raise ConnectionError(f"a request for a stream was answered with {status}")
+            raise ConnectionError(f"the server answered a request for an event stream with status {status}")
     except BaseException:
         line.drop()
         raise

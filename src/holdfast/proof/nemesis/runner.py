@@ -36,8 +36,10 @@ class FaultOutcome(msgspec.Struct, frozen=True, kw_only=True):
         injected: number of injections, by kind.
         observations: number of observations of promises.
         checked: number of further checks.
-        broken: number of violations of promises, plus the number of other findings.
-        found: descriptions of the other findings and of the first violations of each promise.
+        broken: total number of violations, of promises that should have been observed but were not, and of failed
+            checks.
+        found: descriptions of the failed checks, of the first violations of each promise, and of the promises that
+            should have been observed but were not.
         seconds: duration of the episode, in seconds.
     """
 
@@ -53,12 +55,12 @@ class FaultOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def never(self) -> tuple[str, ...]:
-        """The kinds that were never injected."""
+        """The kinds of injection that never happened."""
         return tuple(kind for kind, times in self.injected.items() if not times)
 
     @property
     def passed(self) -> bool:
-        """Whether every kind of injection happened, promises were observed, and none was broken."""
+        """Whether every kind of injection happened, promises were observed, and ``broken`` is 0."""
         return not self.broken and not self.never and self.observations > 0
 
 
@@ -120,7 +122,7 @@ async def run_against(fault: Fault, ask: EpisodePlan, progress: Progress) -> tup
 async def run_kills(
     ask: EpisodePlan, progress: Progress, *, points: tuple[str, ...] | None = None
 ) -> tuple[FaultOutcome, StormRecorder]:
-    """Send SIGKILL at every registered failpoint (or at `points`), then at random; return outcome and history."""
+    """Send SIGKILL at each of `points`, or else at every failpoint, then at random; return the outcome and history."""
     began = system_clock.monotonic()
     recorder = StormRecorder()
     tally = Tally()

@@ -1,12 +1,11 @@
 """Faults that can only be injected from inside the server.
 
 `expose` is called before the server's own `main`. It moves the server to the nemesis's disk, replaces the wall clock,
-attaches to all failpoints, and listens on a Unix socket. Each line that it receives is a `Levers` value with the new
-positions of all levers. Each answer is a `ServerCounts` value, which counts the effects of each lever so far.
+attaches to all failpoints, and listens on a Unix socket. Each line received on the socket is a `Levers` value with the
+new positions of all levers. Each answer is a `ServerCounts` value with the number of effects of each lever so far.
 
 Invariants
-- This module makes no decisions for the server: it shifts the clock, waits, raises errors of the store, or repeats
-  hints.
+- This module makes no decisions for the server: it shifts the clock, waits, raises storage errors, or repeats hints.
 - With all levers at zero, a server behaves as it would without this module.
 """
 
@@ -54,12 +53,12 @@ class Levers(msgspec.Struct, frozen=True, kw_only=True):
 
     Parameters:
         clock_s: offset of the wall clock, in seconds.
-        slow_s: extra time of each commit, in seconds.
-        late_s: delay of each answer of the store after it is durable, in seconds.
-        lose_every: one in this number of the store's answers is lost; 0 means that none is lost.
-        read_only: whether every write is refused as SQLite refuses writes to a read-only file.
-        hints: number of times to repeat two hints to the host now: that every session in memory is ready, and the
-            newest stored events of each session.
+        slow_s: extra time that each commit takes, in seconds.
+        late_s: delay of each answer of the store after the commit, in seconds.
+        lose_every: n means that every n-th answer of the store is lost; 0 means that no answer is lost.
+        read_only: whether every write is refused in the way in which SQLite refuses writes to a read-only file.
+        hints: number of times to report to the host again, now, that every session in memory is ready, and to publish
+            again the newest stored events of each session.
     """
 
     clock_s: float = 0.0
@@ -179,7 +178,7 @@ def _join_disk(pid: int) -> None:
 
 
 def expose() -> None:
-    """Expose the levers of this process to the nemesis.
+    """Let the nemesis set the levers of this process.
 
     Raises:
         KeyError: if the process was not started by a nemesis.

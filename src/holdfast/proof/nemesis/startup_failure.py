@@ -14,7 +14,7 @@ class StartupFailure(NamedTuple):
 
     Parameters:
         exited: exit code of the server.
-        code, message, hint: the error that the server reported; if the server reported none, ``code`` is empty and
+        code, message, hint: the error that the server reported; if it did not report an error, ``code`` is empty and
             ``message`` is the server's output.
     """
 

@@ -1,1 +1,1 @@
-"""The storm: a load that double-texts, interrupts, disconnects and kills, and records what every participant saw."""
+"""The storm: a load of concurrent sends, interrupts, disconnects and kills, and a record of all observations."""

@@ -1,4 +1,4 @@
-"""Access of a storm to a host: embedded, or over HTTP as several principals."""
+"""A storm's access to a host: in the same process, or over HTTP as several principals."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class EmbeddedAccess:
         return self.host.session(key, principal=principal)
 
     def watching(self, principal: str, key: str, *, patient: bool) -> SessionAPI:
-        """See `Access`. A reader of an embedded host has no connection to lose."""
+        """See `Access`. Ignores `patient`, because an embedded host is read without a connection."""
         return self.session(principal, key)
 
     async def sessions(self, principal: str) -> list[SessionView]:
@@ -64,9 +64,10 @@ class RemoteAccess:
 
     Parameters:
         url: base URL of the server.
-        keys: API key of each principal; None as the key means that the server has no keys.
-        acting: whether each client acts for its principal by name, so that the key may belong to another user.
-        up: event to share with another access to the same server; None creates a new event.
+        keys: API key of each principal; None if the server does not require a key.
+        acting: whether each client sends the name of the principal for which it acts; needed if the key belongs to
+            another user.
+        up: event for the attribute ``up``, to share it with another access to the same server; None creates an event.
     """
 
     def __init__(

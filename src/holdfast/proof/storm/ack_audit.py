@@ -1,8 +1,8 @@
-"""Record of acknowledged changes, checked at the end of a storm.
+"""Record of acknowledged changes, which is checked at the end of a storm.
 
-The record covers changes to keys, sessions and schedules that a storm's history does not contain. A request whose
-answer was lost may or may not have taken effect. A request that was acknowledged must have taken effect, even if the
-server was killed a moment later.
+The record covers changes to keys, sessions and schedules that a storm's history does not contain. If the answer to a
+request was lost, the request may or may not have taken effect. A request that was acknowledged must have taken effect,
+even if the server was killed a moment later.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 __all__ = ["GONE", "AckAudit"]
 
 GONE = "gone"
-"""State of an item that does not exist (any more)."""
+"""State of an item that does not exist, or no longer exists."""
 
 
 class AckAudit:
@@ -27,7 +27,7 @@ class AckAudit:
         self._may_be: dict[str, frozenset[str]] = {}
 
     def ask(self, name: str, state: str) -> None:
-        """Record that a state is requested for an item. Call this before the request is answered."""
+        """Record that this state is about to be requested for an item. Call this before sending the request."""
         self._may_be[name] = self._may_be.get(name, frozenset((GONE,))) | {state}
 
     def answer(self, name: str, state: str) -> None:
@@ -36,7 +36,7 @@ class AckAudit:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of all requested items."""
+        """Names of all items whose state has been requested or acknowledged."""
         return tuple(self._may_be)
 
     def wrong(self, now: Mapping[str, str]) -> list[str]:

@@ -290,5 +290,8 @@ def agents(stamps: Stamps, storm: str, *, host: int) -> tuple[Agent, Agent]:
 
 
 def agents_of_environment() -> tuple[Agent, Agent]:
-    """Return the agents for the side file and storm that the environment names. Raises `KeyError` outside a storm."""
+    """Return the agents for the side file and storm named in environment variables.
+
+    Raises `KeyError` outside a storm.
+    """
     return agents(Stamps(Path(os.environ[STAMPS_VARIABLE])), os.environ[STORM_VARIABLE], host=os.getpid())

@@ -1,4 +1,4 @@
-"""Participants of a storm, the settings of its hosts, and its bounds."""
+"""Principals of a storm, settings of the storm's hosts, and bounds that the checker applies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["HOSTILE", "HOSTILE_BOUNDS", "LIMITS", "LIMITS_WITH_HOSTILE", "PRINCI
 
 PRINCIPALS = ("ann", "bob", "eve", "dan")
 HOSTILE = "mallory"
-"""The hostile principal of a storm that has one."""
+"""Name of the hostile principal, in a storm that has a hostile principal."""
 
 SETTINGS = Settings(
     grace_s=0.4,
@@ -25,7 +25,7 @@ SETTINGS = Settings(
     evict_after_s=2.0,
     public_agents=("*",),
 )
-"""Short timeouts and tight bounds, so that the storm reaches them."""
+"""Settings with short timeouts and low limits, so that a storm reaches them."""
 
 LIMITS = Limits(
     answer_s=30.0,
@@ -38,6 +38,6 @@ LIMITS = Limits(
 )
 
 HOSTILE_BOUNDS = {"principal_rate_per_s": 200.0, "principal_streams": 200}
-"""Additional settings of a server with a hostile principal, so that the principal reaches them."""
+"""Additional limits of a server with a hostile principal, which are low enough for the principal to reach."""
 
 LIMITS_WITH_HOSTILE = msgspec.structs.replace(LIMITS, thread_slack=SETTINGS.principal_threads * (len(PRINCIPALS) + 1))

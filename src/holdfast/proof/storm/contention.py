@@ -19,14 +19,14 @@ _TRIES = 4
 async def contend(load: Load, *, places: int, greedy: int, polite: int, span_s: float) -> None:
     """Count the runs that each principal gets while all principals have waiting sessions.
 
-    The count begins when all principals' messages are accepted, and ends when one principal has no waiting session
-    left. If all runs of a principal have started before the count begins, as can happen on a busy machine, the
-    contention is repeated with the slots occupied for twice as long.
+    The count begins when all principals' messages have been accepted, and ends when one principal has no waiting
+    session left. If all runs of a principal have started before the count begins, as can happen on a busy machine, the
+    test is repeated, and the slots are occupied for twice as long.
 
     Parameters:
-        load: the load that the contending sessions are added to.
+        load: the load to which the contending sessions are added.
         places: maximum number of concurrent runs of the host.
-        greedy, polite: number of runs that the first principal requests, and number that each other principal requests.
+        greedy, polite: number of runs that the first principal requests, and that each other principal requests.
         span_s: time for which the slots are occupied before the contention, in seconds.
     """
     for number in range(_TRIES):

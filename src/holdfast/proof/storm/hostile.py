@@ -1,15 +1,16 @@
 """A hostile principal in a storm: one user with a valid key who attacks the server while the others work.
 
 The principal opens exports, transcripts and event streams without reading them. It sends more messages than a mailbox
-holds, more writes than its rate limit allows, and opens more streams than its limit. It pipelines requests, and sends
-half a head or single bytes. It also uploads files, creates schedules, interrupts idle sessions, and reads with keys
-that are being revoked. Messages that it sends through its own `Load` are part of the history, so each accepted message
-is judged like any other. For each kind of action, the history records how often it was done and had an effect.
+holds and more writes than its rate limit allows, and opens more streams than its limit allows. It pipelines requests,
+and sends incomplete request heads or single bytes. It also uploads files, creates schedules, interrupts idle sessions,
+and reads with keys that are being revoked. Messages that the principal sends through its own `Load` are part of the
+history, so each accepted message is judged like any other. For each kind of action, the history records how often the
+action was done, had an effect, and was refused.
 
 Invariants
 
 - The hostile principal uses only its own keys, and connects only to the storm's own server on loopback.
-- Its resources are bounded: a maximum number of connections for each kind of action, and of uploaded bytes.
+- The hostile principal's connections for each kind of action, and its uploaded bytes, are limited.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ ACTS = (
     "idle interrupts",
     "revoked streams",
 )
-"""Actions of the hostile principal. The storm fails if an action was never done or never had an effect."""
+"""Actions of the hostile principal. The storm fails if one of these actions never has an effect."""
 
 _HELD = 24
 _POURS = 4
@@ -97,8 +98,8 @@ class Hostile:
         admin: administrator's client, which creates and revokes additional keys of the hostile principal.
         key: first API key of the hostile principal.
         port: the server's port.
-        streams: the server's limit on open event streams of a principal.
-        load: load on the hostile principal's own sessions, which are part of the history.
+        streams: the server's limit on open event streams per principal.
+        load: load on the hostile principal's own sessions; its messages are part of the history.
         seed: random seed.
     """
 
@@ -138,7 +139,7 @@ class Hostile:
             session.readers.clear()  # it reads in its own way
 
     def begin(self) -> None:
-        """Start or resume all actions; each repeats until `let_go` or `end`."""
+        """Start or resume all actions; each action is repeated until `let_go` or `end` is called."""
         acts: dict[str, Callable[[], Awaitable[None]]] = {
             "unread exports": lambda: self._unread("unread exports", f"/v1/sessions/{self._large.key}/export"),
             "unread transcripts": lambda: self._unread(
@@ -159,7 +160,7 @@ class Hostile:
         self._tasks = [asyncio.create_task(self._repeat(act), name=f"hostile {name}") for name, act in acts.items()]
 
     async def prepare(self) -> None:
-        """Start the hostile load, and create the two sessions that the actions abuse, a large one and an idle one.
+        """Start the hostile load, and create the large session and the idle session that the actions use.
 
         The server must be up.
         """
@@ -221,7 +222,7 @@ class Hostile:
         return [name for name in ACTS if not self._felt[name]]
 
     def read_holdings(self, moment: Literal["before", "beside", "after"] = "beside") -> None:
-        """Record the memory and descriptors of the server's process, if it is alive."""
+        """Record the memory use and the number of descriptors of the server's process, if the process is alive."""
         with suppress(psutil.Error, HoldfastError):
             self._recorder.note(
                 HoldingRead,

@@ -56,7 +56,7 @@ class People:
         self._accepted[session.key, receipt.message_id] = name
 
     async def steer(self) -> None:
-        """Wait until a session is quiescent; then start a run in the session and steer the run twice."""
+        """Wait until a random session is quiescent; then start a run in that session and steer the run twice."""
         key = self._chance.choice(self._keys)
         await self._unrest(key)
         session = self._client.session(key)

@@ -269,7 +269,7 @@ class _KillStorm:
 
 
 def registered_failpoints() -> tuple[str, ...]:
-    """Return the failpoints of all server modules, except those for moving a store, which only a command does."""
+    """Return the failpoints of all server modules, except those for relocating a store, which a server never does."""
     import holdfast.server
     import holdfast.storage.sqlite  # noqa: F401
 
@@ -306,7 +306,7 @@ async def kill_storm(
         rate: actions per second over all sessions; None selects a rate by the number of sessions.
         prefix: prefix of all names, which must differ from that of any other storm in the same history.
         first: number of the first incarnation.
-        contention: whether to also count turns while all run slots are in use.
+        contention: whether to also count each principal's runs while all run slots are in use.
         hostile: whether to add a hostile principal, which acts until the load is stopped.
 
     Raises:
@@ -373,7 +373,7 @@ async def kill_storm(
 async def make_keys(store_url: str) -> dict[str, str]:
     """Create a user key for each principal, including the hostile one, and a key for the administrator ``admin``.
 
-    Return the keys by principal. No server may have the store open.
+    Returns the keys by principal. No server may have the store open meanwhile.
     """
     store = open_store(store_url)
     at = system_clock.now()

@@ -1,4 +1,4 @@
-"""The load: drivers that double-text, repeat messages, interrupt, stop, withdraw, read, and probe other users'
+"""The load: drivers that send concurrently, repeat sends, interrupt, stop, withdraw, read, and probe other users'
 sessions."""
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ _COMPLETED = 8
 
 
 class Load:
-    """Drivers and readers for many sessions of several principals. ``others`` lists sessions without a driver.
+    """Drivers and readers for many sessions of several principals.
 
-    While ``calm`` is set, drivers only send new messages.
+    ``others`` lists sessions that have no driver. While ``calm`` is set, drivers only send new messages.
 
     Parameters:
         rate: actions per second, over all sessions.
-        span_s: duration of each piece of an agent's work.
+        span_s: approximate duration of each piece of an agent's work, in seconds.
         prefix: prefix of session keys and message names.
         agents: names of the agents, assigned to the sessions in turn; None means the host's default agent.
         content: called with a plan; returns the content of a message.
-        limited: whether the host may refuse even reads of the load's principals because of a limit.
+        limited: whether the host may refuse any request of the load's principals, even a read, because of a limit.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Load:
                 raise result
 
     async def complete(self) -> None:
-        """Do each action that a short load may have missed, in up to eight sessions. Call this after `stop`."""
+        """Do the actions that a short load may never have chosen, in up to eight sessions. Call this after `stop`."""
         await asyncio.gather(*(self._complete(session) for session in self.sessions[:_COMPLETED]))
 
     async def _complete(self, session: StormSession) -> None:
@@ -353,7 +353,7 @@ class Load:
             await self._interrupt(session)
 
     async def flood(self) -> None:
-        """Send more messages to a random session than its mailbox holds, then stop the session."""
+        """Send more messages to a random session than the session's mailbox holds, then stop the session."""
         await self._flood(self.chance.choice(self.sessions))
 
     async def _flood(self, session: StormSession) -> None:
@@ -365,7 +365,7 @@ class Load:
         await self._stop_session(session)
 
     async def linger(self, count: int, span_s: float) -> None:
-        """Send long work to `count` random sessions, so that runs are active when the host ends."""
+        """Send long work to `count` random sessions, so that runs are active when the host exits."""
         lingering = self.chance.sample(self.sessions, min(count, len(self.sessions)))
         pieces: tuple[Piece, ...] = ("call", "emit", "task", "thread", "process", "nap")
         await asyncio.gather(
@@ -379,9 +379,9 @@ class Load:
         )
 
     async def cut(self, *, stop: bool, after_s: float = 0.6) -> None:
-        """Start a run in a new session, and interrupt the run or stop the session after `after_s` seconds.
+        """Start a run in a new session; after `after_s` seconds, interrupt the run or stop the session.
 
-        By default, the run's call has returned by then, and a task with slow cleanup is active.
+        With the default `after_s`, the run's call has returned by then, and a task with slow cleanup is active.
         """
         self._cuts += 1
         principal = self.chance.choice(self.access.principals)
@@ -393,7 +393,7 @@ class Load:
             await (self._stop_session(session) if stop else self._interrupt(session))
 
     async def nap(self, session: StormSession, span_s: float) -> None:
-        """Give a session one run that sleeps for `span_s`."""
+        """Start a run that sleeps for `span_s` seconds in a session."""
         await self.send(
             session, self.message(session, Plan(name=self._name(), pieces=("nap",), span_s=span_s), "queue")
         )

@@ -1,4 +1,4 @@
-"""Content of a storm's messages: a few pieces of work for the agent, written as text."""
+"""Content of a storm's messages: a few pieces of work for the agent, encoded as JSON."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ Piece = Literal[
 """``emit``: emit text; ``call``: make an idempotent call; ``once``: make a call that is not idempotent; ``task``,
 ``thread``, ``child``: start a task, a thread or a child run; ``process``: run a process tree that ignores SIGTERM;
 ``parallel``: run tasks and a thread in parallel; ``tidy``: run a task with slow cleanup; ``stuck``: block a thread;
-``nap``: sleep; ``fail``: raise an error; ``raw``: start a program without the runtime; ``wait``: run a task, a thread
-and a process tree that wait for the interrupt; ``ask``: ask a person a question; ``listen``: take steering messages;
-``pour``: emit more than a socket holds."""
+``nap``: sleep; ``fail``: raise an error; ``raw``: start a program without using the runtime; ``wait``: run a task, a
+thread and a process tree that wait for the interrupt; ``ask``: ask a person a question; ``listen``: take steering
+messages; ``pour``: emit more data than a socket's buffers hold."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,17 +57,17 @@ _RICH: tuple[Piece, ...] = ("emit", "call", "once", "task", "thread", "child", "
 
 
 def until_told(plan: Plan) -> Plan:
-    """Return a copy of the plan with a last piece that waits for the interrupt in several branches."""
+    """Return a copy of the plan with an additional last piece, which waits for the interrupt in several branches."""
     return msgspec.structs.replace(plan, pieces=(*plan.pieces, "wait"))
 
 
 def encode_plan(plan: Plan) -> str:
-    """Return the plan as a message's content."""
+    """Encode the plan as the content of a message."""
     return msgspec.json.encode(plan).decode()
 
 
 def decode_plan(content: str) -> Plan:
-    """Return the plan in a message's content. Raises `msgspec.DecodeError` if the content is not a plan."""
+    """Decode the plan in the content of a message. Raises `msgspec.DecodeError` if the content is not a plan."""
     return _decoder.decode(content)
 
 

@@ -1,4 +1,4 @@
-"""Quiescence of a storm's session: judged by whether the session makes progress, not by how long its backlog takes.
+"""Wait until a storm's session is quiescent, for as long as the session makes progress.
 
 Invariants
 - The session gets no new messages, so it makes progress at most once per message, and the wait is bounded.
@@ -18,7 +18,7 @@ from holdfast.protocol.messages import SessionView
 __all__ = ["STANDSTILL_S", "quiescent"]
 
 STANDSTILL_S = 20.0
-"""Time without progress after which a session is stuck; one run of a storm takes far less, even on a busy machine."""
+"""Time without progress, in seconds, after which a session is stuck. Even on a busy machine, a run takes far less."""
 _POLL_S = 0.05
 
 
@@ -27,7 +27,7 @@ async def quiescent(key: str, look: Callable[[], Awaitable[SessionView]]) -> str
 
     Parameters:
         key: the session's key.
-        look: called repeatedly to read the session, also while the server is unreachable.
+        look: called repeatedly to read the session; may raise `ServerUnreachable`, `StorageError` or `Unavailable`.
 
     Raises:
         HoldfastError: if `look` raises any other error, such as `NotFound`.

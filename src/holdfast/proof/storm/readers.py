@@ -25,7 +25,7 @@ _FRAMES = 64
 
 
 class StormReader:
-    """One reader of one session, over many connections.
+    """One reader of one session, which uses many connections in succession.
 
     The attribute ``number`` is the session's public number, or 0 while the number is unknown.
 
@@ -51,7 +51,7 @@ class StormReader:
         self._slow_s = 0.02 if chance.random() < 0.15 else 0.0
 
     async def roam(self) -> None:
-        """Connect and disconnect until cancelled."""
+        """Connect and disconnect repeatedly, until cancelled."""
         while True:
             await self._access.up.wait()
             if self.number:
@@ -59,7 +59,7 @@ class StormReader:
             await asyncio.sleep(self._chance.uniform(0.01, 0.3))
 
     async def catch_up(self, newest: int, limits: Limits) -> None:
-        """Read up to the event with seq `newest`, and record whether it arrived within ``answer_s``."""
+        """Read up to the event with seq `newest`, and record whether that event arrived within ``answer_s``."""
         if self.number and self.position < newest:
             await self._visit(limits.answer_s, until=newest)
 

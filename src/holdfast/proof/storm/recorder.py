@@ -21,7 +21,7 @@ class StormRecorder:
         self._tokens = 0
 
     def note(self, kind: Callable[..., R], **fields: Any) -> R:
-        """Create a record of this kind with the current time, append the record, and return it."""
+        """Create a record of this kind with the current time, add it to the records, and return it."""
         record = kind(at=system_clock.monotonic(), **fields)
         self.records.append(record)
         return record

@@ -18,7 +18,7 @@ from holdfast.proof.storm.recorder import StormRecorder
 __all__ = ["remote_storm"]
 
 LIMITS = Limits(mailbox=0, attempts=1_000_000)
-"""The server's own bounds on mailboxes and restarts are unknown."""
+"""Bounds for a server whose own limits on mailboxes and restarts are unknown."""
 
 
 async def remote_storm(
@@ -37,7 +37,7 @@ async def remote_storm(
 
     Parameters:
         recorder: recorder of the history, to which the storm adds the opening record.
-        say: prefix of each message, to which the server's agent should respond with work that lasts a moment.
+        say: prefix of each message; it should make the server's agent work for a short time.
         sessions, seconds, seed, rate: number of sessions, duration in seconds, random seed, and actions per second over
             all sessions.
         progress: called with progress messages.

@@ -1,4 +1,4 @@
-"""Run one of three storms and record its history: embedded, over a dedicated server, or over a URL."""
+"""Run a storm and record its history: over a host in this process, a dedicated server or an existing server."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def conduct_embedded(
         sessions, seconds, seed, rate: number of sessions, duration in seconds, random seed, and actions per second over
             all sessions.
         progress: called with progress messages.
-        folder: folder in which the stores and related files are kept; if None, they are deleted at the end.
+        folder: folder for the stores and related files; None uses temporary folders, which are deleted at the end.
         hostile: whether to add a hostile principal to the storm over the small server.
     """
     limits = LIMITS_WITH_HOSTILE if hostile else LIMITS
@@ -99,7 +99,7 @@ async def conduct_kills(
 
     Parameters:
         points: names of the failpoints; None means all registered failpoints.
-        folder: folder in which the store and related files are kept; if None, they are deleted at the end.
+        folder: folder for the store and related files; None uses a temporary folder, which is deleted at the end.
         hostile: whether to add a hostile principal.
 
     Raises:

@@ -1,7 +1,7 @@
 """Schedules of a storm: some tick continuously; others are created, paused, resumed and deleted.
 
-A storm's history does not record schedules, so `ScheduleLoad.settle` checks them. Only the ticking schedule sends
-messages to its session, so the session must have accepted one message per tick.
+A storm's history does not record schedules, so `ScheduleLoad.settle` checks them. A ticking schedule's session gets
+messages from this schedule only, so the session must have accepted exactly one message per tick.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Agents that a storm's own server serves, built from its environment."""
+"""Agents that a storm's own server serves, created from the server's environment variables."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ _numbers = itertools.count(os.getpid() * 61)
 
 
 def free_port() -> int:
-    """Return a free TCP port of loopback.
+    """Return a free TCP port on the loopback interface.
 
     The port is outside the range that Linux assigns to outgoing connections, so no such connection can take the port
     before the server binds it, or during a restart. Each process starts its search at a different port.
@@ -84,8 +84,8 @@ class OwnServer:
         first: number of the first incarnation.
         agents: agents to serve, as ``module:name``, which are imported from the folder in which the storm was started;
             if empty, the storm's own agents are served.
-        program: Python source that the server's process executes; if empty, ``holdfast``, which is killed when the
-            storm's process ends.
+        program: Python source that the server's process executes; if empty, the process executes ``holdfast``, and is
+            killed when the storm's process ends.
     """
 
     def __init__(
@@ -137,18 +137,18 @@ class OwnServer:
     def pid(self) -> int:
         """Pid of the newest incarnation. Raises `ServerUnreachable` if none was started."""
         if self._process is None:
-            raise ServerUnreachable("the storm's server is not started")
+            raise ServerUnreachable("the storm's server has not been started")
         return self._process.pid
 
     @property
     def memory(self) -> int:
-        """Resident memory of the newest incarnation, in bytes; 0 if its process is gone."""
+        """Resident memory of the newest incarnation, in bytes; 0 if the incarnation's process has ended."""
         with suppress(psutil.Error, ServerUnreachable):
             return int(psutil.Process(self.pid).memory_info().rss)
         return 0
 
     async def start(self, failpoint: str | None = None, *, environment: Mapping[str, str] | None = None) -> bool:
-        """Start the next incarnation; return whether it became ready, or False if it exited first.
+        """Start the next incarnation; return True once it is ready, or False if it exits before that.
 
         Parameters:
             failpoint: name of the failpoint at which the incarnation kills itself, if any.
@@ -229,7 +229,7 @@ class OwnServer:
         return True
 
     async def refused(self) -> int:
-        """Return the exit code of an incarnation that exited before it answered, and record its end."""
+        """Record the exit of an incarnation that exited before it became ready, and return the exit code."""
         code = await self._gone()
         self._recorder.note(HostExited, incarnation=self.incarnation, code=code)
         return code
@@ -240,7 +240,7 @@ class OwnServer:
         return self._process is not None and self._process.returncode is None
 
     async def end(self) -> None:
-        """Send SIGTERM, so that the server drains and exits, and record the report of the drain."""
+        """Send SIGTERM, so that the server drains and exits; record the report of the drain and the exit."""
         assert self._process is not None
         self._recorder.note(DrainRequested, incarnation=self.incarnation, deadline_s=self.drain_timeout_s)
         self._process.terminate()

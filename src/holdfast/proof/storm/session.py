@@ -1,4 +1,4 @@
-"""A session of a storm and its messages, as seen by their senders."""
+"""A storm's session and messages, as seen by their senders."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["StormMessage", "StormSession"]
 
 @dataclass
 class StormMessage:
-    """A message, as its sender knows it."""
+    """A message, with the facts that its sender knows."""
 
     key: str
     content: str
@@ -26,7 +26,7 @@ class StormMessage:
 
 @dataclass
 class StormSession:
-    """A session of the storm, as its clients know it."""
+    """A session of the storm, with the facts that its clients know."""
 
     principal: str
     key: str

@@ -1,4 +1,4 @@
-"""Read a host's state: now and then under load, and completely once it is quiescent."""
+"""Read a host's state: in part while the host is under load, and completely once the host is quiescent."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class SnapshotReader:
         )
 
     async def rest(self, sessions: Sequence[StormSession]) -> None:
-        """Wait until every session is quiescent, or until one session is stuck, which the final read then shows."""
+        """Wait until every session is quiescent, or return early if one is stuck, which the final read then shows."""
         for session in sessions:
             seq, deadline = -1, 0.0
             while session.exists:

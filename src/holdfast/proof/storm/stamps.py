@@ -1,8 +1,8 @@
 """The side file to which agents write their observations as stamps, and the reader of this file.
 
-Each line is one `os.write` to a file opened for appending, so lines of several processes do not mix, and a killed
-process's lines are kept. Shell programs write a shorter line: ``U``, the machine's uptime (which is in step with the
-monotonic clock), the pid, and the words of the stamp.
+Each line is written by one `os.write` to a file opened for appending, so the lines of several processes do not mix, and
+the lines of a killed process are kept. Shell programs write a shorter line: ``U``, the machine's uptime (from which the
+time of the stamp is computed), the pid, and the words of the stamp.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from holdfast.proof.history import Stamp
 __all__ = ["MARKER", "Stamps", "read_stamps", "shell_stamp"]
 
 MARKER = "HOLDFAST_STORM"
-"""The environment variable that marks a storm's processes: storm, principal, session, run, host's pid."""
+"""Environment variable that marks a storm's processes; contains the storm, principal, session, run and host's pid."""
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(Stamp)
@@ -45,14 +45,14 @@ def shell_stamp(words: tuple[str, str, str, str, str, str], path: Path) -> str:
     """Return a shell command that writes a ``tick`` stamp for the process that executes the command.
 
     Parameters:
-        words: run, attempt, branch, host, principal and session, without blanks.
-        path: the side file; its path must not need quoting in a shell.
+        words: run, attempt, branch, host, principal and session; none of them may contain blanks.
+        path: path of the side file, which must not need quoting in a shell.
     """
     return f'read -r up rest </proc/uptime && echo "U $up $$ {" ".join(words)}" >>{path}'
 
 
 def read_stamps(path: Path) -> Iterator[Stamp]:
-    """Yield all stamps of a side file, without an incomplete last line (its writer was killed, or is still writing)."""
+    """Yield all stamps of a side file, without an incomplete last line (cut off by a kill, or still being written)."""
     offset = time.monotonic() - time.clock_gettime(time.CLOCK_BOOTTIME)
     with path.open("rb") as file:
         for line in file:

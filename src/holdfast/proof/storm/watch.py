@@ -1,4 +1,4 @@
-"""Watchers of a storm, which record the list of the storm's processes and the statistics of the host."""
+"""Functions that record a list of a storm's processes and the statistics of its host."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["in_tree", "list_processes", "note_processes", "own_figures", "proces
 
 
 def list_processes(storm: str) -> list[ProcessSeen]:
-    """Return all living processes whose environment contains the marker of the storm named `storm`."""
+    """Return all live processes that have the marker of the storm named `storm` in their environment."""
     begin = f"{MARKER}={storm} ".encode()
     seen = []
     for name in os.listdir("/proc"):
@@ -47,7 +47,7 @@ def list_processes(storm: str) -> list[ProcessSeen]:
 
 
 async def note_processes(recorder: StormRecorder, storm: str) -> None:
-    """List the storm's living processes, and record the list."""
+    """Record a list of the storm's live processes."""
     began_at = system_clock.monotonic()
     alive = await asyncio.to_thread(list_processes, storm)
     recorder.note(ProcessesListed, began_at=began_at, alive=tuple(alive))
@@ -98,7 +98,7 @@ def _descriptors(pid: int) -> int:
 
 
 def process_figures(pid: int) -> dict[str, int]:
-    """Return the numbers of threads, descriptors and child processes. Raises `OSError` if the process has ended."""
+    """Return a process's numbers of threads, descriptors and children. Raises `OSError` if the process has ended."""
     return {
         "threads": len(os.listdir(f"/proc/{pid}/task")),
         "descriptors": _descriptors(pid),

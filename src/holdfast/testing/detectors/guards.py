@@ -92,7 +92,7 @@ def _audit(event: str, values: tuple[Any, ...]) -> None:
 
 @contextmanager
 def network_refused() -> Iterator[list[str]]:
-    """Refuse connections to other machines and name lookups, in all threads; yield the list of refusals.
+    """Refuse name lookups and connections to other machines, in all threads; yield the list of refusals.
 
     Only Python's own sockets are covered, not those of C extensions such as uvloop.
     """

@@ -93,7 +93,7 @@ def left_to_runners() -> Iterator[list[str]]:
     """Yield a list that receives a line for each task that `asyncio.run` and `asyncio.Runner` find unfinished.
 
     The runners cancel such tasks, so an `Inventory` does not see them, although the test did not end them itself. The
-    loop first runs for a few more iterations, in which the tasks may end.
+    loop first runs for a few more iterations, so that tasks that are about to end are not listed.
     """
     left: list[str] = []
 

@@ -1,14 +1,14 @@
 """Detector of growing memory: repeated work that leaves more objects behind each time.
 
-A single run shows nothing about memory: caches, pools and imports keep what they allocate. So the work is repeated a
-few times to fill them, then a few times more. After each run, the detector counts objects by class, and the items in
-each list, dict, set and deque that the garbage collector tracks. Only what has grown **every** time is reported.
+A single run is not enough: caches, pools and imports keep the objects that they create. So the work is repeated a few
+times to fill them, then a few times more to measure. After each run, the detector counts objects by class, and items in
+each list, dict, set and deque that the garbage collector tracks. It reports only counts that grew with **every** run.
 
-This finds objects kept by Holdfast, by the code under test, and by other libraries. It does not find: growth in only
-some of the runs; memory allocated by C code; a growing dict of only strings and numbers (the collector does not track
-it); a container that is replaced by a larger one; or a string that is replaced by a longer one. Caches of the standard
-library and records of pytest's fixtures are ignored. A cache of another library, or a ``deque(maxlen=…)``, that grows
-with every run is reported although it is bounded.
+The detector finds objects kept by Holdfast, by the code under test, and by other libraries. It does not find: growth in
+only some of the runs; memory allocated by C code; a growing dict of only strings and numbers (the collector does not
+track it); a container that is replaced by a larger one; or a string that is replaced by a longer one. Caches of the
+standard library and records of pytest's fixtures are ignored. A cache of another library, or a ``deque(maxlen=…)``,
+that grows with every run is reported although it is bounded.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PLAIN = frozenset(sys.stdlib_module_names) | {"_pytest", "pytest"}
 def grown(work: Callable[[], object], *, repeat: int) -> list[str]:
     """Run `work` repeatedly, and return a line for each class or container that grew with every counted run.
 
-    A few warm-up runs, which do not count, come first.
+    A few warm-up runs precede the counted runs.
 
     Parameters:
         work: function to run; called without arguments. It must create its own event loop if it needs one.

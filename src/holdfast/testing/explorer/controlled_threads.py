@@ -1,18 +1,20 @@
 """Threads of an explored schedule: real threads that run one at a time and switch only at the explorer's primitives.
 
 A *strand* is such a thread. While code that uses threads is explored, the explorer's primitives replace the
-interpreter's (see `holdfast.testing.explorer.patching`), so that the next thread to run is one more choice.
+interpreter's (see `holdfast.testing.explorer.patching`), so that the explorer also chooses which thread runs next.
 
 Invariants
 
 - Either the loop's thread runs or exactly one strand does; all others wait for their carrier's ``go``. At a switch
-  point, a strand that does not choose itself hands control back to the loop's thread, which runs the chosen step.
-- A strand is an actor of the loop. Choices of strands are in the same list as all others, so they replay and shrink.
+  point, a strand chooses the next step. If the step belongs to another actor, the strand hands control back to the
+  loop's thread, which runs the step.
+- A strand is an actor of the loop. Choices of strands are in the same list as all other choices, so they are replayed
+  and shrunk in the same way.
 - The loop's thread may pause in the middle of a step, at a switch point. Then only strands run, until the loop's thread
-  is chosen to continue, or until the condition that it waits for is met.
+  is chosen to continue, or until the condition that the loop's thread waits for is met.
 - No switch point lies inside a built-in mutex that was created before the test, so no such mutex is ever contended;
   locks that the test creates are the explorer's (see `holdfast.testing.explorer.thread_primitives`).
-- When a schedule is over, each strand that still waits raises `Unwound` until it has ended.
+- When a schedule is over, every wait in a remaining strand raises `Unwound`, until the strand has ended.
 """
 
 from __future__ import annotations
@@ -135,7 +137,7 @@ class ControlledThread(Actor):
 
     @property
     def name(self) -> str:
-        """The thread's name in lists of actors."""
+        """The name under which the thread appears in lists of actors."""
         return f"thread {self.label}"
 
     @property
@@ -190,7 +192,7 @@ class ThreadController:
         self.pause()
 
     def unretrieved(self) -> list[dict[str, Any]]:
-        """Return errors of threads whose result was never retrieved."""
+        """Return the errors of failed threads, if their result was never retrieved."""
         return [
             {
                 "message": f"thread {strand.label!r} failed and its result was never retrieved",

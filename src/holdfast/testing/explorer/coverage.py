@@ -10,11 +10,11 @@ _KEPT = 1 << 18
 
 
 class States:
-    """Counter of different states; exact up to about 260,000 states, above that an estimate within 1 %.
+    """Counter of different states: exact up to about 260,000 states, and an estimate within 1 % above that.
 
-    When the set of states is full, only states whose last bit is 0 are kept; when it is full again, only states whose
-    last two bits are 0, and so on. The count is the size of the set times the number of states that each kept state
-    represents.
+    Each state is an integer hash. When the set of states is full, only states with a last bit of 0 are kept; when the
+    set is full again, only states with two last bits of 0, and so on. The count is the size of the set times the number
+    of states that each kept state represents.
     """
 
     def __init__(self, kept: int = _KEPT) -> None:
@@ -34,7 +34,7 @@ class States:
 
     @property
     def exact(self) -> bool:
-        """Whether the count is exact, and not an estimate."""
+        """Whether the count is exact rather than an estimate."""
         return not self._mask
 
     def __len__(self) -> int:

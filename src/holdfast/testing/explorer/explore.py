@@ -40,14 +40,14 @@ _SHRINKING_STEPS = 100_000
 class ExplorationReport:
     """Coverage of an exploration that found no failure.
 
-    A *state* is the number of steps that each task, and the callbacks of each task, have taken so far. A state that two
-    schedules reach in different orders counts once. As equal states may hold different data, ``states`` is a lower
+    A *state* is how many steps each task, each task's callbacks and each thread have taken so far. A state that two
+    schedules reach in different orders counts once. Because equal states may hold different data, ``states`` is a lower
     bound.
 
     Parameters:
         schedules: number of schedules run.
         distinct: number of different schedules.
-        exhausted: whether every possible schedule was run (only the exhaustive chooser can tell).
+        exhausted: whether every possible schedule was run; always False with a chooser other than ``exhaustive``.
         states: number of different states visited.
         states_exact: whether ``states`` is exact; it is an estimate above about 260,000.
         steps: total number of steps.
@@ -107,12 +107,12 @@ def explore(
         chooser: strategy that chooses the schedules: ``random``, ``pct`` (finds orders that random choice rarely finds)
             or ``exhaustive`` (for small tests that do not poll in a loop).
         seed: random seed for ``random`` and ``pct``; the same seed gives the same schedules.
-        depth: for ``pct``, the number of ordering constraints that the bug needs.
+        depth: for ``pct``, the maximum number of ordering constraints that a bug needs in order to occur.
         replay: the only schedule to run, as the numbers that a `ScheduleFailure` prints or as its ``recorded`` replay.
-            A `Replay` overrides ``max_steps``, ``late_s`` and ``tasks``. None explores schedules with the chooser.
+            A `Replay` overrides ``max_steps``, ``late_s`` and ``tasks``. With None, the chooser picks the schedules.
         max_steps: maximum number of steps in a schedule; a longer schedule fails as a livelock.
-        late_s: maximum delay of a step that can run, in virtual seconds. With 0, time passes only when nothing can
-            run; otherwise, timers that are due within this time may fire before steps that are ready.
+        late_s: maximum time, in virtual seconds, by which a step that can run may be delayed. With 0, time passes only
+            when nothing can run; otherwise, timers that are due within this time may fire before steps that are ready.
         tasks: how new tasks start. With ``eager``, a new task takes its first step at once, as with
             `asyncio.eager_task_factory`, but on every version of Python.
         shrink: whether to run the test up to 300 more times (100,000 steps in total) to find a simpler schedule with
@@ -120,19 +120,17 @@ def explore(
 
     Raises:
         ScheduleFailure: if a schedule fails; its ``__cause__`` is the exception that the test raised, if any.
-        ValueError: if ``schedules``, ``depth`` or ``max_steps`` is below 1, ``late_s`` is not a duration, ``replay``
-            has a number below 0, or ``chooser`` or ``tasks`` is unknown.
-        TypeError: if ``test`` does not return a coroutine, ``replay`` is not a list of numbers, or a number is not an
-            integer.
+        ValueError: if ``schedules``, ``depth`` or ``max_steps`` is below 1, ``late_s`` is not a number of seconds (0 or
+            more), ``replay`` contains a number below 0, or ``chooser`` or ``tasks`` is unknown.
+        TypeError: if ``test`` is not callable or does not return a coroutine, or if ``schedules``, ``depth``,
+            ``max_steps`` or a number in ``replay`` is not an integer.
         BaseException: if the test raises an error other than an `Exception`, such as the error of a pytest time limit.
-            The error is raised unchanged and ends the exploration. An error that ``pytest.fail`` or ``pytest.raises``
-            raises fails the schedule instead.
+            The error is raised unchanged and ends the exploration. Errors from ``pytest.fail`` and ``pytest.raises``
+            fail the schedule instead.
     """
     __tracebackhide__ = True
     if not callable(test):
-        raise TypeError(
-            f"explore() takes an `async def` without calling it, as it is called for each schedule; got {test!r}"
-        )
+        raise TypeError(f"explore() needs an `async def` function, which it calls for each schedule; got {test!r}")
     for name, number in (("schedules", schedules), ("depth", depth), ("max_steps", max_steps)):
         if not isinstance(number, int):
             raise TypeError(f"{name} is {number!r}; it must be a whole number")

@@ -7,7 +7,7 @@ outside the standard library that imported the originals by name.
 Invariants
 
 - Only module attributes and `Event.is_set` are replaced, and each is restored when the exploration is over.
-- A replaced name depends on the thread that uses it: outside a schedule, it acts as the original.
+- A replacement behaves according to the calling thread: outside a schedule, it acts as the original.
 """
 
 from __future__ import annotations
@@ -57,11 +57,12 @@ _shared_threads = threads.shared_threads
 def start_thread(fn: Callable[..., T], /, *values: Any, name: str | None = None) -> asyncio.Future[T]:
     """Run ``fn(*values)`` in a thread of the explored schedule, and return a future for the result.
 
-    The thread is a real thread, but only one of the loop and the schedule's threads runs at a time. The explorer may
-    switch to another thread whenever this thread uses a runtime primitive (an `Interrupt`'s blocking waits, a scope, a
-    `BoundedQueue`, a hand-over to the loop). It may also switch when the thread sleeps, when the thread uses a lock,
-    condition, event, semaphore, barrier or queue of `threading` and `queue` that the test created, and when the thread
-    waits for such an object that was created before the test. The schedule fails if the test ends before the thread.
+    The thread is a real thread, but only one thread runs at a time: the loop's thread or one of the schedule's threads.
+    The explorer may switch to another thread whenever this thread uses a runtime primitive (an `Interrupt`'s blocking
+    waits, a scope, a `BoundedQueue`, a hand-over to the loop). The explorer may also switch when the thread sleeps,
+    when the thread uses a lock, condition, event, semaphore, barrier or queue of `threading` and `queue` that the test
+    created, and when the thread waits for such an object that was created before the test. The schedule fails if the
+    test ends before the thread.
 
     Parameters:
         fn: plain function to run in the thread.
@@ -76,7 +77,7 @@ def start_thread(fn: Callable[..., T], /, *values: Any, name: str | None = None)
     """
     strands = strands_here()
     if strands is None:
-        raise RuntimeError("start_thread starts a thread of an explored schedule: call it in a test under explore()")
+        raise RuntimeError("start_thread() works only in an explored schedule; call it in a test under explore()")
     loop = strands.loop
     future: asyncio.Future[T] = loop.create_future()
     label = name or str(getattr(fn, "__qualname__", type(fn).__name__))

@@ -65,9 +65,9 @@ class Replay:
                 raise ValueError("another format")
             choices = tuple(read.pop("choices"))
             if not all(type(choice) is int and choice >= 0 for choice in choices):
-                raise ValueError("choices are numbers from 0 on")
+                raise ValueError("choices must be whole numbers, 0 or more")
             if read["tasks"] not in ("ordinary", "eager") or not isinstance(read["versions"], dict):
-                raise ValueError("tasks are ordinary or eager, versions a table")
+                raise ValueError("tasks must be 'ordinary' or 'eager', and versions must be an object")
             return cls(choices=choices, **read)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
@@ -75,7 +75,7 @@ class Replay:
             ) from error
 
     def changed_since(self) -> str:
-        """Describe the versions that have changed since the recording; return an empty text if none has changed."""
+        """Describe the versions that have changed since the recording; return an empty string if none has changed."""
         now = _versions()
         return ", ".join(
             f"{name} was {then}, is {now[name]}" for name, then in self.versions.items() if now.get(name, then) != then

@@ -13,12 +13,12 @@ __all__ = ["Lock", "RLock", "SimpleQueue", "Thread"]
 
 
 class Lock:
-    """`threading.Lock` for the threads of a schedule.
+    """Replacement of `threading.Lock` for the threads of a schedule.
 
     Parameters:
         strands: the schedule's controller.
-        quiet: whether only waiting for the lock is a switch point, and acquiring or releasing the lock is not.
-            Conditions use quiet locks for their waiters.
+        quiet: if true, waiting for the lock is a switch point, but acquiring and releasing it are not. Conditions use
+            quiet locks for their waiters.
     """
 
     __slots__ = ("_quiet", "is_locked", "owner", "strands", "waiting")
@@ -81,7 +81,7 @@ class Lock:
 
 
 class RLock:
-    """`threading.RLock` for the threads of a schedule."""
+    """Replacement of `threading.RLock` for the threads of a schedule."""
 
     __slots__ = ("_depth", "_lock")
 
@@ -117,7 +117,7 @@ class RLock:
 
 
 class SimpleQueue:
-    """`queue.SimpleQueue` for the threads of a schedule."""
+    """Replacement of `queue.SimpleQueue` for the threads of a schedule."""
 
     # Names that are unlikely in a test's subclass.
     __slots__ = ("explored_items", "explored_strands", "explored_waiting")
@@ -163,7 +163,7 @@ class SimpleQueue:
 
 
 class Thread:
-    """`threading.Thread` for the threads of a schedule."""
+    """Replacement of `threading.Thread` for the threads of a schedule."""
 
     def __init__(
         self,

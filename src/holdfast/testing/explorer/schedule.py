@@ -48,9 +48,9 @@ class ScheduleOutcome:
         result: the value that the test returned.
         steps: number of steps taken.
         elapsed_s: elapsed virtual time, in seconds.
-        choices: the index of the picked choice, for each step with two or more choices.
-        widths: the number of choices, for each of these steps.
-        picked: the number of the picked actor (its index in ``actors``), for each of these steps.
+        choices: for each step with two or more choices, the index of the picked choice.
+        widths: for each step with two or more choices, the number of choices.
+        picked: for each step with two or more choices, the index of the picked actor in ``actors``.
         actors: all actors, in order of creation.
         states: for each step, a hash of the step counts of all actors after that step.
     """
@@ -76,7 +76,7 @@ class ScheduleOutcome:
 
     @property
     def foreign(self) -> bool:
-        """Whether the error must end the exploration, such as a pytest time limit or `KeyboardInterrupt`."""
+        """Whether the error, such as a pytest time limit or `KeyboardInterrupt`, must end the exploration."""
         if self.error is None:
             return False
         leaf = _first_leaf(self.error)
@@ -84,7 +84,7 @@ class ScheduleOutcome:
 
     @property
     def signature(self) -> tuple[Any, ...]:
-        """Key that equal failures share: the kind, and the type and place of the first error."""
+        """Key that is the same for equal failures: the kind, and the type and place of the first error."""
         leaf = None if self.error is None else _first_leaf(self.error)
         place = leaf.__traceback__ if leaf is not None else None
         while place is not None and place.tb_next is not None:
@@ -104,10 +104,10 @@ class ScheduleOutcome:
         """Return the error that reports this outcome.
 
         Parameters:
-            schedules: number of schedules that were run, this one included.
+            schedules: number of schedules that were run, including the failing schedule.
             label: description of the chooser that made the choices.
             again_with: further arguments that `explore` needs for the replay.
-            shrunk: description of how the choices were shortened; empty if they were not.
+            shrunk: description of how the choices were shortened; empty if they were not shortened.
             recorded: the replay of the failure, for the error's ``recorded``.
         """
         replay = stripped(self.choices)
@@ -130,7 +130,7 @@ class ScheduleOutcome:
         )
 
     def compared_with(self, again: ScheduleOutcome) -> ScheduleOutcome:
-        """Return this outcome, or a ``nondeterminism`` failure if ``again``, from the same choices, differs from it."""
+        """Return this outcome, or a ``nondeterminism`` failure if ``again``, the second outcome, differs."""
         for at, (width, picked) in enumerate(zip(self.widths, self.picked, strict=True)):
             if at >= len(again.widths):
                 return self._differs(f"the second time it ended before choice {at}")

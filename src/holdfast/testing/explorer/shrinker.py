@@ -1,8 +1,9 @@
 """Shorten a failing schedule: fewer choices, and fewer that differ from asyncio's own order.
 
-This is delta debugging on the list of choices. A candidate is kept if it fails in the same way and is simpler. A list
-is simpler if fewer choices differ from 0 (asyncio's own choice), then if it is shorter, then if its sum is smaller.
-The comparison uses the choices that the run actually made, so a candidate may contain choices that do not exist.
+This is delta debugging on the list of choices. A candidate is kept if it fails in the same way and is simpler. Lists
+are compared by the number of choices that differ from 0 (asyncio's own choice), then by length, then by sum; the
+smaller list is simpler. The comparison uses the choices that the run actually made, so a candidate may contain choices
+that do not exist.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class LoopStep(StepHandle):
 
 
 class Chooser(Protocol):
-    """Picks the next step. One chooser serves all schedules of an exploration, one after the other."""
+    """Strategy that picks the next step. One chooser serves all schedules of an exploration, one after the other."""
 
     def begin(self) -> bool:
         """Prepare for the next schedule; return False if all schedules have been run."""
@@ -96,7 +96,7 @@ class Chooser(Protocol):
         ...
 
     def end(self, loop: SteppedLoop) -> None:
-        """Learn from a schedule that has ended, whose trace is in ``loop.choices``, ``widths`` and ``picked``."""
+        """Learn from the trace of a finished schedule: ``loop.choices``, ``loop.widths`` and ``loop.picked``."""
         ...
 
 
@@ -106,8 +106,8 @@ class SteppedLoop(VirtualLoop):
     Parameters:
         chooser: strategy that picks the next step.
         max_steps: maximum number of steps; a further step raises `Livelock`.
-        late_s: maximum delay of a step that can run, in virtual seconds. If advancing the time to the next timer
-            would delay no step by more than this, advancing the time is one more choice.
+        late_s: maximum time, in virtual seconds, by which a step that can run may be delayed. If advancing the time to
+            the next timer would delay no step by more than this, advancing the time is one more choice.
         tasks: how new tasks start. With ``eager``, a new task takes its first step inside ``create_task``.
     """
 
@@ -268,7 +268,7 @@ class SteppedLoop(VirtualLoop):
             raise self.halted
 
     def with_clock(self, runnable: list[LoopStep]) -> list[LoopStep]:
-        """Return the runnable steps, and also the clock if advancing the time would delay no step too long."""
+        """Return the runnable steps, and also the clock if advancing the time would delay no step beyond ``late_s``."""
         assert self.clock is not None
         when = self.next_timer()
         return [*runnable, self.clock] if when is not None and when <= runnable[0].since + self._late_s else runnable
@@ -331,7 +331,7 @@ class SteppedLoop(VirtualLoop):
         """Do nothing: no thread can wake a stepped loop."""
 
     def settle(self) -> None:
-        """Run everything that can still run at this instant, in asyncio's order, outside the trace."""
+        """Run everything that can still run at this instant, in asyncio's order, without adding to the trace."""
         pick, clock = self._pick, self.clock
         traced = len(self.choices)
         self._pick, self.clock = _first, None

@@ -22,7 +22,7 @@ class ReplayMismatch(Exception):  # noqa: N818
 
 
 class RandomChooser:
-    """Picks any runnable step, all with the same probability.
+    """Chooser that picks a runnable step uniformly at random.
 
     Parameters:
         seed: random seed; the same seed gives the same schedules.
@@ -50,7 +50,7 @@ class PctChooser:
     uniformly random choice rarely reaches. The clock (see ``late_s``) gets a new priority each time it is chosen.
 
     Parameters:
-        depth: maximum number of ordering constraints that the bug needs; 3 finds most bugs.
+        depth: maximum number of ordering constraints that a bug needs in order to occur; 3 finds most bugs.
         seed: random seed; the same seed gives the same schedules.
     """
 
@@ -66,7 +66,7 @@ class PctChooser:
         self._in_a_row = 0
 
     def begin(self) -> bool:
-        """Reset the priorities, draw new moments of change, and return True."""
+        """Reset the priorities, choose new random moments at which priorities change, and return True."""
         self._priorities = {}
         self._changes = {self._random.randrange(self._length) for _ in range(self._depth - 1)}
         self._made = 0
@@ -75,9 +75,10 @@ class PctChooser:
         return True
 
     def pick(self, runnable: Sequence[LoopStep]) -> int:
-        """Return the index of the step with the highest priority; at a moment of change, put its actor last.
+        """Return the index of the step with the highest priority.
 
-        A step that has been runnable for more than 1000 steps is picked first, whatever its priority.
+        At one of the random moments, the actor of this step then gets the lowest priority. A step that has been
+        runnable for more than 1000 steps is picked first, whatever its priority.
         """
         oldest = runnable[0]
         if oldest.overdue(_OVERDUE_STEPS):
@@ -104,12 +105,12 @@ class PctChooser:
         return best
 
     def end(self, loop: SteppedLoop) -> None:
-        """Learn how long schedules are, so that the moments of change are spread over their length."""
+        """Learn how long schedules are, so that the changes of priority are spread over the whole schedule."""
         self._length = max(1, len(loop.choices)) if self._length == 20 else max(self._length, len(loop.choices))
 
 
 class ReplayChooser:
-    """Repeats recorded choices, then always picks the first runnable step.
+    """Chooser that repeats recorded choices, then always picks the first runnable step.
 
     Parameters:
         choices: the recorded choices.
@@ -137,7 +138,9 @@ class ReplayChooser:
         choice = self._choices[made]
         if choice >= len(runnable):
             names = ", ".join(step.actor.name for step in runnable)
-            raise ReplayMismatch(f"choice {made} of the replay is {choice}, but only {len(runnable)} can run: {names}")
+            raise ReplayMismatch(
+                f"choice {made} of the replay is {choice}, but only {len(runnable)} steps can run: {names}"
+            )
         return choice
 
     def end(self, loop: SteppedLoop) -> None:
@@ -145,17 +148,17 @@ class ReplayChooser:
 
 
 class NearChooser(ReplayChooser):
-    """Repeats given choices; if a choice does not exist, picks the last runnable step instead."""
+    """Chooser that repeats given choices, or picks the last runnable step if a choice does not exist."""
 
     def pick(self, runnable: Sequence[LoopStep]) -> int:
-        """Return the next recorded choice, or the nearest choice that exists."""
+        """Return the next given choice, or the nearest choice that exists; after the last given choice, return 0."""
         made = self._made
         self._made = made + 1
         return min(self._choices[made], len(runnable) - 1) if made < len(self._choices) else 0
 
 
 class ExhaustiveChooser(ReplayChooser):
-    """Runs every schedule once, depth first: repeats a prefix of choices, then always picks the first runnable step."""
+    """Chooser that runs every schedule once, depth first: it repeats a prefix, then always picks the first step."""
 
     def __init__(self) -> None:
         super().__init__([])
@@ -169,7 +172,7 @@ class ExhaustiveChooser(ReplayChooser):
         return not self.exhausted
 
     def end(self, loop: SteppedLoop) -> None:
-        """Set the next prefix, which ends with an alternative to the last choice that has one left.
+        """Set the next prefix, which ends with an untried alternative to the last choice that has any left.
 
         Raises:
             ReplayMismatch: if the repeated prefix did not offer the same steps as before.

@@ -7,10 +7,10 @@ are written in Python on top of locks, so they use the replacements, too.
 Invariants
 
 - Outside a schedule, the constructors return the interpreter's own objects.
-- An object that outlives its schedule (such as a module's lock created on first use) moves to the next schedule, where
-  a lock starts unlocked. If a thread outside any schedule uses the object, a built-in object does the work.
-- A lock that the test created is held during at least one switch point, so that another thread can find it locked. The
-  mutex inside a condition or a queue is not, as its state is never queried.
+- An object that outlives its schedule (such as a lock that a module creates on first use) moves to the next schedule,
+  where a lock starts unlocked. If a thread outside any schedule uses the object, a built-in object does the work.
+- While a lock that the test created is held, at least one switch point occurs, so that another thread can find the lock
+  locked. This does not apply to the mutex inside a condition or a queue, because no code queries its state.
 """
 
 from __future__ import annotations
@@ -321,6 +321,6 @@ class OwnSimpleQueue(SimpleQueue, metaclass=_StandIn):
 
 
 def look(lock: object) -> None:
-    """Let other threads run before the caller reads, without holding the lock, the state that the lock guards."""
+    """Let other threads run before the caller reads the state that the lock guards, without holding the lock."""
     if type(lock) is OwnLock and lock._in_schedule():
         lock.strands.pause()

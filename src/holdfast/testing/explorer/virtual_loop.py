@@ -46,7 +46,7 @@ class VirtualLoop(BareLoop):
     """
 
     virtual = True
-    """Signals the runtime not to watch this loop by the real clock, nor to look for programs that the loop starts."""
+    """Tells the runtime not to watch this loop by the real clock, and not to look for programs that the loop starts."""
 
     def __init__(self, *, max_steps: int = 1_000_000) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ class VirtualLoop(BareLoop):
         return handle
 
     def make_runnable(self, handle: asyncio.Handle) -> None:
-        """Queue a handle after those that can already run."""
+        """Queue a handle after the handles that can already run."""
         self._fifo.append(handle)
 
     def run_step(self) -> None:

@@ -38,7 +38,7 @@ class Reply:
     """One answer of a script.
 
     Parameters:
-        text, reasoning: text of the model's answer, and of its reasoning.
+        text, reasoning: texts of the answer and of the reasoning that precedes it.
         calls: name and arguments of each requested call. Arguments given as text are sent unchanged, even if they are
             not JSON.
         reason: finish reason; ``stop`` is sent as ``calls`` if there are calls.
@@ -85,11 +85,11 @@ Script: TypeAlias = "Sequence[Reply] | Callable[[ModelRequest], Reply] | Model"
 
 @dataclass(slots=True, eq=False)
 class Exchange:
-    """One request, and how its answer ended. Times are those of the server's event loop (``loop.time()``).
+    """One request, and how its answer ended. Times are in seconds, from ``loop.time()`` of the server's event loop.
 
     Parameters:
         path, headers, body: path, headers and decoded JSON body of the request.
-        connection: number of the request's connection, from 1.
+        connection: number of the connection that carried the request, counted from 1.
         opened_at: time at which the request was complete.
         headers_sent: whether the status line was sent.
         pieces: number of pieces of the answer sent so far.
@@ -130,11 +130,11 @@ class Exchange:
 
 
 class ModelServer:
-    """A model provider that answers from a script. An async context manager that serves within its block.
+    """A model provider that answers from a script. The server runs within an ``async with ModelServer(…)`` block.
 
     Parameters:
         script: a sequence of replies, one for each request (requests after the last reply fail with status 500), a
-            function that takes the request and returns a reply, or a `Model`, whose answers are passed on.
+            function that takes the request and returns a reply, or a `Model` whose answers are forwarded.
         key: the API key that requests must have; None accepts any key.
         host, port: address to listen on; port 0 picks a free port.
     """

@@ -8,7 +8,7 @@ With pytest::
     def test_my_adapter_conforms(check):
         run_agent_check(check, SUBJECT)
 
-Each check gives the agent a step that, for example, waits, fails, blocks a thread or starts a program, and tests that
+Each check gives the agent a step, which may wait, fail, block a thread or start a program, and then tests that
 Holdfast's promises hold. Each check creates its own hosts, on in-memory stores.
 """
 
@@ -71,7 +71,7 @@ async def a_message_is_answered_with_what_the_step_returned(subject: AgentSubjec
 
 @_check
 async def a_plain_step_runs_in_a_thread_of_the_run(subject: AgentSubject) -> None:
-    """A plain function does not block the loop, and belongs to the run: it sees the run's interrupt."""
+    """A step that is a plain function does not block the loop, and can read the run's interrupt."""
     loop_went_on = threading.Event()
     seen: list[object] = []
 
@@ -90,7 +90,7 @@ async def a_plain_step_runs_in_a_thread_of_the_run(subject: AgentSubject) -> Non
 
 @_check
 async def the_log_says_what_the_answer_says(subject: AgentSubject) -> None:
-    """Readers see the stored text piece by piece; every call that started has ended."""
+    """The text pieces in the log add up to the run's answer, and every tool call that started has ended."""
 
     async def step(text: str) -> str:
         return said(text)
@@ -109,7 +109,7 @@ async def the_log_says_what_the_answer_says(subject: AgentSubject) -> None:
 
 @_check
 async def an_error_of_the_step_is_told_and_hurts_nothing_else(subject: AgentSubject) -> None:
-    """The error of a step is in the log, the run's message is settled, and the next run works."""
+    """If a step fails, the log contains its error, the run's message is settled, and the next run works."""
 
     async def step(text: str) -> str:
         if text == "fail":
@@ -127,7 +127,7 @@ async def an_error_of_the_step_is_told_and_hurts_nothing_else(subject: AgentSubj
 
 @_check
 async def messages_that_come_at_once_are_all_answered_one_after_the_other(subject: AgentSubject) -> None:
-    """Many concurrent sends to one session: none is lost, none runs twice, and no two runs overlap."""
+    """If many messages are sent to one session concurrently, none is lost, none runs twice, and no two runs overlap."""
     inside: set[str] = set()
     done: list[str] = []
 
@@ -220,7 +220,7 @@ async def runs_leave_nothing_behind(subject: AgentSubject) -> None:
 async def the_next_run_knows_what_was_said(subject: AgentSubject) -> None:
     """Later runs of a session see the session's conversation; runs of other sessions do not."""
     if subject.recall is None:
-        raise not_offered("a conversation that later runs know")
+        raise not_offered("conversation history in later runs")
     async with hosted(subject.recall()) as bench:
         await within(bench.session("one").ask("the word is lighthouse"), "the message should be answered")
         answer = await within(bench.session("one").ask("what was it?"), "the message should be answered")

@@ -50,7 +50,8 @@ async def _crashed(agent: str, run_id: str, written: Sequence[Event]) -> MemoryS
 
 @_check
 async def a_crash_at_any_event_settles_the_message_and_repeats_no_effect(subject: AgentSubject) -> None:
-    """The message is settled once, a step with a logged result is not repeated, and the session keeps working."""
+    """After a crash at any event, the message is settled once, no step with a logged result is repeated, and the
+    session keeps working."""
     made: list[str] = []
 
     async def step(text: str) -> str:
@@ -87,7 +88,7 @@ async def a_crash_at_any_event_settles_the_message_and_repeats_no_effect(subject
 
 @_check
 async def a_host_that_closes_in_a_run_leaves_a_session_that_goes_on(subject: AgentSubject) -> None:
-    """A drain suspends or interrupts the run; the next host settles its message and accepts new ones."""
+    """A drain suspends or interrupts the run; the next host settles the run's message and accepts new messages."""
     inside: list[str] = []
     wait = True
 

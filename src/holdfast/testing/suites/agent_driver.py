@@ -33,7 +33,7 @@ from holdfast.testing.suites.check_runner import not_offered
 __all__ = ["AgentSubject", "Bench", "Step", "hosted", "said", "until", "within"]
 
 Step = Callable[[str], Any]
-"""A sync or async function that the agent calls with the message's text; it returns the answer."""
+"""A sync or async function that takes the message's text and returns the answer; the agent calls this function."""
 
 _PATIENCE_S = 5.0
 
@@ -77,11 +77,11 @@ class Bench:
         self.host = host
 
     def session(self, key: str = "s") -> Session:
-        """Return a session of the single principal."""
+        """Return the default principal's session with this key."""
         return self.host.session(key)
 
     async def log(self, key: str = "s") -> list[Event]:
-        """Check that the session's events are consistent, and return all of them, oldest first."""
+        """Check that the session's events are consistent, and return all events, oldest first."""
         found = await self.host.store.find_session("local", key)
         if found is None:
             return []

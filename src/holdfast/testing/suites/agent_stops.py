@@ -44,7 +44,7 @@ async def _interrupted(bench: Bench, key: str = "s", *, outcome: str = "gone") -
 
 @_check
 async def an_interrupt_ends_an_async_step_at_once(subject: AgentSubject) -> None:
-    """The step is cancelled where it waits, and cleans up; the receipt reports ``gone`` without force."""
+    """An interrupt cancels the waiting step, the step cleans up, and the receipt reports ``gone`` without force."""
     events: list[str] = []
 
     async def step(text: str) -> str:
@@ -110,7 +110,7 @@ async def an_interrupt_at_any_turn_of_the_loop_ends_everything(subject: AgentSub
 
 @_check
 async def an_interrupt_is_seen_in_a_plain_step(subject: AgentSubject) -> None:
-    """A thread that polls its interrupt is gone when the receipt arrives."""
+    """A thread that polls its interrupt has ended when the receipt arrives."""
     events: list[str] = []
 
     def step(text: str) -> str:
@@ -135,7 +135,7 @@ async def an_interrupt_is_seen_in_a_plain_step(subject: AgentSubject) -> None:
 
 @_check
 async def a_plain_step_that_does_not_listen_is_named_and_counts_no_more(subject: AgentSubject) -> None:
-    """A stuck thread is in the receipt and the tree, delays no other session, and its late result is dropped."""
+    """A stuck thread is in the receipt and the tree and delays no other session; its late result is dropped."""
     gate = threading.Event()
     events: list[str] = []
 
@@ -193,7 +193,7 @@ def _lives(pid: int) -> bool:
 
 @_check
 async def programs_of_an_async_step_die_with_its_run(subject: AgentSubject) -> None:
-    """A program in its own session, and one that was never awaited, are dead when the receipt arrives."""
+    """A program that the step awaits, and another in its own process session, are dead when the receipt arrives."""
     pids: list[int] = []
     programs: list[asyncio.subprocess.Process] = []
 
@@ -229,7 +229,7 @@ async def programs_of_a_plain_step_die_with_its_run(subject: AgentSubject) -> No
 
 @_check
 async def an_interrupt_of_one_session_leaves_the_others_alone(subject: AgentSubject) -> None:
-    """Runs of other sessions continue and answer, whatever they share with the stopped one."""
+    """Runs of other sessions continue and answer, even if they share resources with the stopped run."""
     inside: set[str] = set()
     release = asyncio.Event()
 
@@ -274,7 +274,7 @@ async def a_newer_message_takes_the_place_of_a_run(subject: AgentSubject) -> Non
 
 @_check
 async def a_run_that_is_over_its_time_is_interrupted(subject: AgentSubject) -> None:
-    """The host's deadline stops a run as a user's interrupt would, with the cause ``deadline``."""
+    """The host's deadline stops a run in the same way as a user's interrupt, but with the cause ``deadline``."""
 
     async def step(text: str) -> str:
         if text == "wait":

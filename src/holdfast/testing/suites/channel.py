@@ -6,7 +6,8 @@ With pytest::
     def test_my_channel_conforms(check, tmp_path):
         run_channel_check(check, lambda: MyNetwork(tmp_path))
 
-A subject creates a `Network`: a small network of the channel's kind, whose users the suite simulates.
+The subject creates a `Network`: a small network of the kind that the channel connects to. The suite simulates users of
+this network.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Network(Protocol):
         ...
 
     def channel(self) -> Channel:
-        """Return a new channel to this network. Each channel uses the same account, as after a restart."""
+        """Return a new channel to this network. All channels use the same account, as if the host had restarted."""
         ...
 
     async def write(self, address: str, content: str) -> str:
@@ -155,7 +156,7 @@ async def _deliver(channel: Channel, delivery: Delivery) -> None:
 
 @_check
 async def what_people_write_comes_in_with_its_address_and_id(subject: ChannelSubject) -> None:
-    """Text arrives unchanged, whatever its characters and lines, even if written while the channel was down."""
+    """Text arrives unchanged, whatever its characters and lines, even if a user wrote it while the channel was down."""
     texts = ("before", "grüße\nin two lines 👋", "x" * 2000)
     async with subject() as network:
         inbox = _Inbox()
@@ -175,7 +176,7 @@ async def what_people_write_comes_in_with_its_address_and_id(subject: ChannelSub
 
 @_check
 async def messages_of_one_address_come_in_order_and_one_by_one(subject: ChannelSubject) -> None:
-    """While a message is being taken, the next one of its address waits and does not overtake it."""
+    """While `receive` processes a message, the next message from the same address waits."""
     async with subject() as network:
         inbox = _Inbox()
         here = network.addresses[0]
@@ -194,7 +195,7 @@ async def messages_of_one_address_come_in_order_and_one_by_one(subject: ChannelS
 
 @_check
 async def what_was_not_taken_comes_again_under_its_id(subject: ChannelSubject) -> None:
-    """A message whose `receive` raised is not acknowledged: it is received again, in order, and none is lost."""
+    """If `receive` raises, the message is not acknowledged but received again, in order; no message gets lost."""
     async with subject() as network:
         inbox = _Inbox()
         here = network.addresses[0]
@@ -207,7 +208,7 @@ async def what_was_not_taken_comes_again_under_its_id(subject: ChannelSubject) -
 
 @_check
 async def what_was_being_taken_when_the_channel_ended_comes_again(subject: ChannelSubject) -> None:
-    """A message is acknowledged after `receive` has returned: a stop in between loses nothing."""
+    """A message is acknowledged only after `receive` has returned, so a stop before then does not lose the message."""
     async with subject() as network:
         inbox = _Inbox()
         here = network.addresses[0]
@@ -224,7 +225,7 @@ async def what_was_being_taken_when_the_channel_ended_comes_again(subject: Chann
 
 @_check
 async def what_was_taken_comes_again_under_its_id_or_not_at_all(subject: ChannelSubject) -> None:
-    """After a restart, an old message is distinguishable from a new one."""
+    """After a restart, a message that was already received comes again with the same id, or not at all."""
     async with subject() as network:
         inbox = _Inbox()
         here = network.addresses[0]
@@ -255,7 +256,7 @@ async def deliveries_arrive_whole_and_in_order(subject: ChannelSubject) -> None:
 
 @_check
 async def a_repeated_delivery_is_shown_once_or_marked(subject: ChannelSubject) -> None:
-    """An attempt above 1 leads to one copy, or to a second copy that people can recognise as a repeat."""
+    """If a delivery is attempted again, users see it once, or further copies are marked as repeats."""
     async with subject() as network:
         here = network.addresses[0]
         async with _open(network, _Inbox()) as channel:
@@ -271,7 +272,7 @@ async def a_repeated_delivery_is_shown_once_or_marked(subject: ChannelSubject) -
 
 @_check
 async def a_first_attempt_that_only_looks_like_a_repeat_is_shown(subject: ChannelSubject) -> None:
-    """The same text under another id is another message."""
+    """The same text with a different delivery id is delivered as a separate message."""
     async with subject() as network, _open(network, _Inbox()) as channel:
         here = network.addresses[0]
         for n in range(2):
@@ -303,16 +304,16 @@ async def _failure(channel: Channel, delivery: Delivery) -> DeliveryFailed:
     except DeliveryFailed as error:
         return error
     except TimeoutError:
-        raise AssertionError("a delivery that cannot succeed does not end; do not retry in the channel") from None
+        raise AssertionError("a failing delivery took too long; raise DeliveryFailed instead of retrying") from None
     except Exception as error:
-        raise AssertionError(f"it raised {type(error).__name__} instead of DeliveryFailed") from error
-    raise AssertionError("a delivery that cannot arrive was reported as delivered, so it would be forgotten")
+        raise AssertionError(f"the delivery raised {type(error).__name__} instead of DeliveryFailed") from error
+    raise AssertionError("a delivery that cannot arrive was reported as delivered; raise DeliveryFailed instead")
 
 
 @_check
 async def a_cancelled_delivery_may_be_made_again(subject: ChannelSubject) -> None:
-    """A cancel at any turn of the loop ends the attempt; after a retry, the message was delivered once, or its repeat
-    is marked."""
+    """A cancellation at any turn of the loop ends the attempt; after a retry, users see the message once, or further
+    copies are marked as repeats."""
     async with subject() as network, _open(network, _Inbox()) as channel:
         here = network.addresses[0]
         for turns in range(20):
@@ -336,7 +337,7 @@ async def a_cancelled_delivery_may_be_made_again(subject: ChannelSubject) -> Non
 
 @_check
 async def what_it_delivers_does_not_come_in(subject: ChannelSubject) -> None:
-    """A channel does not mistake its own messages for a user's, or an agent would answer itself forever."""
+    """A channel does not mistake its own messages for a user's; otherwise, an agent would answer itself forever."""
     async with subject() as network:
         inbox = _Inbox()
         here = network.addresses[0]
@@ -367,7 +368,7 @@ async def an_outage_ends_by_itself(subject: ChannelSubject) -> None:
 
 @_check
 async def a_closed_channel_leaves_nothing_behind(subject: ChannelSubject) -> None:
-    """Closing leaves no task, thread or descriptor behind, whatever the channel was doing."""
+    """Closing a channel leaves no task, thread or descriptor behind, whatever the channel was doing."""
 
     async def use() -> None:
         async with subject() as network:

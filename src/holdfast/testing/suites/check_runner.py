@@ -1,4 +1,4 @@
-"""Shared parts of the conformance suites: running a check, and naming the broken rule when it fails.
+"""Shared parts of the conformance suites: run a check, and name the broken rule if the check fails.
 
 A suite is a tuple of checks. A check is an async function that tests one rule of a port; the rule is the check's
 docstring or, without one, the check's name. A check is called with the subject under test, and raises `AssertionError`
@@ -25,8 +25,8 @@ def run_check(check: Callable[[S], Awaitable[None]], subject: S, *, port: str, l
 
     Parameters:
         check: a check of a suite.
-        subject: the subject under test, with which the check is called.
-        port: name of the place where the rules are documented, for the note.
+        subject: the subject under test, which is passed to the check.
+        port: path of the file that documents the rules, for the note.
         limit_s: timeout, in seconds.
 
     Raises:
@@ -56,5 +56,5 @@ def rule_of(check: Callable[..., object]) -> str:
 
 
 def not_offered(what: str) -> SkipTest:
-    """Return the error that a check raises to be skipped, because the subject lacks the feature under test."""
-    return SkipTest(f"the subject does not offer it: {what}")
+    """Return the error that a check raises to be skipped if the subject lacks the feature under test."""
+    return SkipTest(f"the subject does not support: {what}")

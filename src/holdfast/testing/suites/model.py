@@ -105,7 +105,7 @@ async def _quiet(provider: Provider, what: str) -> None:
         async with asyncio.timeout(_AT_ONCE_S):
             await provider.quiet()
     except TimeoutError:
-        raise AssertionError(f"{what}, but {_AT_ONCE_S:g} s later its connection is open and costs tokens") from None
+        raise AssertionError(f"{what}, but {_AT_ONCE_S:g} s later the connection is open and costs tokens") from None
 
 
 # ── answers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -140,7 +140,7 @@ async def an_answer_comes_in_pieces_and_ends_with_one_end_part(subject: ModelSub
 
 @_check
 async def what_a_request_cost_is_told(subject: ModelSubject) -> None:
-    """The end part has the token counts of the provider."""
+    """The end part contains the token counts that the provider reported."""
     async with subject([Reply(text=_TEXT, usage=Usage(input_tokens=21, output_tokens=7))]) as provider:
         usage = _end(await _parts(provider.model, _ask())).usage
         assert (usage.input_tokens, usage.output_tokens) == (21, 7), f"the provider counted 21 and 7, reported: {usage}"
@@ -148,7 +148,7 @@ async def what_a_request_cost_is_told(subject: ModelSubject) -> None:
 
 @_check
 async def calls_come_whole_and_in_order(subject: ModelSubject) -> None:
-    """Each of several calls in one answer is a separate part with all its arguments; the reason is ``calls``."""
+    """Each call in an answer is a separate part with complete arguments; the end part's reason is ``calls``."""
     wanted = [("add", {"a": 1, "b": 2}), ("add", {"a": 3, "b": 4})]
     async with subject([Reply(text="I add.", calls=wanted)]) as provider:
         parts = await _parts(provider.model, _ask("add", tools=True))
@@ -248,7 +248,7 @@ async def attachments_that_are_gone_or_odd_do_not_spoil_a_request(subject: Model
 
 @_check
 async def requests_at_the_same_time_keep_apart(subject: ModelSubject) -> None:
-    """A model is shared by all runs: each gets its own answer, and cancelling one does not affect the others."""
+    """Each of several concurrent requests gets its own answer, and cancelling one does not affect the others."""
     texts = [f"answer number {n}, " * 10 for n in range(4)]
     async with subject([Reply(text=text, pace_s=0.002) for text in texts]) as provider:
         tasks = [asyncio.create_task(_parts(provider.model, _ask(f"question {n}"))) for n in range(len(texts))]
@@ -276,7 +276,7 @@ _WAITS: dict[str, tuple[Reply, int]] = {
 
 @_check
 async def a_cancel_closes_the_connection_at_once(subject: ModelSubject) -> None:
-    """Wherever the reading task waits, cancelling it ends the request, which is not retried."""
+    """Cancelling the reading task ends the request, wherever the task waits; the request is not retried."""
     for where, (reply, pieces) in _WAITS.items():
         async with subject([reply, Reply(text=_TEXT)]) as provider:
             asking = asyncio.create_task(_parts(provider.model, _ask()))
@@ -290,7 +290,7 @@ async def a_cancel_closes_the_connection_at_once(subject: ModelSubject) -> None:
 
 @_check
 async def an_interrupt_ends_a_request_and_asks_nothing_again(subject: ModelSubject) -> None:
-    """In a stopped scope, the request ends without force and is not retried."""
+    """When its scope is stopped, a request ends without force and is not retried."""
     for where, (reply, pieces) in _WAITS.items():
         async with subject([reply, Reply(text=_TEXT)]) as provider:
             scope = Scope("run", detached=True).open()
@@ -306,7 +306,7 @@ async def an_interrupt_ends_a_request_and_asks_nothing_again(subject: ModelSubje
 
 @_check
 async def leaving_the_block_closes_the_connection(subject: ModelSubject) -> None:
-    """Leaving the block after part of the answer ends the request and its cost."""
+    """Leaving the block after part of the answer ends the request, so that it causes no further cost."""
     async with subject([_LONG]) as provider:
         try:
             async with asyncio.timeout(None) as limit, opened(provider.model, _ask()) as parts:
@@ -314,13 +314,13 @@ async def leaving_the_block_closes_the_connection(subject: ModelSubject) -> None
                     break
                 limit.reschedule(asyncio.get_running_loop().time() + _AT_ONCE_S)
         except TimeoutError:
-            raise AssertionError(f"leaving the block takes longer than {_AT_ONCE_S:g} s: it reads on") from None
+            raise AssertionError(f"leaving the block takes longer than {_AT_ONCE_S:g} s: the model reads on") from None
         await _quiet(provider, "the block was left after the first part")
 
 
 @_check
 async def the_readers_own_error_is_its_own(subject: ModelSubject) -> None:
-    """An error of the code in the block is raised unchanged, and the connection is closed."""
+    """An error raised in the block propagates unchanged, and the connection is closed."""
     async with subject([_LONG]) as provider:
         error = LookupError("mine")
         try:
@@ -330,13 +330,13 @@ async def the_readers_own_error_is_its_own(subject: ModelSubject) -> None:
         except Exception as raised:
             assert raised is error, f"the reader raised {error!r}, and out came {raised!r}"
         else:
-            raise AssertionError("the reader's error was swallowed")
+            raise AssertionError("the error raised in the block was swallowed")
         await _quiet(provider, "the block was left by an error")
 
 
 @_check
 async def requests_leave_nothing_behind(subject: ModelSubject) -> None:
-    """Answers that are read, left or cancelled leave no task and no descriptor behind."""
+    """Requests that are read completely, abandoned or cancelled leave no task or descriptor behind."""
 
     async def use() -> None:
         async with subject([Reply(text=_TEXT), _LONG, _LONG]) as provider:
@@ -387,7 +387,7 @@ async def a_failure_says_whether_to_try_again_and_is_not_repeated_here(subject: 
             except ModelFailed as error:
                 found = error
             except Exception as error:
-                raise AssertionError(f"{what} is raised as {type(error).__name__}, and not as ModelFailed") from error
+                raise AssertionError(f"{what} raised {type(error).__name__} instead of ModelFailed") from error
             else:
                 raise AssertionError(f"{what} passes for an answer: {_text(parts)!r}")
             after = found.retry_after_s

@@ -81,12 +81,15 @@ class _Served:
 
 
 def unscripted_model(model: Model) -> ModelSubject:
-    """Return the subject for a model without a script, such as a real provider's. Checks that need one are skipped."""
+    """Return the subject for a model with unscripted answers, such as a real provider's model.
+
+    Checks that need scripted answers are skipped.
+    """
 
     @contextlib.asynccontextmanager
     async def subject(script: Sequence[Reply]) -> AsyncIterator[Provider]:
         if any(reply != Reply(text=reply.text, pace_s=reply.pace_s) for reply in script):
-            raise not_offered("answers by a script")
+            raise not_offered("scripted answers")
         yield _Unscripted(model)
 
     return subject
@@ -99,10 +102,10 @@ class _Unscripted:
 
     @property
     def requests(self) -> int:
-        raise not_offered("what its provider saw")
+        raise not_offered("observation of the provider's requests")
 
     async def begun(self, pieces: int) -> None:
-        raise not_offered("what its provider saw")
+        raise not_offered("observation of the provider's requests")
 
     async def quiet(self) -> None:
         """Do nothing: the provider cannot be observed."""

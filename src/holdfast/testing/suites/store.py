@@ -34,15 +34,9 @@ from holdfast.errors import (
 from holdfast.protocol.events import RunFinished, TextDelta, decode_event, encode_event
 from holdfast.protocol.messages import Entry, Settlement, Usage
 from holdfast.protocol.stopping import Cause, StopReceipt
-from holdfast.storage.port import (
-    Appended,
-    Claim,
-    Lease,
-    NotReady,
-    RunCommit,
-    SendResult,
-)
+from holdfast.storage.port import Appended, Claim, Lease, NotReady, RunCommit, SendResult
 from holdfast.testing.suites.check_runner import run_check
+from holdfast.testing.suites.store_agents import AGENT_CHECKS
 from holdfast.testing.suites.store_driver import Check, MakeStore, interrupt_of, opened, refused
 from holdfast.testing.suites.store_history import HISTORY_CHECKS
 from holdfast.testing.suites.store_housekeeping import HOUSEKEEPING_CHECKS
@@ -58,7 +52,8 @@ def run_store_check(check: Check, make_store: MakeStore) -> None:
     """Run one check on a new event loop, for at most 30 seconds.
 
     Raises:
-        AssertionError: if the store breaks a rule of the port; notes on the error name the rule and the last verb.
+        AssertionError: if the store breaks a rule of the port; notes on the error name the rule and the last method
+            that was called.
         TimeoutError: if the check takes longer.
     """
     run_check(check, make_store, port="holdfast/storage/port.py")
@@ -591,4 +586,11 @@ async def text_that_no_json_can_carry_is_written_out(make_store: MakeStore) -> N
         await on.log(claim.lease.session)
 
 
-STORE_CHECKS: Sequence[Check] = (*_CHECKS, *HOUSEKEEPING_CHECKS, *PEOPLE_CHECKS, *HISTORY_CHECKS, *SCHEDULE_CHECKS)
+STORE_CHECKS: Sequence[Check] = (
+    *_CHECKS,
+    *AGENT_CHECKS,
+    *HOUSEKEEPING_CHECKS,
+    *PEOPLE_CHECKS,
+    *HISTORY_CHECKS,
+    *SCHEDULE_CHECKS,
+)

@@ -1,4 +1,4 @@
-"""Short forms of the store's verbs, for the checks of the conformance suite (`holdfast.testing.suites.store`)."""
+"""Short forms of the store's methods, for the checks of the conformance suite (`holdfast.testing.suites.store`)."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ Check = Callable[[MakeStore], Awaitable[None]]
 async def opened(make_store: MakeStore, *, at: float = 1.0) -> AsyncIterator[Driver]:
     """Yield a driver of a store that is open within the block; all blocks with the same ``make_store`` share data.
 
-    An error that the block raises gets a note with the verb that was called last and the port's description of this
-    verb.
+    An error that the block raises gets a note with the store method that was called last and the method's description
+    in the port.
     """
     store = make_store()
     await store.open(node_id=f"n_{at}", at=at)
@@ -44,14 +44,14 @@ async def opened(make_store: MakeStore, *, at: float = 1.0) -> AsyncIterator[Dri
     try:
         yield Driver(cast("Store", watched))
     except Exception as error:
-        error.add_note(f"the verb before it: {watched.told()}")
+        error.add_note(f"the store method that was called last: {watched.told()}")
         raise
     finally:
         await store.close()
 
 
 class _Watched:
-    """Proxy of a store that records the name of the verb that was called last."""
+    """Proxy of a store that records the name of the method that was called last."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -62,13 +62,13 @@ class _Watched:
         return getattr(self._store, name)
 
     def told(self) -> str:
-        """Return the verb that was called last, with the first line of the verb's description in the port."""
+        """Return the method that was called last, with the first line of the method's description in the port."""
         doc = (getattr(Store, self._verb, None).__doc__ or "").strip().partition("\n")[0]
         return f"Store.{self._verb}: {doc}" if doc else f"Store.{self._verb}"
 
 
 class Driver:
-    """Wrapper of a store whose methods call the store's verbs with new ids and default times."""
+    """Wrapper whose methods call the store's methods with new ids and default times."""
 
     def __init__(self, store: Store) -> None:
         self.store = store

@@ -253,7 +253,7 @@ async def a_closed_store_has_finished_what_it_was_given(make_store: MakeStore) -
     except StorageError:
         pass
     else:
-        raise AssertionError("a closed store must refuse")
+        raise AssertionError("a closed store answered find_session; it must raise StorageError")
     await on.store.close()
     async with opened(make_store, at=2.0) as on:
         assert len(await on.log(claim.lease.session)) == 22

@@ -1,4 +1,4 @@
-"""Checks of the conformance suite for human-in-the-loop: steering, rollback, suspended and unloaded runs."""
+"""Checks of the conformance suite for human-in-the-loop features: steering, rollback, suspended and unloaded runs."""
 
 from __future__ import annotations
 

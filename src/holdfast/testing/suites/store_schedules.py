@@ -86,8 +86,8 @@ def _fire_of(
             at=at,
             run_id=on.fresh("r") if room else None,
             stored_limit=stored_limit,
+            served=_AGENTS,
         ),
-        agents=_AGENTS,
         by_hand=by_hand,
     )
 

@@ -15,7 +15,7 @@ _APP = "probe"
 
 
 class GoogleADK:
-    """A run is an asyncio task that reads ``runner.run_async`` in SSE mode; a cancel cancels the task."""
+    """Each run is an asyncio task that reads ``runner.run_async`` in SSE mode; `cancel` cancels the task."""
 
     packages = ("google-adk", "litellm")
 
@@ -88,7 +88,7 @@ class GoogleADK:
 
     async def inbox(self) -> str:
         """See `Adapter.inbox`."""
-        raise self._setting.not_offered("it does not accept messages in advance: the call is the run")
+        raise self._setting.not_offered("it has no inbox: the call that sends a message is the run")
 
     async def close(self) -> None:
         """See `Adapter.close`."""

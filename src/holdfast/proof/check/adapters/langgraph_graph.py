@@ -12,7 +12,7 @@ __all__ = ["LangGraph"]
 
 
 class LangGraph:
-    """A session is a LangGraph thread. A run is an asyncio task around ``ainvoke``, and a cancel cancels the task."""
+    """Each session is a LangGraph thread. Each run is an asyncio task around ``ainvoke``; `cancel` cancels the task."""
 
     packages = ("langgraph", "langgraph-checkpoint-sqlite", "langchain-openai")
 
@@ -33,7 +33,7 @@ class LangGraph:
         return {"configurable": {"thread_id": session}}
 
     async def open(self, session: str, user: str) -> None:
-        """See `Adapter.open`. The session's first run creates its LangGraph thread."""
+        """See `Adapter.open`. Does nothing, because the session's first run creates the LangGraph thread."""
 
     async def submit(self, session: str, text: str) -> str:
         """See `Adapter.submit`."""
@@ -68,7 +68,7 @@ class LangGraph:
 
     async def inbox(self) -> str:
         """See `Adapter.inbox`."""
-        raise self._setting.not_offered("the library does not accept messages in advance; LangGraph's server does")
+        raise self._setting.not_offered("the library has no inbox for messages; LangGraph's server has one")
 
     async def close(self) -> None:
         """See `Adapter.close`."""

@@ -12,7 +12,7 @@ __all__ = ["OpenAIAgents"]
 
 
 class OpenAIAgents:
-    """A run reads ``Runner.run_streamed`` to the end; a cancel calls ``result.cancel()`` and waits for that end."""
+    """Each run reads a ``Runner.run_streamed`` stream to its end; `cancel` calls ``cancel()`` on the run's result."""
 
     packages = ("openai-agents", "openai")
 
@@ -81,7 +81,7 @@ class OpenAIAgents:
 
     async def inbox(self) -> str:
         """See `Adapter.inbox`."""
-        raise self._setting.not_offered("it does not accept messages in advance: the call is the run")
+        raise self._setting.not_offered("it has no inbox: the call that sends a message is the run")
 
     async def close(self) -> None:
         """See `Adapter.close`."""

@@ -1,4 +1,4 @@
-"""Pydantic AI: an agent with its OpenAI model. It keeps no sessions, so the adapter holds the list of messages."""
+"""Pydantic AI: an agent with its OpenAI model. Pydantic AI has no sessions, so the adapter stores the messages."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ __all__ = ["PydanticAI"]
 
 
 class PydanticAI:
-    """A run is an asyncio task around ``agent.run``, and a cancel cancels the task. The messages of completed runs are
-    kept."""
+    """Each run is an asyncio task around ``agent.run``; `cancel` cancels the task. The messages of completed runs are
+    stored in memory."""
 
     packages = ("pydantic-ai-slim", "openai")
 
@@ -67,7 +67,7 @@ class PydanticAI:
 
     async def inbox(self) -> str:
         """See `Adapter.inbox`."""
-        raise self._setting.not_offered("it does not accept messages in advance: the call is the run")
+        raise self._setting.not_offered("it has no inbox: the call that sends a message is the run")
 
     async def close(self) -> None:
         """See `Adapter.close`."""

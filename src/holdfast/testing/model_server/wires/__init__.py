@@ -1,7 +1,7 @@
 """The wire protocols of the model server: how each reads, checks and answers a request.
 
-Each protocol refuses requests that its provider refuses: a call without a result, a result without a call, ids and
-names with invalid characters, arguments that are not an object, and empty text blocks.
+Each protocol refuses faulty requests as its provider does: requests that contain a call without a result, a result
+without a call, an id or name with invalid characters, arguments that are not an object, or an empty text block.
 """
 
 from holdfast.testing.model_server.wires.chat import ChatWire

@@ -34,7 +34,7 @@ class WireFormat(Protocol):
 
     Parameters:
         body: the request's JSON object.
-        number: number of the request, which makes the ids in the answer unique.
+        number: number of the request; used to create unique ids in the answer.
     """
 
     def __init__(self, body: dict[str, Any], number: int) -> None: ...
@@ -71,7 +71,7 @@ class WireFormat(Protocol):
 
 
 def first_objection(body: dict[str, Any], objections: Callable[[dict[str, Any]], Iterator[str]]) -> str | None:
-    """Return the first objection to a request, or None; an error while reading the request is an objection, too."""
+    """Return the first objection to a request, or None; an error while reading the request counts as an objection."""
     if body.get("stream") is not True:
         return "this server answers in streams only: send 'stream': true"
     try:
@@ -81,14 +81,14 @@ def first_objection(body: dict[str, Any], objections: Callable[[dict[str, Any]],
 
 
 def text_of(content: Any) -> str:
-    """Return the text of a message's content, which is a text or a list of blocks."""
+    """Return the text of a message's content, which is a string or a list of blocks."""
     if isinstance(content, list):
         return "".join(block["text"] for block in content if block["type"] == "text")
     return content or ""
 
 
 def attachment_of(media_type: str, data: str) -> Attachment:
-    """Return the attachment whose bytes a request carries in base64."""
+    """Return the attachment for base64 data from a request."""
     try:
         content = base64.b64decode(data, validate=True)
     except binascii.Error:

@@ -1,0 +1,31 @@
+"""Stores with one fault each in what becomes of a session whose agent is gone."""
+
+from __future__ import annotations
+
+import asyncio
+
+from holdfast.errors import SessionAgentMissing
+from holdfast.storage import MemoryStore
+from holdfast.storage.port import Send, SendResult
+from tests.testing.suites.store_faults import changed, found_by
+
+
+@found_by("a_session_without_its_agent_is_refused_and_stays_as_it_was")
+class AcceptsAnyAgent(MemoryStore):
+    def send(self, request: Send) -> asyncio.Future[SendResult]:
+        return super().send(changed(request, served=None))
+
+
+@found_by("a_duplicate_for_a_missing_agent_is_still_a_duplicate")
+class ChecksTheAgentFirst(MemoryStore):
+    def send(self, request: Send) -> asyncio.Future[SendResult]:
+        row = self.backend.tables.find(request.principal, request.key)
+        if row is not None and request.agent is None and request.served and row.agent not in request.served:
+            raise SessionAgentMissing("gone")
+        return super().send(request)
+
+
+@found_by("the_default_agent_takes_over_the_sessions_of_the_agents_named")
+class TakesNothingOver(MemoryStore):
+    def send(self, request: Send) -> asyncio.Future[SendResult]:
+        return super().send(changed(request, takes_over=frozenset()))
