@@ -15,6 +15,8 @@ TESTS ?= tests
 SPREAD ?= $(if $(filter tests,$(TESTS)),--numprocesses auto --dist worksteal)
 NIGHTLY = $(BIN)/python -m pytest $(TESTS) --timeout 1800 -o faulthandler_timeout=2400
 NONE_FOUND := 5
+# What a process has compiled is read by the next: without that, each server that a test starts compiles all its modules.
+unexport PYTHONDONTWRITEBYTECODE
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1|/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-16s %s\n", $$1, $$2}'
@@ -67,7 +69,7 @@ lock: env-lock  ## compile requirements/*.txt anew (ARGS="--upgrade")
 		*) from="requirements/$$lock.in" ;; esac; \
 		echo "» requirements/$$lock.txt"; \
 		$(ENV)-lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
-			--no-emit-index-url --fork-strategy fewest $$from -o requirements/$$lock.txt $(ARGS) || exit 1; \
+			--no-strip-extras --no-emit-index-url --fork-strategy fewest $$from -o requirements/$$lock.txt $(ARGS) || exit 1; \
 	done
 
 clean:  ## take away the environments and what was built

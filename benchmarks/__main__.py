@@ -73,7 +73,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
         if part not in results:
             continue
         lines += ["", f"## {part.capitalize()}", "", results[part]["on"], ""]
-        lines += ["| figure | value | promised | | how |", "|---|---:|---:|---|---|"]
+        lines += ["| figure | value | promised | verdict | how |", "|---|---:|---:|---|---|"]
         for row in (Row(**fields) for fields in results[part]["rows"]):
             verdict = {True: "met", False: "**missed**", None: ""}[row.met]
             lines.append(f"| {row.name} | {row.value:,.4g} {row.unit} | {row.target} | {verdict} | {row.note} |")

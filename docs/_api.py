@@ -1,16 +1,58 @@
-"""The Python reference, from `__all__`, signatures and docstrings, as Markdown."""
+"""The Python reference, from `__all__`, signatures and docstrings, as Markdown: a page for each module."""
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import inspect
+import pprint
 import re
+import textwrap
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
 
 import msgspec
-from _text import plain
+from _text import code, plain, table
+
+import holdfast
+
+PUBLIC_MODULES: Mapping[str, str] = {
+    "holdfast.events": "the events of a session",
+    "holdfast.errors": "every error",
+    "holdfast.agents": "types for your own agents, tools and models: model messages, limits, branch results",
+    "holdfast.integrations.langgraph": "LangGraph graphs as agents",
+    "holdfast.integrations.reactive": "agents in reactive streams",
+    "holdfast.tools": "the built-in tools",
+    "holdfast.runtime": "interrupts and scopes, for use without a host",
+    "holdfast.server": "the server, for use in your own application",
+    "holdfast.storage": "the stores",
+    "holdfast.channels": "the interface for connecting chat networks",
+    "holdfast.testing": "tools for testing your agents and other concurrent code",
+}
+"""Modules that users import from, besides `holdfast` itself, with what each provides."""
+
+DEFINING_MODULES = (
+    "holdfast.host",
+    "holdfast.client",
+    "holdfast.settings",
+    "holdfast.tools.assistant",
+    "holdfast.protocol.session_api",
+    "holdfast.protocol.messages",
+    "holdfast.protocol.stopping",
+    "holdfast.protocol.states",
+    "holdfast.protocol.mailbox_policies",
+    "holdfast.storage.port",
+    "holdfast.storage.backend",
+    "holdfast.failpoints",
+    "holdfast.clock",
+)
+"""Modules that define the other classes and values which users meet."""
+
+FOLDER = "reference/python"
+CONSTANT_LENGTH = 1500
+CONSTANT_WIDTH = 90
+MODULE_PAGES = (*PUBLIC_MODULES, *DEFINING_MODULES)
 
 STARS: dict[object, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
 SECTIONS = ("Parameters:", "Raises:", "Returns:", "Yields:", "Example:", "Invariants:")
@@ -83,7 +125,8 @@ def annotation(of: object) -> str:
         return of.replace('"', "").replace("'", "") if "Literal" not in of else of
     if typing.get_origin(of) is typing.Annotated:
         of = typing.get_args(of)[0]
-    return inspect.formatannotation(of).replace("typing.", "")
+    written = re.sub(r"ForwardRef\('([^']*)'\)", r"\1", inspect.formatannotation(of))
+    return written.replace("typing.", "")
 
 
 def fence(text: str) -> str:
@@ -91,11 +134,11 @@ def fence(text: str) -> str:
     return f"```python\n{text}\n```"
 
 
-def class_page(name: str, cls: type) -> list[str]:
+def class_section(name: str, cls: type) -> list[str]:
     """Return the lines for a class with its public methods and properties, in source order."""
     is_value = dataclasses.is_dataclass(cls) or issubclass(cls, msgspec.Struct)
     is_error = issubclass(cls, BaseException)
-    out = [f"### {name}", ""]
+    out = [f"## {name}", ""]
     if not is_error:
         out += [fence(signature(f"class {name}", cls)), ""]
     out += [to_markdown(cls.__doc__ or ""), ""]
@@ -103,13 +146,14 @@ def class_page(name: str, cls: type) -> list[str]:
         if member.startswith("_") or (is_value and not callable(thing) and not isinstance(thing, property)):
             continue
         function = thing.__func__ if isinstance(thing, classmethod | staticmethod) else thing
+        documented = inspect.getdoc(function) if isinstance(function, property) or inspect.isroutine(function) else None
+        if documented is None:
+            continue
         if isinstance(function, property):
-            text = inspect.getdoc(function)
-            if text:
-                out += [f"`{name}.{member}` (property): {one_paragraph(text)}", ""]
-        elif inspect.isroutine(function) and inspect.getdoc(function):
-            out += [fence(signature(f"{name}.{member}", function, method=True)), ""]
-            out += [to_markdown(inspect.getdoc(function) or ""), ""]
+            out += [f"### {name}.{member}", "", f"Property: {one_paragraph(documented)}", ""]
+        else:
+            out += [f"### {name}.{member}", "", fence(signature(f"{name}.{member}", function, method=True)), ""]
+            out += [to_markdown(documented), ""]
     return out
 
 
@@ -118,25 +162,90 @@ def one_paragraph(docstring: str) -> str:
     return " ".join(plain(docstring).split())
 
 
-def module_page(module: ModuleType) -> str:
-    """Return the section for all names in a module's `__all__`."""
-    out = [f"## `{module.__name__}`", "", to_markdown(module.__doc__ or ""), ""]
-    for name in module.__all__:
-        thing = getattr(module, name)
-        if isinstance(thing, ModuleType):
-            continue
-        if isinstance(thing, type):
-            out += class_page(name, thing)
-        elif inspect.isroutine(thing):
-            out += [f"### {name}", "", fence(signature(name, thing)), "", to_markdown(inspect.getdoc(thing) or ""), ""]
-        else:
-            out += [f"### {name}", "", f"```text\n{constant(name, thing)}\n```", ""]
-    return "\n".join(out)
+def python_pages() -> dict[str, str]:
+    """Return the page of each module, by file name. A name that several modules export is on the first one's page."""
+    pages = {}
+    written: dict[str, tuple[object, str]] = {}
+    for module_name in MODULE_PAGES:
+        module = importlib.import_module(module_name)
+        out = [f"# `{module_name}`", "", to_markdown(module.__doc__ or ""), ""]
+        elsewhere = []
+        things = {name: getattr(module, name) for name in module.__all__}
+        for name, thing in sorted(things.items(), key=lambda item: is_constant(item[1])):
+            if isinstance(thing, ModuleType):
+                continue
+            first, home = written.setdefault(name, (thing, module_name))
+            if home != module_name and first is thing:
+                elsewhere.append((link(name, home), code(home)))
+            else:
+                out += section(name, thing)
+        if elsewhere:
+            out += ["## Also exported", "", table(("name", "described in"), elsewhere)]
+        pages[f"{module_name}.md"] = "\n".join(out)
+    return pages
+
+
+def is_constant(thing: object) -> bool:
+    """Return whether a page shows the value of a thing."""
+    return not isinstance(thing, type) and not inspect.isroutine(thing)
+
+
+def section(name: str, thing: object) -> list[str]:
+    """Return the lines for a class, function or constant."""
+    if isinstance(thing, type):
+        return class_section(name, thing)
+    if inspect.isroutine(thing):
+        return [f"## {name}", "", fence(signature(name, thing)), "", to_markdown(inspect.getdoc(thing) or ""), ""]
+    return [f"## {name}", "", f"```python\n{constant(name, thing)}\n```", ""]
+
+
+def names_page() -> str:
+    """Return the tables of modules and of the names that `holdfast` itself exports, with links to their pages."""
+    modules = {name: importlib.import_module(name) for name in MODULE_PAGES}
+    names = []
+    for name in sorted(holdfast.__all__):
+        homes = (home for home, module in modules.items() if getattr(module, name, None) is getattr(holdfast, name))
+        home = next(home for home in homes if name in modules[home].__all__)
+        names.append((link(name, home), code(home)))
+    defining = ((link("", name), summary(modules[name])) for name in DEFINING_MODULES)
+    return "\n".join(
+        (
+            table(("module", "provides"), ((link("", name), text) for name, text in PUBLIC_MODULES.items())),
+            "Modules that are not in this table may change without notice. The package is typed.\n",
+            "## Names of `holdfast`\n",
+            table(("name", "described in"), names),
+            "## Modules that define the rest\n",
+            "The classes and values that you meet, but seldom import:\n",
+            table(("module", "contents"), defining),
+        )
+    )
+
+
+def link(name: str, module: str) -> str:
+    """Return a link to a name on the page of its module, or to the page if the name is empty."""
+    anchor = f"#{name.lower()}" if name else ""
+    return f"[`{name or module}`](/{FOLDER}/{module}.md{anchor})"
+
+
+def summary(module: ModuleType) -> str:
+    """Return the first line of a module's docstring."""
+    return plain(module.__doc__ or "").partition("\n")[0]
 
 
 def constant(name: str, thing: object) -> str:
     """Return a value or type alias as code, truncated if it is long."""
-    text = re.sub(r" at 0x[0-9a-f]+", "", repr(thing).replace("typing.", ""))
     if isinstance(thing, frozenset):
-        text = "frozenset(" + repr(sorted(thing)) + ")"
-    return f"{name} = {text if len(text) <= 400 else text[:400] + ' …'}"
+        text = f"frozenset({sorted(thing)!r})"
+    else:
+        text = pprint.pformat(thing, sort_dicts=False)
+    text = re.sub(r"<function (\w+) at 0x[0-9a-f]+>", r"\1", text)
+    text = re.sub(r" at 0x[0-9a-f]+|typing\.", "", text)
+    text = re.sub(r"\bholdfast\.[a-z_.]+\.(?=[A-Z])|collections\.abc\.|contextlib\.", "", text)
+    if "\n" not in text:
+        return textwrap.fill(f"{name} = {text}", CONSTANT_WIDTH, break_long_words=False, subsequent_indent="    ")
+    opening = re.match(r"\w*[\[({]", text)
+    start = opening.end() if opening else 0
+    body = " " * start + text[start:-1]
+    if len(body) > CONSTANT_LENGTH:
+        body = body[: body.rindex("\n", 0, CONSTANT_LENGTH)] + f"\n{' ' * start}# …"
+    return f"{name} = {text[:start]}\n{textwrap.indent(textwrap.dedent(body), '    ')}\n{text[-1]}"

@@ -25,7 +25,8 @@ def http_page() -> str:
     from holdfast.server.parameters import JsonBody
     from holdfast.server.routes import ROUTES
 
-    out = [table(("method", "address", ""), ((code(o.method), code(o.path), first_line(o.doc)) for o in ROUTES))]
+    rows = ((code(route.method), code(route.path), first_line(route.doc)) for route in ROUTES)
+    out = [table(("method", "address", "what it does"), rows)]
     out += ["## Operations"]
     for route in ROUTES:
         out += ["", f"### `{route.method} {route.path}`", "", plain(route.doc), ""]
@@ -40,8 +41,8 @@ def http_page() -> str:
             media_type = route.body if isinstance(route.body, str) else route.body.media_type
             out += [f"Body: {code(media_type)}.", ""]
         if route.query:
-            rows = ((code(query.name), query.type, query.doc) for query in route.query)
-            out += [table(("query", "type", ""), rows)]
+            queries = ((code(query.name), query.type, query.doc) for query in route.query)
+            out += [table(("query", "type", "what it does"), queries)]
         answers = (f"{status}: {answer(kind)}" for status, kind in route.responses.items())
         out += ["Answers: " + "; ".join(answers) + ".", ""]
         if route.errors:
@@ -111,20 +112,22 @@ def metrics_page() -> str:
 
 
 def cli_page() -> str:
-    """Return every command with its arguments and options."""
+    """Return every command with its arguments, options and an example, in the groups of the help."""
     import typer.main
+    from typer.core import TyperGroup
 
     from holdfast.cli import app
+    from holdfast.cli.commands import COMMANDS
 
-    group = typer.main.get_command(app)
+    program = typer.main.get_command(app)
+    assert isinstance(program, TyperGroup)
     out: list[str] = []
-    commands = getattr(group, "commands", {})
-    rows = []
-    for name, command in commands.items():
-        rows.append((code(f"holdfast {name}"), first_line(paragraphs(command.help or ""))))
-    out += [table(("command", ""), rows), "", "## Commands", ""]
-    for name, command in commands.items():
-        out += list(command_section(f"holdfast {name}", command))
+    for group in dict.fromkeys(spec.group for spec in COMMANDS.values()):
+        specs = {name: spec for name, spec in COMMANDS.items() if spec.group == group}
+        rows = ((code(f"holdfast {name}"), spec.summary) for name, spec in specs.items())
+        out += [f"## {group}", "", table(("command", "what it does"), rows)]
+        for name in specs:
+            out += command_section(f"holdfast {name}", program.commands[name])
     return "\n".join(out)
 
 
@@ -133,7 +136,9 @@ def exits_page() -> str:
     from holdfast.cli import exit_codes
 
     tree = ast.parse(inspect.getsource(exit_codes.Exit))
-    body = tree.body[0].body  # type: ignore[attr-defined]
+    definition = tree.body[0]
+    assert isinstance(definition, ast.ClassDef)
+    body = definition.body
     words = {}
     for before, after in itertools.pairwise(body):
         match before, after:
@@ -158,7 +163,9 @@ def command_section(path: str, command: Any) -> Iterator[str]:
         written = "" if default in (None, False, (), []) or callable(default) or parameter.required else code(default)
         rows.append((code(shown), " ".join((getattr(parameter, "help", "") or "").split()), written))
     if rows:
-        yield table(("", "what it does", "default"), rows) + "\n"
+        yield table(("option", "what it does", "default"), rows)
+    if command.epilog:
+        yield f"Example:\n\n```sh\n{command.epilog}\n```\n"
     for name, below in getattr(command, "commands", {}).items():
         yield from command_section(f"{path} {name}", below)
 

@@ -1,4 +1,4 @@
-"""Write docs/generated: the parts of the docs that come from code.
+"""Write docs/generated and docs/reference/python: the parts of the docs that come from code.
 
 python docs/_generate.py            write changed files
 python docs/_generate.py --check    exit 1 if a file is stale
@@ -7,13 +7,12 @@ python docs/_generate.py --check    exit 1 if a file is stale
 from __future__ import annotations
 
 import difflib
-import importlib
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from _api import module_page
+from _api import FOLDER, names_page, python_pages
 from _diagrams import StateDiagram
 from _faces import (
     cli_page,
@@ -28,7 +27,6 @@ from _faces import (
 from _rooms import picture
 from _text import code, fields_of, plain, table
 
-import holdfast
 from holdfast import errors
 from holdfast.protocol import events, mailbox_policies, run_phases, states
 from holdfast.server.errors import status_of
@@ -156,41 +154,6 @@ MESSAGE_DIAGRAM = StateDiagram(
     final=states.TERMINAL_MESSAGE_STATES,
 )
 
-# Modules whose `__all__` is the public Python interface, in the order of the page.
-API_MODULES = (
-    "holdfast.agents",
-    "holdfast.host",
-    "holdfast.client",
-    "holdfast.runtime",
-    "holdfast.testing",
-    "holdfast.tools",
-    "holdfast.tools.assistant",
-    "holdfast.channels",
-    "holdfast.protocol.session_api",
-    "holdfast.protocol.messages",
-    "holdfast.protocol.events",
-    "holdfast.protocol.stopping",
-    "holdfast.protocol.states",
-    "holdfast.protocol.mailbox_policies",
-    "holdfast.errors",
-    "holdfast.settings",
-    "holdfast.failpoints",
-    "holdfast.clock",
-    "holdfast.storage.port",
-    "holdfast.storage.backend",
-)
-
-
-def api_page() -> str:
-    """Return all public names of the public modules."""
-    rows = []
-    for name in sorted(holdfast.__all__):
-        home = next(module for module in API_MODULES if name in importlib.import_module(module).__all__)
-        rows.append((code(f"holdfast.{name}"), code(home)))
-    modules = (module_page(importlib.import_module(name)) for name in API_MODULES)
-    return "\n".join((table(("name", "from"), rows), *modules))
-
-
 PAGES: Mapping[str, Page] = {
     "settings.md": settings_page,
     "errors.md": errors_page,
@@ -210,19 +173,17 @@ PAGES: Mapping[str, Page] = {
     "counters.md": counters_page,
     "counts.md": counts_page,
     "metrics.md": metrics_page,
-    "python.md": api_page,
+    "python.md": names_page,
 }
 
-# Generated for each build and not committed: it changes with every docstring.
-UNCOMMITTED = {"python.md"}
+# The pages of the Python reference are written for each build and not committed: they change with every docstring.
+PYTHON = HERE / FOLDER
 
 
 def stale() -> list[str]:
     """Return the differences between the written files and the code, one text for each file."""
     found = []
     for name, page in PAGES.items():
-        if name in UNCOMMITTED:
-            continue
         path = TARGET / name
         written = path.read_text("utf-8") if path.exists() else ""
         wanted = page()
@@ -244,14 +205,23 @@ def main(arguments: Sequence[str]) -> int:
         if found:
             print("docs/generated is stale: run 'make docs' and commit what it wrote")
         return 1 if found else 0
-    TARGET.mkdir(exist_ok=True)
-    for name, page in PAGES.items():
-        path = TARGET / name
-        wanted = page()
+    write(TARGET, {name: page() for name, page in PAGES.items()})
+    pages = python_pages()
+    write(PYTHON, pages)
+    for path in PYTHON.iterdir():
+        if path.name not in pages:
+            path.unlink()
+    return 0
+
+
+def write(folder: Path, pages: Mapping[str, str]) -> None:
+    """Write the pages that changed, so that a build reads only those."""
+    folder.mkdir(exist_ok=True)
+    for name, wanted in pages.items():
+        path = folder / name
         if not path.exists() or path.read_text("utf-8") != wanted:
             path.write_text(wanted, "utf-8")
-            print(f"wrote generated/{name}")
-    return 0
+            print(f"wrote {path.relative_to(HERE)}")
 
 
 if __name__ == "__main__":

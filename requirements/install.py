@@ -4,7 +4,7 @@
 
 Needs nothing but Python 3.11 with venv. The environment carries a stamp, the hash of what it was made from, so a second
 call takes no time, and a changed lock brings the environment up to date. Environments are made one at a time: who comes
-meanwhile waits, and finds it done.
+meanwhile waits, and finds it done. Ctrl-C is safe at any time: the next call continues.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import hashlib
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ OLDEST = (3, 11)
 # A lock that contains another: an environment made from the larger one serves both.
 CONTAINED = {"serve": ("dev",), "dev": (), "bench": (), "lock": ()}
 BARE = {"bench", "lock"}
+INTERRUPTED = 130
 
 
 def stamp_of(lock: str) -> str:
@@ -42,11 +44,12 @@ def say(text: str) -> None:
 
 
 def run(*argv: str) -> None:
-    """Run a command; its failure ends this one, with its exit code."""
-    code = subprocess.run(argv, cwd=ROOT).returncode
-    if code:
-        say(f"failed ({code}): {' '.join(argv)}")
-        sys.exit(code)
+    """Run a command without its output; if it fails, show the output and exit with its code."""
+    result = subprocess.run(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if result.returncode:
+        print(result.stdout, end="")
+        say(f"failed ({result.returncode}): {' '.join(argv)}")
+        sys.exit(result.returncode)
 
 
 def has_pip(python: Path) -> bool:
@@ -55,27 +58,68 @@ def has_pip(python: Path) -> bool:
     return python.exists() and subprocess.run(check, capture_output=True, check=False).returncode == 0
 
 
+class Progress:
+    """The progress of an installation: one line that is rewritten on a terminal, or a line for every tenth package.
+
+    Parameters:
+        total: number of packages to install.
+    """
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._done = 0
+        self._rewrites = sys.stdout.isatty()
+        self._width = 0
+
+    def on_line(self, line: str) -> None:
+        """Show what a line of pip's output says about the progress."""
+        word, _, rest = line.strip().partition(" ")
+        if word in ("Collecting", "Processing", "Requirement"):
+            self._done = min(self._done + 1, self._total)
+            name = re.split(r"==|-\d", rest.removeprefix("already satisfied: ").split(" ")[0].rpartition("/")[2])[0]
+            if self._rewrites or self._done % 10 == 0:
+                self._show(f"  {self._done}/{self._total} {name}")
+        elif word == "Installing":
+            self._show("  unpacking")
+
+    def clear(self) -> None:
+        """Erase the line that is being rewritten."""
+        if self._width:
+            print("\r" + " " * self._width, end="\r", flush=True)
+            self._width = 0
+
+    def _show(self, text: str) -> None:
+        if not self._rewrites:
+            print(text, flush=True)
+            return
+        self.clear()
+        text = text[: shutil.get_terminal_size().columns - 1]
+        print(text, end="", flush=True)
+        self._width = len(text)
+
+
 def run_pip(pip: tuple[str, ...], lock: Path) -> None:
-    """Install what the lock lists, and count along; what pip said is shown if it fails."""
-    wanted = sum(1 for line in lock.read_text().splitlines() if "==" in line.split(" ;")[0])
+    """Install what the lock lists and show the progress; if pip fails, show the end of its output."""
+    total = sum(1 for line in lock.read_text().splitlines() if "==" in line.split(" ;")[0])
     argv = (*pip, "--require-hashes", "--requirement", str(lock))
-    said: list[str] = []
-    done = 0
+    output: list[str] = []
+    progress = Progress(total)
     with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
-        for line in process.stdout:
-            said.append(line)
-            word, _, rest = line.strip().partition(" ")
-            if word in ("Collecting", "Processing", "Requirement"):
-                done += 1
-                name = re.split(r"==|-\d", rest.removeprefix("already satisfied: ").split(" ")[0].rpartition("/")[2])[0]
-                print(f"  {min(done, wanted)}/{wanted} {name}", flush=True)
-            elif word == "Installing":
-                print("  unpacking", flush=True)
+        try:
+            for line in process.stdout:
+                output.append(line)
+                progress.on_line(line)
+        except KeyboardInterrupt:
+            process.terminate()
+            process.wait()
+            raise
+        finally:
+            progress.clear()
     if process.returncode:
-        print("".join(said[-40:]), end="")
+        print("".join(output[-40:]), end="")
         say(f"failed ({process.returncode}): {' '.join(argv)}")
-        say("If the network was away, run the same command again: it goes on where it stopped.")
+        say("If the network was down, run the same command again: it continues where it stopped.")
         sys.exit(process.returncode)
 
 
@@ -154,4 +198,10 @@ if __name__ == "__main__":
     if sys.version_info < OLDEST:
         say(f"{sys.executable} is Python {sys.version.split()[0]}; Holdfast needs 3.11 or newer.")
         sys.exit(1)
-    install(sys.argv[1], Path(sys.argv[2]).absolute())
+    try:
+        install(sys.argv[1], Path(sys.argv[2]).absolute())
+    except KeyboardInterrupt:
+        if sys.stdout.isatty():
+            print()  # after the terminal's ^C
+        say("interrupted; run the same command again: it continues where it stopped")
+        sys.exit(INTERRUPTED)
