@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,9 +46,26 @@ def test_unknown_name_is_an_attribute_error_that_names_the_package(package: Modu
         package.third
 
 
+def test_error_for_a_name_that_another_module_has_names_the_module() -> None:
+    with pytest.raises(AttributeError, match=r"'RunInterrupted'; it is in 'holdfast\.errors'"):
+        holdfast.RunInterrupted  # type: ignore[attr-defined]
+
+
+def test_import_of_a_submodule_imports_no_other() -> None:
+    code = "import sys; from holdfast import old_names; sys.exit('holdfast.errors' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 def test_dir_lists_the_names_before_they_are_loaded(package: ModuleType) -> None:
     assert {"first", "second", "__name__"} <= set(dir(package))
     assert "lazy_example.inner" not in sys.modules
+
+
+@pytest.mark.parametrize("name", ["holdfast", "holdfast.cli", "holdfast.runtime", "holdfast.testing", "holdfast.tools"])
+def test_dir_lists_the_public_names_and_no_others(name: str) -> None:
+    package = importlib.import_module(name)
+    assert {shown for shown in dir(package) if not shown.startswith("__")} == set(package.__all__)
+    assert "__doc__" in dir(package)
 
 
 def test_packages_load_lazily_in_one_way_only() -> None:

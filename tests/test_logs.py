@@ -18,7 +18,7 @@ from holdfast.cli import output
 from holdfast.errors import Interrupted
 from holdfast.logs import RedactingFormatter, is_logged, log_failure, one_line, redact, visible
 from holdfast.protocol.stopping import Cause
-from holdfast.server import page
+from holdfast.server import page_parts
 
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJib2IifQ.dozjgNryP4J3jVmNHl0w5N"
 
@@ -116,7 +116,7 @@ def test_long_hostile_text_takes_no_long_time(piece: str) -> None:
     assert time.process_time() - began < 5.0
 
 
-@pytest.mark.parametrize("spell", [visible, output.visible, page._visible])
+@pytest.mark.parametrize("spell", [visible, output.visible, page_parts._visible])
 def test_letters_that_nobody_sees_are_spelled_out_in_the_log_and_where_people_approve(
     spell: Callable[[str], str],
 ) -> None:

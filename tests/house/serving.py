@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -27,10 +28,10 @@ def serving_environment(port: int, **more: str) -> dict[str, str]:
 
 
 @contextmanager
-def server(folder: Path, environment: dict[str, str], agent: str = "") -> Iterator[None]:
-    """A server in `folder` that answers; afterwards it is drained and gone."""
+def server(folder: Path, environment: dict[str, str], arguments: str = "") -> Iterator[None]:
+    """A server in `folder` that answers, with arguments as a shell reads them; afterwards it is drained and gone."""
     log = folder / "serve.log"
-    argv = ["holdfast", "serve", *([agent] if agent else [])]
+    argv = ["holdfast", "serve", *shlex.split(arguments)]
     with log.open("wb") as output:
         process = subprocess.Popen(
             [Path(sys.executable).with_name(argv[0]), *argv[1:]],

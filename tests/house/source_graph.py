@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-__all__ = ["STDLIB_INTERNALS", "circles", "folder_of", "imports", "modules", "private_uses"]
+__all__ = ["STDLIB_INTERNALS", "circles", "files", "folder_of", "imports", "modules", "private_uses"]
 
 STDLIB_INTERNALS = (
     "holdfast.runtime.adoption.executor_internals",
@@ -23,10 +23,15 @@ SOURCE = Path(__file__).parents[2] / "src" / "holdfast"
 
 def modules(source: Path = SOURCE) -> dict[str, ast.Module]:
     """Return the parsed modules of a package, by dotted name; a package is named like its folder."""
+    return {name: ast.parse(path.read_text("utf-8")) for name, path in files(source).items()}
+
+
+def files(source: Path = SOURCE) -> dict[str, Path]:
+    """Return the files of a package's modules, by dotted name."""
     found = {}
     for path in sorted(source.rglob("*.py")):
         parts = (source.name, *path.relative_to(source).with_suffix("").parts)
-        found[".".join(parts).removesuffix(".__init__")] = ast.parse(path.read_text("utf-8"))
+        found[".".join(parts).removesuffix(".__init__")] = path
     return found
 
 

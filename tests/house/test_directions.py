@@ -9,36 +9,52 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.source_graph import STDLIB_INTERNALS, circles, folder_of, imports, modules, private_uses
+from tests.house.source_graph import (
+    SOURCE,
+    STDLIB_INTERNALS,
+    circles,
+    files,
+    folder_of,
+    imports,
+    modules,
+    private_uses,
+)
 
-PARSED = modules()
-FOLDERS = sorted({folder_of(name) for name in PARSED} - {""})
+FOLDERS = sorted({folder_of(name) for name in files()} - {""})
 
 
-def test_no_module_is_in_a_circle() -> None:
-    assert circles(imports(PARSED)) == []
+@pytest.fixture(scope="module")
+def parsed() -> dict[str, ast.Module]:
+    """The package's modules, parsed only where these tests run: each process of a run collects them."""
+    return modules()
+
+
+def test_no_module_is_in_a_circle(parsed: dict[str, ast.Module]) -> None:
+    assert circles(imports(parsed)) == []
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_no_module_uses_private_names_of_another_one(folder: str) -> None:
+def test_no_module_uses_private_names_of_another_one(folder: str, parsed: dict[str, ast.Module]) -> None:
     assert [
         f"{name}:{line} {used}"
-        for name, tree in PARSED.items()
+        for name, tree in parsed.items()
         if folder_of(name) == folder and name not in STDLIB_INTERNALS
         for line, used in private_uses(tree)
     ] == []
 
 
 @pytest.mark.parametrize("module", STDLIB_INTERNALS)
-def test_private_names_of_the_standard_library_are_used_where_they_are_listed(module: str) -> None:
+def test_private_names_of_the_standard_library_are_used_where_they_are_listed(
+    module: str, parsed: dict[str, ast.Module]
+) -> None:
     listed: dict[str, tuple[str, ...]] = importlib.import_module(module).PRIVATE_NAMES
     names = {name for names in listed.values() for name in names}
     assert {owner.partition(".")[0] for owner in listed} <= sys.stdlib_module_names
-    assert [f"{line} {used}" for line, used in private_uses(PARSED[module]) if used not in names] == []
+    assert [f"{line} {used}" for line, used in private_uses(parsed[module]) if used not in names] == []
 
 
-def test_a_host_knows_what_guards_its_files_and_no_toolset() -> None:
-    known = {one for name, used in imports(PARSED).items() if folder_of(name) == "host" for one in used}
+def test_a_host_knows_what_guards_its_files_and_no_toolset(parsed: dict[str, ast.Module]) -> None:
+    known = {one for name, used in imports(parsed).items() if folder_of(name) == "host" for one in used}
     assert {one for one in known if folder_of(one) == "tools"} == {
         "holdfast.tools.files.private_paths",
         "holdfast.tools.files.workspace_guard",
@@ -79,3 +95,8 @@ def test_a_circle_is_seen_through_types_and_functions(tmp_path: Path) -> None:
 )
 def test_a_use_of_a_private_name_is_seen(source: str, uses: list[tuple[int, str]]) -> None:
     assert private_uses(ast.parse(source)) == uses
+
+
+def test_no_module_is_longer_than_600_lines() -> None:
+    lengths = {path: len(path.read_text("utf-8").splitlines()) for path in SOURCE.rglob("*.py")}
+    assert {str(path): length for path, length in lengths.items() if length > 600} == {}

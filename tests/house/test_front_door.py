@@ -25,8 +25,9 @@ IMPORT = re.compile(
 
 
 def documented_modules() -> set[str]:
-    page = (DOCS / "reference" / "python.md").read_text("utf-8")
-    return {"holdfast", *re.findall(r"^\| `(holdfast\.[\w.]+)` \|", page, re.MULTILINE)}
+    page = (DOCS / "generated" / "python.md").read_text("utf-8")
+    importable = page[: page.index("\n## ")]
+    return {"holdfast", *re.findall(r"^\| \[`(holdfast\.[\w.]+)`\]", importable, re.MULTILINE)}
 
 
 def imports_of(path: Path) -> Iterator[tuple[str, str]]:

@@ -16,7 +16,7 @@ LOCKS = sorted((ROOT / "requirements").glob("*.txt"))
 
 
 def pins(lock: Path) -> dict[str, str]:
-    return dict(re.findall(r"^([a-z0-9._-]+)(?:\[[a-z,]+\])?==(\S+)", lock.read_text(), re.MULTILINE))
+    return dict(re.findall(r"^([a-z0-9._-]+)(?:\[[a-z, ]+\])?==(\S+)", lock.read_text(), re.MULTILINE))
 
 
 def name_of(requirement: str) -> str:

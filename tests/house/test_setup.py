@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import pty
 import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pyte
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,6 +35,42 @@ def install(*arguments: str) -> subprocess.CompletedProcess[str]:
         timeout=60,
         check=False,
     )
+
+
+PIP = """
+import sys; sys.path.insert(0, "requirements"); import install
+lock = install.Path(sys.argv[1])
+lock.write_text("".join(f"package{number}==1.0\\n" for number in range(25)))
+pip = '''
+for number in range(25): print(f"Collecting package{number}==1.0", flush=True)
+print("Installing collected packages: …")
+'''
+install.run_pip((sys.executable, "-c", pip), lock)
+install.say("done")
+"""
+"""A program that installs with a pip that only says so."""
+
+
+def on_terminal(argv: list[str], *, interrupt_after: str = "") -> tuple[int, str]:
+    """Run a command on a terminal, and press Ctrl-C when a text comes; its exit code, and what it wrote."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(ROOT)
+        os.execv(argv[0], argv)
+    written = b""
+    with os.fdopen(terminal, "r+b", buffering=0) as stream:
+        while True:
+            try:
+                data = stream.read(65_536)
+            except OSError:  # the other side is closed
+                break
+            if not data:
+                break
+            written += data
+            if interrupt_after and interrupt_after.encode() in written:
+                interrupt_after = ""
+                stream.write(b"\x03")
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), written.decode()
 
 
 def test_help_lists_every_target_that_a_person_types() -> None:
@@ -89,6 +128,28 @@ print("ready", flush=True)
         assert (ahead.returncode, rest) == (0, ("ready\n", ""))
         rest = behind.communicate("\n", timeout=30)
         assert (behind.returncode, rest) == (0, ("ready\n", ""))
+
+
+def test_progress_is_one_line_that_is_rewritten_on_a_terminal(tmp_path: Path) -> None:
+    code, written = on_terminal([sys.executable, "-c", PIP, str(tmp_path / "lock.txt")])
+    assert (code, "  7/25 package6" in written) == (0, True), written
+    screen = pyte.Screen(80, 24)
+    pyte.Stream(screen).feed(written)
+    assert [line.rstrip() for line in screen.display if line.strip()] == ["» done"]
+
+
+def test_progress_in_a_log_is_a_line_for_every_tenth_package(tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", PIP, str(tmp_path / "lock.txt")]
+    written = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert written.splitlines() == ["  10/25 package9", "  20/25 package19", "  unpacking", "» done"]
+
+
+def test_ctrl_c_during_an_installation_ends_it_without_a_traceback(tmp_path: Path) -> None:
+    argv = [sys.executable, str(ROOT / "requirements" / "install.py"), "serve", str(tmp_path / "env")]
+    code, written = on_terminal(argv, interrupt_after="» making")
+    assert code == 130, written
+    assert "interrupted; run the same command again" in written
+    assert "Traceback" not in written
 
 
 def test_a_lock_that_does_not_exist_is_named(tmp_path: Path) -> None:

@@ -34,13 +34,13 @@ EXAMPLES = {
     "docstring 'What'": "What is stored.",
 }
 CEILINGS = {
-    "is no": 28,
+    "is no": 26,
     "say": 10,
     "somebody": 4,
     "go on": 0,
     "told": 7,
     "whoever": 1,
-    "so many": 1,
+    "so many": 0,
     "docstring 'What'": 0,
 }
 

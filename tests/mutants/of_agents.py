@@ -82,10 +82,10 @@ MUTANTS = (
         breaks="an abandoned tool keeps writing to the log",
         file="agents/call_context.py",
         old='''
-        """Reject further output. The run closes a call when it has ended."""
+        """Reject further output and programs. The run closes a call when it has ended."""
         self.closed = True
 ''',
-        new='        """Reject further output. The run closes a call when it has ended."""',
+        new='        """Reject further output and programs. The run closes a call when it has ended."""',
         tests=(
             "tests/agents/test_model_loop.py::test_a_call_that_was_given_up_says_nothing_more_while_its_run_goes_on",
         ),
