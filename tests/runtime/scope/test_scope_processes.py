@@ -27,6 +27,7 @@ from holdfast.runtime.processes import procfs
 from holdfast.runtime.processes.foreign_process import ForeignProcess, Owner
 from holdfast.runtime.processes.tree import ReaperTree
 from holdfast.runtime.processes.zygote_link import ZygoteLink
+from holdfast.runtime.scope import stop as stopping
 from holdfast.runtime.scope.process_handle import UNHEARD
 from holdfast.runtime.scope.scope import Scope, current_scope
 
@@ -172,8 +173,14 @@ async def stubborn_program(scope: Scope) -> Process:
     return program
 
 
+@pytest.mark.parametrize("asked_again", [True, False], ids=["asked again", "not asked again before the program ends"])
 @pytest.mark.parametrize("inside", [True, False], ids=["child scope", "same scope"])
-def test_a_task_that_waits_for_a_stubborn_program_is_not_named_as_forced(inside: bool) -> None:
+def test_a_task_that_waits_for_a_stubborn_program_is_not_named_as_forced(
+    inside: bool, asked_again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not asked_again:
+        monkeypatch.setattr(stopping, "_FIRST_ESCALATION_S", 60.0)
+
     async def main() -> None:
         scope = Scope("call", parent=None, grace_s=0.2).open()
         ready = asyncio.Event()
