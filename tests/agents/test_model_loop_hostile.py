@@ -217,7 +217,7 @@ def test_whatever_a_tool_raises_is_an_error_that_the_model_gets(isolation: str, 
     async def main() -> None:
         raising = tool(name="raising")(blocking if isolation == "thread" else asynchronous)
         agent = Agent(name="a", model=model([[call("raising"), call("nap", number=1)]]), tools=[raising, nap])
-        async with asyncio.timeout(10), Host(agent, store=MemoryStore(), settings=QUICK) as host:
+        async with asyncio.timeout(60), Host(agent, store=MemoryStore(), settings=QUICK) as host:
             assert await host.session("s").ask("go") == "That is all."
             (_, text), (_, napped) = await results(host, "s")
             assert napped == "napped 1"

@@ -358,4 +358,4 @@ def test_a_function_that_only_makes_a_coroutine_is_an_error_and_not_left_undone(
         return told
 
     with pytest.raises(RunFailed, match="<lambda> returned a coroutine, which is never awaited"):
-        asyncio.run(asyncio.wait_for(play(work), 20))
+        asyncio.run(asyncio.wait_for(play(work), 60))

@@ -41,7 +41,7 @@ def real(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Run it with real threads, in bounded time."""
 
     async def main() -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await scenario()
 
     asyncio.run(main())
@@ -231,7 +231,7 @@ def test_the_deadline_of_an_item_is_applied_to_tasks_and_threads() -> None:
 def test_sync_functions_get_threads_and_no_more_than_their_principal_has() -> None:
     lock = threading.Lock()
     busy = most = 0
-    ready = threading.Barrier(3, timeout=10)
+    ready = threading.Barrier(3, timeout=60)
 
     def one(item: int) -> str:
         nonlocal busy, most

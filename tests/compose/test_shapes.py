@@ -278,7 +278,7 @@ def test_a_plain_function_may_choose() -> None:
             assert await one.session("s").ask("hello there") == "l(hello there)"
 
     async def main() -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await scenario()
 
     asyncio.run(main())

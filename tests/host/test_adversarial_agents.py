@@ -124,7 +124,7 @@ def test_what_exits_in_a_thread_ends_its_run_and_not_the_host(where: str) -> Non
 
     async def main() -> None:
         bad = {"agent": leaves, "generator": speaks}.get(where, asks)
-        async with asyncio.timeout(20), Host(agents=[bad, healthy], store="memory://", settings=QUICK) as host:
+        async with asyncio.timeout(60), Host(agents=[bad, healthy], store="memory://", settings=QUICK) as host:
             with pytest.raises(RunFailed, match=r"called sys\.exit\(3\)"):
                 await host.session("s").ask("x", agent=bad.name)
             assert await host.session("s").ask("x", agent="healthy") == "healthy"
@@ -138,7 +138,7 @@ def test_a_keyboard_interrupt_in_a_thread_is_nobodys_ctrl_c() -> None:
         raise KeyboardInterrupt
 
     async def main() -> None:
-        async with asyncio.timeout(20), Host(agents=[pretends, healthy], store="memory://", settings=QUICK) as host:
+        async with asyncio.timeout(60), Host(agents=[pretends, healthy], store="memory://", settings=QUICK) as host:
             with pytest.raises(RunFailed, match="agent pretends raised KeyboardInterrupt"):
                 await host.session("s").ask("x", agent="pretends")
             assert await host.session("s").ask("x", agent="healthy") == "healthy"
@@ -245,7 +245,7 @@ def test_an_iterator_of_the_agents_own_needs_no_aclose() -> None:
         assert await host.session("s").ask("x", agent="two", timeout_s=60) == "ab"
 
     async def main() -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             async with Host(two, store="memory://", settings=QUICK) as host:
                 await scenario(host)
 

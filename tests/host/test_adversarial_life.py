@@ -385,11 +385,11 @@ def test_a_watch_that_is_closed_while_it_waits_for_an_answer_raises_no_alarm() -
         recovered=alarms.append,
     )
     watch.start()
-    assert asked.wait(10)
+    assert asked.wait(60)
     watch.close()
     for thread in threading.enumerate():
-        if thread.name == "holdfast loop watch":
-            thread.join(10)
+        if thread.name == "holdfast loop watchdog":
+            thread.join(60)
     assert not alarms
 
 

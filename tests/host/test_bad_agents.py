@@ -86,14 +86,14 @@ def test_a_generator_that_never_yields_completes_with_no_text() -> None:
 
 def test_an_agent_that_blocks_the_loop_is_reported_with_its_stack() -> None:
     async def blocking(run: Run) -> None:
-        time.sleep(0.7)  # the fault that is tested
+        time.sleep(2.0)  # the fault that is tested
 
     async def scenario(host: Host) -> None:
         await settled(host, "blocking")
 
     host = hosted(scenario, blocking)
-    incident = next(i for i in host.incidents.newest if i.kind == "loop_blocked")
-    assert any("time.sleep(0.7)" in line for line in incident.stack)
+    blocked = [incident for incident in host.incidents.newest if incident.kind == "loop_blocked"]
+    assert any("time.sleep(2.0)" in line for incident in blocked for line in incident.stack)
 
 
 def test_an_agent_that_swallows_cancellation_is_abandoned_and_named() -> None:
@@ -172,7 +172,7 @@ def test_a_thread_that_cannot_be_stopped_is_quarantined_and_what_it_says_later_d
 
     def stuck(run: Run) -> None:
         run.emit("before")
-        release.wait(20)
+        release.wait(60)
         try:
             run.emit("after")
         except RunClosed as error:
@@ -240,7 +240,7 @@ def test_a_run_past_its_deadline_is_interrupted_with_that_cause() -> None:
         kinds = [e.kind async for e in host.session("endless").events(follow=settlement.message_id)]
         assert kinds.count("run.stopping") == 1
 
-    hosted(scenario, endless, settings=Settings(run_timeout_s=0.05, grace_s=0.05))
+    hosted(scenario, endless, settings=Settings(run_timeout_s=2.0, grace_s=0.05))
 
 
 def test_what_a_run_leaves_behind_ends_with_it() -> None:

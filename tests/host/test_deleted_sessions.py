@@ -15,7 +15,7 @@ from holdfast.errors import SessionDeleted, UnknownSession
 from holdfast.host.session import Session
 
 SECRET = "the secret word is xylophone"
-SETTINGS = Settings(grace_s=0.2, abandon_after_s=0.2, drain_timeout_s=0.2)
+SETTINGS = Settings(grace_s=5.0, abandon_after_s=20.0, drain_timeout_s=0.2)
 
 
 @pytest.fixture(params=["memory", "sqlite"])

@@ -19,7 +19,7 @@ from holdfast.protocol.messages import Entry
 from holdfast.protocol.model import ENDED_BY, AssistantMessage, CallPart, ModelRequest, UserMessage, conversation
 from tests.protocol.rules import check_request
 
-SETTINGS = Settings(grace_s=0.2, abandon_after_s=0.2, drain_timeout_s=0.2, quiet_s=0.01, max_wait_s=0.05)
+SETTINGS = Settings(grace_s=5.0, abandon_after_s=20.0, drain_timeout_s=0.2, quiet_s=0.01, max_wait_s=0.05)
 DELETE = "delete all my files"
 Answer = Callable[[ModelRequest], Any]
 
@@ -127,7 +127,7 @@ def test_a_deadline_is_told(store: str) -> None:
         await session.ask("hello")
         assert "out of time" in noted(model)
 
-    hosted(scenario, FOREVER, store, limits=AgentLimits(step_timeout_s=0.05))
+    hosted(scenario, FOREVER, store, limits=AgentLimits(step_timeout_s=2.0))
 
 
 def test_a_budget_is_told(store: str) -> None:

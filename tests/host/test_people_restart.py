@@ -60,7 +60,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
     for first in range(0, len(pairs), 4):
         children = [start(folder, *pair) for pair in pairs[first : first + 4]]
         for child in children:
-            assert child.wait(40) == -signal.SIGKILL
+            assert child.wait(100) == -signal.SIGKILL
     return folder
 
 

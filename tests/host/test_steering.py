@@ -300,4 +300,4 @@ def test_a_steered_message_is_given_again_at_its_step_after_a_crash(kind: str, t
     if kind == "memory":
         run_virtual(main(lambda: {"clock": VirtualClock()}))
     else:
-        asyncio.run(asyncio.wait_for(main(dict), 20))
+        asyncio.run(asyncio.wait_for(main(dict), 60))

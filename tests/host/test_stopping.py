@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Coroutine
@@ -19,6 +20,9 @@ from holdfast.storage import MemoryStore
 from holdfast.storage.port import Committed, RunCommit
 
 QUICK = Settings(grace_s=2, abandon_after_s=2, drain_timeout_s=0.2)
+MARK = f"holdfast-stopping-{os.getpid()}"
+"""Tells the programs of these tests apart from those of the same tests in another process."""
+
 STUBBORN = """\
 import os, signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -58,8 +62,10 @@ async def finished(session: Session, message_id: str) -> list[Event]:
 
 def test_an_interrupt_stops_tasks_threads_processes_and_children_of_the_run() -> None:
     ended: list[str] = []
+    child_begun = asyncio.Event()
 
     async def child(run: Run) -> None:
+        child_begun.set()
         try:
             await asyncio.sleep(600)
         finally:
@@ -73,13 +79,14 @@ def test_an_interrupt_stops_tasks_threads_processes_and_children_of_the_run() ->
             ended.append("thread")
 
     async def busy(run: Run) -> None:
-        process = await run.process([sys.executable, "-S", "-c", STUBBORN, "holdfast-stopping"], stdout=-1)
+        process = await run.process([sys.executable, "-S", "-c", STUBBORN, MARK], stdout=-1)
         assert process.stdout is not None
         for _ in range(3):  # each of its processes says so: the parent may be first, before its child has forked
             assert await process.stdout.readline() == b"up\n"
         _ = run.spawn(in_thread, run)
         _ = run.spawn(run.delegate, child, "x")
         adopted = asyncio.get_running_loop().create_task(asyncio.sleep(600))
+        await child_begun.wait()
         await run.emit("busy")
         try:
             await adopted
@@ -97,7 +104,7 @@ def test_an_interrupt_stops_tasks_threads_processes_and_children_of_the_run() ->
         assert (receipt.stopped.programs, receipt.stopped.processes) == (1, 3)
         assert receipt.cause.reason == "changed my mind"
         assert sorted(ended) == ["child", "task", "thread"]
-        assert not [pid for pid in all_pids() if "holdfast-stopping" in command(pid)]
+        assert not [pid for pid in all_pids() if MARK in command(pid)]
         events = await finished(session, sent.message_id)
         assert [e.cause.kind for e in events if isinstance(e, RunStopping)] == ["user"]
         last = next(e for e in events if isinstance(e, RunFinished))
@@ -362,4 +369,4 @@ def test_sixty_sessions_that_started_programs_by_themselves_are_all_gone_when_th
         assert [receipt.stopped.programs for receipt in receipts] == [1] * 60
         assert all(program.wait(20) < 0 for program in programs)
 
-    on_host(scenario, foreign)
+    on_host(scenario, foreign, settings=Settings(grace_s=2, abandon_after_s=20, drain_timeout_s=0.2))

@@ -174,4 +174,4 @@ def test_state_of_toolsets_lies_beside_the_file_of_the_store(tmp_path: Path) -> 
             assert folder.is_dir()
             assert folder == toolset.home.data_dir
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), 60))

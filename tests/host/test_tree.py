@@ -21,7 +21,7 @@ QUICK = Settings(grace_s=0.05, abandon_after_s=0.5)
 
 def within(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     async def bounded() -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await work()
 
     asyncio.run(bounded())
@@ -50,7 +50,7 @@ def test_a_thread_that_a_stop_gave_up_is_shown_until_it_has_ended_and_to_its_pri
 
     def stuck() -> None:
         begun.set()
-        gate.wait(10)
+        gate.wait(60)
 
     async def agent(run: Run) -> str:
         if run.text == "stick":
@@ -88,7 +88,7 @@ def test_a_thread_that_a_part_of_a_run_gave_up_is_shown_while_the_run_goes_on() 
 
     def stuck() -> None:
         begun.set()
-        gate.wait(10)
+        gate.wait(60)
 
     async def agent(run: Run) -> str:
         part = run.scope.child("part").open()
@@ -145,7 +145,7 @@ def test_what_background_work_leaves_behind_is_shown_too() -> None:
 
     def stuck() -> None:
         begun.set()
-        gate.wait(10)
+        gate.wait(60)
 
     async def behind() -> None:
         await asyncio.to_thread(stuck)

@@ -13,7 +13,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["ROLES", "await_condition", "living", "program"]
+from holdfast.runtime.processes import procfs
+
+__all__ = ["ROLES", "await_condition", "has_strayed", "living", "program"]
 
 _SOURCE = (
     Path(__file__).with_name("fence.py").read_text()
@@ -39,7 +41,9 @@ def insistent_fork():
 
 def stray(env=None):
     # A new session, forked twice: its parent is gone. With env it is another program with that environment.
-    if os.fork():
+    between = os.fork()
+    if between:
+        os.waitid(os.P_PID, between, os.WEXITED | os.WNOWAIT)  # so that who counts afterwards counts no third process
         return
     os.setsid()
     if os.fork():
@@ -149,6 +153,13 @@ def living(token: str) -> list[int]:
         for entry in os.listdir("/proc")
         if entry.isdigit() and int(entry) != os.getpid() and any(_runs(thread, wanted) for thread in _threads(entry))
     ]
+
+
+def has_strayed(token: str) -> bool:
+    """Whether a program and its one stray live, and no more: while the stray is forked, its parent makes it two too."""
+    pids = living(token)
+    stats = [procfs.read_stat(pid) for pid in pids]
+    return len(pids) == 2 and all(stat is not None and stat.parent not in pids for stat in stats)
 
 
 def _threads(pid: str) -> list[Path]:

@@ -23,7 +23,7 @@ from holdfast.runtime.process_host import DEVNULL, PIPE, STDOUT, ProcessHost, Tr
 from holdfast.runtime.processes import procfs, seal, zygote_link
 from holdfast.runtime.processes import spec as process_spec
 from holdfast.runtime.processes import tags as process_tags
-from tests.runtime.processes_zoo import ROLES, await_condition, living, program
+from tests.runtime.processes_zoo import ROLES, await_condition, has_strayed, living, program
 
 pytestmark = pytest.mark.skipif(not procfs.supported(), reason="process trees are proven dead only on Linux")
 
@@ -203,7 +203,7 @@ def test_trees_of_one_host_do_not_disturb_each_other(host: ProcessHost, token: s
     async def body() -> None:
         first = await host.spawn(program("double-fork", f"{token}-1"))
         second = await host.spawn(program("double-fork", f"{token}-2"))
-        await_condition(lambda: len(living(f"{token}-1")) == len(living(f"{token}-2")) == 2, "both trees stand")
+        await_condition(lambda: has_strayed(f"{token}-1") and has_strayed(f"{token}-2"), "both trees stand")
         await first.kill_tree()
         assert living(f"{token}-1") == []
         assert len(living(f"{token}-2")) == 2
@@ -229,7 +229,7 @@ def test_term_first_leaves_the_tree_time_to_end_by_itself(host: ProcessHost, tmp
 def test_term_first_kills_what_ignores_it(host: ProcessHost, token: str) -> None:
     async def body() -> None:
         process = await host.spawn(program("double-fork", token))
-        await_condition(lambda: len(living(token)) == 2, "the stray lives")
+        await_condition(lambda: has_strayed(token), "the stray lives")
         result = await process.kill_tree(term_first_s=0.05)
         assert len(result.killed) == 2
         assert living(token) == []
@@ -376,7 +376,7 @@ def test_a_program_that_cannot_be_started_is_a_clear_error(host: ProcessHost, tm
             await host.spawn([])
 
     run(body)
-    assert host.statistics().reapers <= 3
+    await_condition(lambda: host.statistics().reapers == 0, "what failed to start has no reaper")
 
 
 def test_a_program_gets_its_streams_directory_environment_and_default_signals(
@@ -456,7 +456,7 @@ def test_output_that_nobody_read_is_kept_and_leaves_no_descriptor(host: ProcessH
 
 def test_a_spawn_that_is_cancelled_leaves_nothing(host: ProcessHost, token: str) -> None:
     async def body() -> None:
-        before = host.statistics()
+        await_condition(lambda: host.statistics().live == 0, "the trees of other tests are gone")
         for steps in range(12):
             task = asyncio.create_task(host.spawn(program("ignores-term", token), stdout=PIPE, stdin=PIPE))
             for _ in range(steps):
@@ -466,7 +466,7 @@ def test_a_spawn_that_is_cancelled_leaves_nothing(host: ProcessHost, token: str)
                 process = await task
                 await process.kill_tree()
             assert living(token) == []
-        assert host.statistics().live == before.live
+        assert host.statistics().live == 0
 
     run(body)
 
@@ -494,8 +494,9 @@ def test_a_hundred_programs_leave_no_descriptor_process_or_thread(host: ProcessH
     (link,) = set(host._links.values())
     await_condition(lambda: procfs.children(link.pid) == [], "all reapers have ended")
     await_condition(lambda: len(os.listdir(f"/proc/{link.pid}/fd")) <= 8, "the zygote holds nothing")
-    statistics = host.statistics()
-    assert (statistics.live, statistics.reapers) == (0, 0)
+    await_condition(
+        lambda: (host.statistics().live, host.statistics().reapers) == (0, 0), "the host knows that all have ended"
+    )
 
 
 def test_threads_may_spawn_wait_and_kill(host: ProcessHost, token: str) -> None:

@@ -16,7 +16,7 @@ import pytest
 from holdfast.errors import LimitExceeded, Unavailable
 from holdfast.runtime.thread_pool import ThreadCall, ThreadPool
 
-WAIT_S = 10
+WAIT_S = 60
 
 
 def submit(pool: ThreadPool, fn: Callable[..., Any], *values: Any, **options: Any) -> tuple[ThreadCall, Future[Any]]:
@@ -229,10 +229,10 @@ def test_sharers_take_turns_for_threads_and_keep_their_own_order() -> None:
 
     def hold() -> None:
         busy.set()
-        gate.wait(10)
+        gate.wait(WAIT_S)
 
     pool.submit(hold, on_done=lambda *_: None, sharer="first")
-    assert busy.wait(10)
+    assert busy.wait(WAIT_S)
     for number in range(4):
         pool.submit(begun.append, f"big {number}", on_done=lambda *_: None, sharer="big")
     dropped = pool.submit(begun.append, "dropped", on_done=lambda *_: None, sharer="dropped")
@@ -243,7 +243,7 @@ def test_sharers_take_turns_for_threads_and_keep_their_own_order() -> None:
     assert not dropped.cancel()
     pool.submit(over.set, on_done=lambda *_: None, sharer="big")
     gate.set()
-    assert over.wait(10)
+    assert over.wait(WAIT_S)
     assert begun == ["big 0", "small 0", "big 1", "small 1", "big 2", "big 3"]
     assert pool.statistics().queued == 0
     pool.close()

@@ -15,7 +15,7 @@ from holdfast.errors import HoldfastError, Interrupted
 
 __all__ = ["Bench", "SessionHome", "on_host", "use"]
 
-BOUND_S = 30.0
+BOUND_S = 90.0
 
 
 class Bench:
@@ -54,7 +54,7 @@ def on_host(
 
     async def main() -> None:
         async with asyncio.timeout(BOUND_S):
-            async with Host(work, store=store, settings=Settings(grace_s=grace_s, abandon_after_s=2.0)) as host:
+            async with Host(work, store=store, settings=Settings(grace_s=grace_s, abandon_after_s=20.0)) as host:
                 await scenario(host)
 
     asyncio.run(main())

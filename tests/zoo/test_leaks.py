@@ -9,6 +9,7 @@ import os
 import random
 import resource
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,7 +68,7 @@ class Inventory:
 async def at_rest(others: set[int]) -> Inventory:
     """End what is only kept for its next use, and look. ``others`` were there before: of a test that failed."""
     process_host().workers.close()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not others.issuperset(of_nobody()) or process_host().statistics().live:
             await asyncio.sleep(0.01)
     return Inventory()
@@ -98,7 +99,9 @@ def look_for_leaks(count: int, folder: Path) -> None:
             await runs(hosts, len(ZOO), folder, serial)
             before = await at_rest(others)
             await runs(hosts, count, folder, serial)
-            growth = (await at_rest(others)).growth(before)
+            give_up_at = time.monotonic() + 20
+            while (growth := (await at_rest(others)).growth(before)) and time.monotonic() < give_up_at:
+                await asyncio.sleep(0.1)  # what another thread has open for a moment is no leak
             assert growth == {}
 
     asyncio.run(main())

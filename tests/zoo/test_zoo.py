@@ -119,7 +119,7 @@ async def one_round(session: Session, name: str, fate: Fate, chance: random.Rand
         assert (await session.wait(sent.message_id)).state in ("interrupted", "completed", "withdrawn")
         assert await session.ask("and now?") == "fine"
         stage.release()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while stage.living:
                 await asyncio.sleep(0.002)
         assert "taken" not in stage.late
@@ -159,7 +159,7 @@ async def rounds(count: int, fn: Callable[..., Any], folder: Path, seed: int) ->
                     token = f"zoo-{os.getpid()}-{fn.__name__}-{batch + number}"
                     group.create_task(one_round(session, fn.__name__, fate, own, folder, token))
             with contextlib.suppress(TimeoutError):  # a reaper tells that its tree is gone, then ends itself
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(30):
                     while not others.issuperset(of_nobody()):
                         await asyncio.sleep(0.002)
             left = [pid for pid in of_nobody() if pid not in others]

@@ -62,7 +62,7 @@ def with_server(
     servers = []
 
     async def run() -> None:
-        async with asyncio.timeout(30), ModelServer(script, **options) as server:
+        async with asyncio.timeout(60), ModelServer(script, **options) as server:
             for variable, value in server.environment.items():
                 monkeypatch.setenv(variable, value)
             servers.append(server)

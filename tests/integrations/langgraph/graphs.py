@@ -36,10 +36,10 @@ PATIENT = Settings(grace_s=10, abandon_after_s=10)
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:
-    """Run a test on a loop of its own, for half a minute at most."""
+    """Run a test on a loop of its own, for a minute at most."""
 
     async def bounded() -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await test
 
     asyncio.run(bounded())

@@ -83,7 +83,7 @@ def test_a_plain_node_that_does_not_listen_is_named_and_what_it_returns_is_void(
             return {"messages": [AIMessage(f"{len(state['messages'])} messages")]}
         mine = current_run()
         begun.set()
-        go_on.wait(10)
+        go_on.wait(60)
         try:
             mine.emit("too late")
         except RunClosed as error:
@@ -118,7 +118,7 @@ def test_nothing_is_saved_after_the_end_of_a_run() -> None:
     def node(state: MessagesState) -> dict[str, Any]:
         if state["messages"][-1].content == "wait":
             begun.set()
-            go_on.wait(10)
+            go_on.wait(60)
         try:
             output = inner.invoke({"messages": [state["messages"][-1]]}, durability="sync")
         except BaseException as error:
@@ -279,13 +279,14 @@ def test_tasks_of_an_entrypoint_are_stopped() -> None:
 
 def test_one_sessions_stop_leaves_the_other_sessions_nodes_alone() -> None:
     begun = {name: threading.Event() for name in ("a", "b")}
+    a_is_stopped = threading.Event()
 
     def node(state: MessagesState) -> dict[str, Any]:
         name = str(state["messages"][-1].content)
         interrupt = current_interrupt()
         assert interrupt is not None
         begun[name].set()
-        for _ in range(50):
+        while not a_is_stopped.is_set():
             interrupt.check()
             time.sleep(0.002)
         return {"messages": [AIMessage(f"{name} is done")]}
@@ -296,6 +297,7 @@ def test_one_sessions_stop_leaves_the_other_sessions_nodes_alone() -> None:
             while not begun["b"].is_set():
                 await asyncio.sleep(0.002)
             await interrupted(host.session("a"), begun["a"])
+            a_is_stopped.set()
             assert (await host.session("b").wait(sent["b"].message_id)).text == "b is done"
 
     run(test())

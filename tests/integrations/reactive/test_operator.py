@@ -689,7 +689,7 @@ def test_a_clean_up_after_the_loop_was_closed_tells_observers_and_threads_and_sa
         begun.set()
         current = current_interrupt()
         assert current is not None
-        woken.put(current.wait_blocking(10))
+        woken.put(current.wait_blocking(60))
 
     async def begin() -> None:
         bridge.open()
@@ -703,14 +703,14 @@ def test_a_clean_up_after_the_loop_was_closed_tells_observers_and_threads_and_sa
     woken: queue.Queue[Cause | None] = queue.Queue()
     bridge, watchers = ReactiveBridge(name="ours"), [Watcher(), Watcher()]
     loop = asyncio.new_event_loop()
-    loop.run_until_complete(asyncio.wait_for(begin(), 10))
+    loop.run_until_complete(asyncio.wait_for(begin(), 60))
     loop.close()
     with pytest.raises(
         ScopeClosed, match="the event loop of ours was closed while 2 streams of the bridge were open"
     ) as caught:
         bridge.cleanup("too late")
     assert "before its loop" in caught.value.hint
-    cause = woken.get(timeout=10)
+    cause = woken.get(timeout=60)
     assert cause is not None and "too late" in cause.reason
     for watcher in watchers:
         assert isinstance(watcher.error, RunInterrupted)
@@ -759,7 +759,7 @@ def test_a_producer_is_not_held_back_for_a_loop_that_was_closed() -> None:
     loop.close()
     pushing = threading.Thread(target=reactivex.range(4).subscribe, args=(source,), daemon=True)
     pushing.start()
-    pushing.join(10)
+    pushing.join(60)
     assert not pushing.is_alive()
     assert (bridge.statistics().received, bridge.statistics().waiting) == (1, 0)
 

@@ -111,7 +111,7 @@ def test_disposing_takes_the_messages_back_that_wait_and_interrupts_the_run_that
         words = reactivex.of("long 1", "long 2", "long 3")
         subscription = words.pipe(bridge.ask(session)).subscribe(watcher)
         await soon(lambda: bridge.statistics().in_flight == 3)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while len(await _mailbox(host)) < 2:
                 await asyncio.sleep(0.01)
         messages = [event.message_id async for event in _accepted(host)]
@@ -232,7 +232,7 @@ def test_a_run_that_others_share_is_not_interrupted() -> None:
         watcher = Watcher()
         subscription = reactivex.of("long").pipe(bridge.ask(session, policy="steer")).subscribe(watcher)
         await soon(lambda: bridge.statistics().in_flight)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not await _mailbox_or_runs(session):
                 await asyncio.sleep(0.01)
         subscription.dispose()
@@ -272,7 +272,7 @@ def test_a_message_that_somebody_withdraws_is_an_error_of_its_item() -> None:
         session = host.session("ann")
         running = await session.send("long")
         asked = asyncio.create_task(bridge.collect(reactivex.of("b").pipe(bridge.ask(session, outcomes=True))))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not await session.mailbox():
                 await asyncio.sleep(0.01)
         (item,) = await session.mailbox()
@@ -294,7 +294,7 @@ def test_a_run_that_asks_its_own_session_is_told_and_leaves_no_message() -> None
                     return f"{len(await host.session('ann').mailbox())} messages"
             return "answered"
 
-        async with asyncio.timeout(10), Host(selfish, store="memory://") as host:
+        async with asyncio.timeout(60), Host(selfish, store="memory://") as host:
             assert await host.session("ann").ask("go") == "0 messages"
             assert len(await host.session("ann").runs()) == 1
 

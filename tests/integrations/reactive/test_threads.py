@@ -168,7 +168,7 @@ def _disturbed(act: Callable[[], Any], at: int, disturb: Callable[[], Any]) -> b
 
     thread = threading.Thread(target=acting, daemon=True)
     thread.start()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive(), f"stuck at line {at}"
     return next(lines) > at
 

@@ -91,8 +91,8 @@ def accounted(counts: IntakeCounts, *, over: bool = True) -> None:
 
 
 async def soon(condition: Callable[[], object]) -> None:
-    """Wait until it holds, for ten seconds at most."""
-    async with asyncio.timeout(10):
+    """Wait until it holds, for a minute at most."""
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.001)
 

@@ -362,7 +362,7 @@ def test_clean_up_may_use_executors_and_timeouts_during_the_grace(installed: Cal
                 await forever()
             finally:
                 await asyncio.to_thread(notes.append, "flushed")
-                await asyncio.wait_for(asyncio.sleep(0), 1)
+                await asyncio.wait_for(asyncio.sleep(0), 30)
                 await asyncio.gather(asyncio.sleep(0), asyncio.sleep(0))
                 notes.append("closed")
 
@@ -388,9 +388,10 @@ def test_a_task_started_in_the_context_of_a_closed_scope_never_runs_and_that_is_
         started: list[asyncio.Task[None]] = []
         loop = asyncio.get_running_loop()
         async with Scope("run"):
-            loop.call_later(0.005, lambda: started.append(asyncio.ensure_future(late())))
+            context = contextvars.copy_context()
+        loop.call_soon(lambda: started.append(asyncio.ensure_future(late())), context=context)
         while not started:
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0)
         with pytest.raises(asyncio.CancelledError):
             await started[0]
         assert not ran

@@ -843,14 +843,18 @@ def test_a_cooperative_thread_sees_the_interrupt_of_its_scope(on_loop: Callable[
 
 def test_the_interrupt_of_one_handle_reaches_its_thread_only() -> None:
     async def main() -> None:
+        begun = threading.Barrier(3)
+
         def wait() -> str:
             interrupt = current_interrupt()
             assert interrupt is not None
-            cause = interrupt.wait_blocking(10)
+            begun.wait(20)
+            cause = interrupt.wait_blocking(60)
             return "nobody" if cause is None else cause.reason
 
         async with Scope("run", parent=None) as scope:
             one, two = (scope.spawn(wait, on="thread") for _ in range(2))
+            begun.wait(20)
             one.interrupt.trigger("first")
             assert await one == "first"
             assert not two.done()
@@ -891,25 +895,25 @@ def test_the_interrupt_of_one_handle_reaches_the_scopes_below_it() -> None:
         def wait() -> None:
             interrupt = current_interrupt()
             assert interrupt is not None
-            cause = interrupt.wait_blocking(10)
+            begun.set()
+            cause = interrupt.wait_blocking(60)
             seen.append("nobody" if cause is None else cause.reason)
 
         async def work() -> None:
             async with Scope("inner") as inner:
                 inner.spawn(wait, on="thread")
-                started.append(inner)
                 try:
                     await forever()
                 finally:
                     await asyncio.sleep(0.01)
                     clean.append("body")
 
-        started: list[Scope] = []
+        begun = threading.Event()  # a call that no thread has begun would be taken back
         async with Scope("run", parent=None) as scope:
             handle = scope.spawn(work())
             # Made before the task runs, as by whoever gives the handle a deadline.
             interrupt = handle.interrupt
-            while not started:
+            while not begun.is_set():
                 await asyncio.sleep(0.001)
             interrupt.trigger("only this one")
             with pytest.raises(Interrupted, match="only this one"):

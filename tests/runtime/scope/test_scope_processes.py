@@ -27,6 +27,7 @@ from holdfast.runtime.processes import procfs
 from holdfast.runtime.processes.foreign_process import ForeignProcess, Owner
 from holdfast.runtime.processes.tree import ReaperTree
 from holdfast.runtime.processes.zygote_link import ZygoteLink
+from holdfast.runtime.scope import stop as stopping
 from holdfast.runtime.scope.process_handle import UNHEARD
 from holdfast.runtime.scope.scope import Scope, current_scope
 
@@ -110,7 +111,9 @@ def test_a_stop_asks_and_then_kills_the_whole_tree() -> None:
             ("process", "meek", meek.pid),
             ("process", "hostile", hostile.pid),
         }
-        receipt = await scope.stop("enough", grace_s=0.2)
+        scope.request_stop(Cause(kind="user"), grace_s=1000)
+        await meek.wait_gone()
+        receipt = await scope.stop("enough", grace_s=0)
         assert receipt.outcome == "gone"
         assert receipt.stopped.programs == 2
         assert receipt.stopped.processes >= 3
@@ -148,11 +151,13 @@ def test_a_receipt_counts_programs_and_their_processes_in_child_scopes_too(grace
 def test_a_receipt_counts_the_processes_that_a_program_starts_while_it_is_asked_to_end() -> None:
     async def main() -> None:
         scope = Scope("call", parent=None).open()
-        script = "trap 'setsid sleep 1000 &' TERM; echo ready; while :; do sleep 0.05; done"
+        script = "trap 'setsid sleep 1000 & echo started' TERM; echo ready; while :; do sleep 0.05; done"
         program = await scope.process(["sh", "-c", script], stdout=PIPE)
         assert program.stdout is not None
         assert await program.stdout.readline() == b"ready\n"
-        receipt = await scope.stop("enough", grace_s=0.5)
+        scope.request_stop(Cause(kind="user"), grace_s=1000)
+        assert await program.stdout.readline() == b"started\n"
+        receipt = await scope.stop("enough", grace_s=0)
         assert receipt.outcome == "gone"
         assert receipt.stopped.programs == 1
         assert receipt.stopped.processes >= 2
@@ -168,8 +173,14 @@ async def stubborn_program(scope: Scope) -> Process:
     return program
 
 
+@pytest.mark.parametrize("asked_again", [True, False], ids=["asked again", "not asked again before the program ends"])
 @pytest.mark.parametrize("inside", [True, False], ids=["child scope", "same scope"])
-def test_a_task_that_waits_for_a_stubborn_program_is_not_named_as_forced(inside: bool) -> None:
+def test_a_task_that_waits_for_a_stubborn_program_is_not_named_as_forced(
+    inside: bool, asked_again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not asked_again:
+        monkeypatch.setattr(stopping, "_FIRST_ESCALATION_S", 60.0)
+
     async def main() -> None:
         scope = Scope("call", parent=None, grace_s=0.2).open()
         ready = asyncio.Event()
@@ -271,7 +282,7 @@ def test_a_program_that_cannot_be_started_leaves_no_member() -> None:
 def test_a_stop_while_a_program_is_started_leaves_nothing() -> None:
     async def main() -> None:
         for round_ in range(10):
-            scope = Scope("call", parent=None).open()
+            scope = Scope("call", parent=None, abandon_after_s=20).open()
             started: list[int] = []
 
             async def tool(scope: Scope = scope, started: list[int] = started) -> None:
@@ -684,7 +695,7 @@ def test_a_stop_takes_no_dead_program_for_a_survivor_because_nobody_told_of_its_
 ) -> None:
     async def main() -> None:
         with install(asyncio.get_running_loop()):
-            scope = Scope("call", parent=None, abandon_after_s=20).open()
+            scope = Scope("call", parent=None, abandon_after_s=1000).open()
             kept: list[subprocess.Popen[bytes]] = []
 
             async def tool() -> None:
@@ -695,7 +706,7 @@ def test_a_stop_takes_no_dead_program_for_a_survivor_because_nobody_told_of_its_
 
             await scope.spawn(tool())
             monkeypatch.setattr(AdoptedPrograms, "_end", deaf)
-            async with asyncio.timeout(10):  # far less than the stop may take
+            async with asyncio.timeout(50):  # far less than the stop may take
                 receipt = await scope.stop("enough", grace_s=0)
             assert (receipt.outcome, receipt.survivors, receipt.stopped.processes) == ("gone", (), 1)
             assert kept[0].wait() < 0

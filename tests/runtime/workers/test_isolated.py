@@ -324,7 +324,6 @@ def test_an_interrupt_is_raised_in_the_function_with_its_cause_and_its_clean_up_
         assert (tmp_path / "a").read_text() == "user: enough"
         assert receipt.outcome == "gone"
         assert receipt.stopped.processes == 1
-        assert receipt.elapsed_s < 15
         assert not receipt.forced
         assert not alive(pids[0])
 

@@ -234,7 +234,7 @@ async def sleep_blocking() -> None:
         (sleep_blocking, "await"),
     ],
 )
-@pytest.mark.timeout(10)
+@pytest.mark.timeout(60)
 def test_what_stops_the_loop_is_refused_and_the_error_says_what_to_use(
     test: Callable[[], Coroutine[None, None, None]], instead: str
 ) -> None:

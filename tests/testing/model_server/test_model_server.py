@@ -126,7 +126,7 @@ def with_client(
     work: Callable[[ModelServer, httpx2.AsyncClient], Awaitable[None]], script: Script, **options: Any
 ) -> None:
     async def main() -> None:
-        async with asyncio.timeout(10), ModelServer(script, **options) as server:
+        async with asyncio.timeout(60), ModelServer(script, **options) as server:
             async with httpx2.AsyncClient(base_url=server.url, trust_env=False) as client:
                 await work(server, client)
 
@@ -205,7 +205,7 @@ def test_it_ends_while_a_client_waits(reply: Reply) -> None:
     asking: list[asyncio.Task[httpx2.Response]] = []
 
     async def main() -> None:
-        async with asyncio.timeout(10), httpx2.AsyncClient(trust_env=False) as client:
+        async with asyncio.timeout(60), httpx2.AsyncClient(trust_env=False) as client:
             async with ModelServer([reply]) as server:
                 client.base_url = httpx2.URL(server.url)
                 await work(server, client)

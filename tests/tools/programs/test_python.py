@@ -333,10 +333,10 @@ def test_a_script_that_breaks_the_rules_of_its_connection_is_killed(tmp_path: Pa
 def test_its_time_does_not_run_while_it_waits_for_a_tool(tmp_path: Path) -> None:
     @tool
     async def slow() -> str:
-        await asyncio.sleep(2.2)
+        await asyncio.sleep(4.2)
         return "waited"
 
-    (waited,) = run(tmp_path, "tools.slow()", tools=[slow], timeout_s=2.0)
+    (waited,) = run(tmp_path, "tools.slow()", tools=[slow], timeout_s=4.0)
     assert waited == '[value] "waited"'
     (hung,) = run(tmp_path, "tools.add(1, 2)\nwhile True: pass", tools=[add], timeout_s=0.7)
     assert hung == "[timed out after 0.7 s and was killed]"
@@ -441,10 +441,12 @@ def test_an_interrupt_ends_a_script_wherever_it_is(tmp_path: Path, where: str) -
 def test_nothing_of_scripts_is_left_behind(tmp_path: Path) -> None:
     async def agent(bench: Bench) -> None:
         await bench("python", script="tools.add(1, 2)")
-        before = (sorted(os.listdir("/proc/self/fd")), len(asyncio.all_tasks()))
+        before = len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks())
         for script in ("tools.add(1, 2)", "1 / 0", "import os; os.kill(os.getpid(), 9)", "import time; time.sleep(60)"):
             await bench("python", script=script, timeout_s=0.3)
-        assert (sorted(os.listdir("/proc/self/fd")), len(asyncio.all_tasks())) == before
+        async with asyncio.timeout(30):  # what another thread has open for a moment is no leak: one stays
+            while len(os.listdir("/proc/self/fd")) > before[0] or len(asyncio.all_tasks()) > before[1]:
+                await asyncio.sleep(0.01)
 
     use(Python(tmp_path, tools=[add]), agent)
     assert living(tmp_path) == []

@@ -87,9 +87,9 @@ def test_large_output_keeps_its_beginning_and_end_and_counts_the_middle(tmp_path
 
 
 def test_output_that_never_ends_is_ended_by_the_deadline(tmp_path: Path) -> None:
-    (told,) = run(tmp_path, "yes", timeout_s=1.0)
+    (told,) = run(tmp_path, "yes", timeout_s=2.0)
     assert told.startswith("y\ny\n")
-    assert told.endswith("[timed out after 1 s and was killed; the output up to then is above]")
+    assert told.endswith("[timed out after 2 s and was killed; the output up to then is above]")
 
 
 def test_binary_output_becomes_safe_text(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_a_deadline_ends_every_hostile_tree_and_keeps_what_was_written(
             words = " ".join('"$code"' if word == code else word for word in program(role, token))
 
             async def command() -> None:
-                results[role] = await bench("terminal", command=f"echo {role}; {words}; sleep 1000", timeout_s=2.0)
+                results[role] = await bench("terminal", command=f"echo {role}; {words}; sleep 1000", timeout_s=5.0)
 
             return command
 
@@ -214,7 +214,7 @@ def test_a_deadline_ends_every_hostile_tree_and_keeps_what_was_written(
 
     use(Terminal(tmp_path, environment={"code": code}), agent)
     for role, told in results.items():
-        assert told.startswith(f"{role}\n") and "timed out after 2 s" in told
+        assert told.startswith(f"{role}\n") and "timed out after 5 s" in told
     assert len(results) == len(ROLES)
     assert living(token) == []
 

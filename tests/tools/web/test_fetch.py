@@ -44,7 +44,7 @@ class Request:
 
     async def closed(self) -> None:
         """Wait until the client has closed the connection."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             with contextlib.suppress(ConnectionError):
                 assert await self.reader.read() == b""
 
@@ -481,8 +481,8 @@ def test_a_server_that_stalls_is_left_at_the_deadline(where: str) -> None:
             told.append(await bench("fetch", url=f"http://{here}/"))
             await asked[0].closed()
 
-    fetch(local(timeout_s=1.0), agent)
-    assert "did not respond completely within 1 s" in told[0]
+    fetch(local(timeout_s=3.0), agent)
+    assert "did not respond completely within 3 s" in told[0]
 
 
 def stalling(where: str) -> Answer:

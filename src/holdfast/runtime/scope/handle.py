@@ -359,21 +359,27 @@ def unowned(thread: threading.Thread) -> Member:
 def wake(futures: Iterable[asyncio.Future[None]], here: asyncio.AbstractEventLoop | None = None) -> None:
     """Resolve each future on its own loop, which wakes the task that waits for it.
 
+    All futures of a loop are resolved in one iteration of it: if each were resolved by a call of its own, this thread
+    could pause between two of them, and a task could end many iterations of its loop before another one is woken.
+
     Parameters:
         futures: futures to resolve.
         here: running loop, if known.
     """
     here = here or asyncio._get_running_loop()
+    elsewhere: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
     for future in futures:
         loop = future.get_loop()
-        if loop is here:
-            if not future.done():
-                future.set_result(None)
-        else:
-            with contextlib.suppress(RuntimeError):  # that loop is closed and has no waiters any more
-                loop.call_soon_threadsafe(_release, future)
+        if loop is not here:
+            elsewhere.setdefault(loop, []).append(future)
+        elif not future.done():
+            future.set_result(None)
+    for loop, waiting in elsewhere.items():
+        with contextlib.suppress(RuntimeError):  # that loop is closed and has no waiters any more
+            loop.call_soon_threadsafe(_release, waiting)
 
 
-def _release(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
+def _release(futures: list[asyncio.Future[None]]) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_result(None)

@@ -200,15 +200,13 @@ class Stopping:
 
     def _ends_like_a_waiter(self) -> bool:
         """Return whether a task that ends now probably waited for a member or child scope that was forced."""
-        return self._blockers > 0 or 0 < self._release_ticks <= _LAST_TICKS
+        return self._blockers > 0 or self._release_ticks > 0
 
     def _release_waiters(self) -> None:
-        """Give tasks that waited for what has just ended some loop iterations to end, beginning with the next one."""
-        if self._release_ticks:
-            self._release_ticks = max(self._release_ticks, _LAST_TICKS)
-        else:
-            self._release_ticks = _LAST_TICKS + 1
+        """Give tasks that waited for what has just ended the rest of this loop iteration and some more to end."""
+        if not self._release_ticks:
             self._loop.call_soon(self._count_release, context=contextvars.Context())
+        self._release_ticks = _LAST_TICKS + 1
 
     def _count_release(self) -> None:
         self._release_ticks -= 1
@@ -224,7 +222,8 @@ class Stopping:
         self._forced.extend(zip(receipt.forced, receipt.force_reasons, strict=True))
         self._inherit(receipt)
         if self.phase != "grace":
-            self._release_waiters()
+            # Tasks that wait for the child are woken in the next iteration: one that ends in this one did not wait.
+            self._loop.call_soon(self._release_waiters, context=contextvars.Context())
 
     def _inherit(self, receipt: StopReceipt) -> None:
         """Add the abandoned members and survivors of a child's receipt to this scope's receipt."""

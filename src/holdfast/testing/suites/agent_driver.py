@@ -35,7 +35,7 @@ __all__ = ["AgentSubject", "Bench", "Step", "hosted", "said", "until", "within"]
 Step = Callable[[str], Any]
 """A sync or async function that takes the message's text and returns the answer; the agent calls this function."""
 
-_PATIENCE_S = 5.0
+_PATIENCE_S = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

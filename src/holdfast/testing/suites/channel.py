@@ -28,7 +28,7 @@ from holdfast.testing.suites.check_runner import run_check
 
 __all__ = ["CHANNEL_CHECKS", "ChannelCheck", "ChannelSubject", "Copy", "Network", "run_channel_check"]
 
-_PATIENCE_S = 5.0
+_PATIENCE_S = 20.0
 _QUIET_S = 0.1
 """How long to wait for a message that must not arrive, in seconds."""
 
@@ -383,7 +383,7 @@ async def a_closed_channel_leaves_nothing_behind(subject: ChannelSubject) -> Non
     await asyncio.to_thread(int)
     before = Inventory(("tasks", "threads", "fds"))
     await use()
-    left = await asyncio.to_thread(before.left_since)
+    left = await asyncio.to_thread(before.left_since, patience_s=5.0)
     assert not left, "left behind: " + "; ".join(left)
 
 

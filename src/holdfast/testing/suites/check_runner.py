@@ -16,7 +16,7 @@ __all__ = ["LIMIT_S", "not_offered", "rule_of", "run_check"]
 
 S = TypeVar("S")
 
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 """Timeout of one check, in seconds."""
 
 

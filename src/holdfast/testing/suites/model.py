@@ -49,9 +49,9 @@ ModelCheck = Callable[[ModelSubject], Awaitable[None]]
 """A function that checks one rule for models and raises `AssertionError` if the model breaks the rule."""
 
 _CHECKS: list[ModelCheck] = []
-_AT_ONCE_S = 1.0
+_AT_ONCE_S = 3.0
 _TEXT = "Some words of an answer that is long enough for several pieces."
-_LONG = Reply(text="many words " * 200, pace_s=0.01)
+_LONG = Reply(text="many words " * 600, pace_s=0.01)
 _ADD = ToolSpec(
     name="add",
     description="Add two numbers.",
@@ -352,7 +352,7 @@ async def requests_leave_nothing_behind(subject: ModelSubject) -> None:
     await use()  # warm-up: makes what exists once per process
     before = Inventory(("tasks", "fds"))
     await use()
-    left = await asyncio.to_thread(before.left_since)
+    left = await asyncio.to_thread(before.left_since, patience_s=5.0)
     assert not left, "left behind: " + "; ".join(left)
 
 
