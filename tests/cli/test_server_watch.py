@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli.exit_codes import Exit
+from holdfast.proof.storm.server import free_port
 from tests.cli.processes import HOLDFAST, LIMIT_S, Served, clean_environment, served, terminal
 
 AGENT = """
@@ -131,7 +132,8 @@ def test_a_tail_on_a_terminal_shows_the_call_that_runs(server: Served) -> None:
 
 
 def test_a_tail_says_that_the_connection_is_lost_and_that_it_is_back(tmp_path: Path) -> None:
-    with served(tmp_path) as server:
+    port = str(free_port())
+    with served(tmp_path, "--port", port) as server:
         server.run("send", "hi", "-s", "cut", "--wait", "10")
         tailing = begin(server, "tail", "-s", "cut")
         assert tailing.stdout is not None
@@ -141,7 +143,7 @@ def test_a_tail_says_that_the_connection_is_lost_and_that_it_is_back(tmp_path: P
         assert tailing.stderr is not None
         while "reconnecting" not in (said := tailing.stderr.readline()):
             assert said
-        with served(tmp_path, "--port", server.url.rpartition(":")[2]) as again:
+        with served(tmp_path, "--port", port) as again:
             while (said := tailing.stderr.readline()) != "holdfast: reconnected\n":
                 assert said
             tailing.send_signal(signal.SIGINT)
