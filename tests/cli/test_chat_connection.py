@@ -204,10 +204,12 @@ def test_ctrl_c_gives_up_a_message_that_cannot_be_delivered(tmp_path: Path) -> N
 
 def test_leaving_names_the_message_that_is_possibly_not_sent(tmp_path: Path) -> None:
     server = start_on_own_port(tmp_path)
-    with terminal("chat", folder=tmp_path, HOLDFAST_URL=server.url) as screen:
-        screen.expect("session main")
-        kill(server)
+    with gate_before(server) as gate, terminal("chat", folder=tmp_path, HOLDFAST_URL=gate.url) as screen:
+        screen.prompt()
+        gate.close()
         screen.type("is anybody there\r")
+        assert gate.has_message.wait(LIMIT_S)  # the chat is sending it: had it learned of the loss before, it would not
+        kill(server)
         screen.expect("disconnected:")
         screen.type("/exit\r")
         screen.expect("possibly not sent: is anybody there")
