@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.cli.exit_codes import Exit
 from holdfast.proof.storm.server import free_port
-from tests.cli.processes import HOLDFAST, LIMIT_S, Served, clean_environment, served, terminal
+from tests.cli.processes import HOLDFAST, LIMIT_S, Served, clean_environment, served, shows, terminal
 
 AGENT = """
 import asyncio
@@ -73,8 +73,8 @@ def test_a_server_that_does_not_respond_is_told_and_waited_for(server: Served, c
 def test_ctrl_c_in_a_chat_whose_server_does_not_respond_says_why_nothing_happens(server: Served) -> None:
     with terminal("chat", "-s", "chat", folder=server.folder, HOLDFAST_URL=server.url) as screen:
         screen.prompt()
-        screen.type("steps 1000\r")
-        server.run("ps")
+        screen.type("hello\r")
+        screen.until(shows("second"))  # the server has the message, or else the chat would wait for that
         server.process.send_signal(signal.SIGSTOP)
         try:
             screen.type("/status\r")
