@@ -30,7 +30,7 @@ from holdfast.proof.storm.server import free_port
 from holdfast.settings import load_settings
 
 HOLDFAST = [str(Path(sys.executable).parent / "holdfast")]
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07]*\x07|[ -/]*[0-~])")
 _UNFINISHED = re.compile(r"\x1b[^@-Z\\^-~]*\Z|\x1b\[[0-?]*[ -/]*\Z")
 

@@ -35,7 +35,7 @@ def change(file: Path, text: str) -> None:
 
 
 def answer(folder: Path, port: int) -> str:
-    return run("send", "x", "--wait", "20", folder=folder, HOLDFAST_URL=f"http://127.0.0.1:{port}").stdout
+    return run("send", "x", "--wait", "60", folder=folder, HOLDFAST_URL=f"http://127.0.0.1:{port}").stdout
 
 
 def test_changed_code_is_served_and_a_broken_file_is_waited_for(tmp_path: Path) -> None:

@@ -40,6 +40,8 @@ async def failing(run: Run) -> None:
     raise RuntimeError("it broke")
 
 
+GUARD_S = 90.0
+"""A scenario that takes longer hangs; a busy machine only makes it slow."""
 EVERYBODY = {"public_agents": ("*",)}
 """Keys without a list of agents may name all, as most tests have several."""
 
@@ -107,7 +109,7 @@ async def live(
     if not started.done():
         await ended
     running = started.result()
-    async with httpx2.AsyncClient(base_url=running.url, headers=headers, timeout=10, trust_env=False) as http:
+    async with httpx2.AsyncClient(base_url=running.url, headers=headers, timeout=GUARD_S, trust_env=False) as http:
         server = Live(running.url, host, running.app, http, asked, ended)
         try:
             yield server
@@ -119,7 +121,7 @@ def served(scenario: Callable[[Live], Coroutine[Any, Any, None]], *agents: Any, 
     """Run the scenario against a server; afterwards another session must still be served."""
 
     async def main() -> None:
-        async with asyncio.timeout(30), live(*agents, **options) as server:
+        async with asyncio.timeout(GUARD_S), live(*agents, **options) as server:
             await scenario(server)
             if not server.asked.done():
                 await server.host.session("another", principal="other").ask("hello")

@@ -16,7 +16,7 @@ from holdfast.errors import BudgetExceeded, HostBusy
 from holdfast.host.budgets import UNKNOWN, Charge
 from holdfast.server import connections
 from holdfast.server.connections import Connection, Connections, descriptors_kept_free
-from tests.server.live import Live, served
+from tests.server.live import GUARD_S, Live, served
 
 
 class Held:
@@ -43,7 +43,7 @@ async def echo(run: Run) -> str:
 def run(scenario: Callable[[Connections], Coroutine[Any, Any, None]], **settings: Any) -> None:
     async def main() -> None:
         async with (
-            asyncio.timeout(30),
+            asyncio.timeout(GUARD_S),
             Host(echo, store="memory://", settings=Settings(**settings)) as host,
         ):
             held = Connections(host)

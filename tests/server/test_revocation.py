@@ -26,7 +26,7 @@ from holdfast.server.request import Request
 from holdfast.server.streams import Streams
 from holdfast.storage.port import KeyRecord
 from holdfast.testing.clock import ManualClock
-from tests.server.live import AGENTS, Live, live, served
+from tests.server.live import AGENTS, GUARD_S, Live, live, served
 
 SECRET = "a secret of a good many characters, not to be guessed"
 WITHIN_S = 1.0
@@ -66,7 +66,7 @@ def last_frame(got: list[tuple[float, str]]) -> tuple[str, dict[str, Any]]:
 def test_a_revoked_key_ends_its_stream_with_unauthorized_and_nothing_follows() -> None:
     async def scenario(server: Live) -> None:
         ops, alice, key_id = await two_keys(server)
-        await server.http.post("/v1/sessions/s/messages?wait=10", json={"content": "hi"}, headers=alice)
+        await server.http.post("/v1/sessions/s/messages?wait=60", json={"content": "hi"}, headers=alice)
         opened = asyncio.Event()
         reading = asyncio.create_task(frames_of(server, "/v1/sessions/s/events", alice, opened))
         await opened.wait()
@@ -102,7 +102,7 @@ def test_an_expired_token_ends_its_stream() -> None:
     async def scenario(server: Live) -> None:
         exp = time.time() + 3.0
         token = jwt.encode({"sub": "alice", "exp": exp}, SECRET)
-        await server.http.post("/v1/sessions/s/messages?wait=10", json={"content": "hi"}, headers=bearer(token))
+        await server.http.post("/v1/sessions/s/messages?wait=60", json={"content": "hi"}, headers=bearer(token))
         got = await frames_of(server, "/v1/sessions/s/events", bearer(token), asyncio.Event())
         assert last_frame(got)[1]["reason"] == "unauthorized"
         assert -0.1 < time.time() - exp < WITHIN_S
@@ -111,9 +111,9 @@ def test_an_expired_token_ends_its_stream() -> None:
 
 
 WAITS = {
-    "a send": ("POST", "/v1/sessions/{s}/messages?wait=20", {"content": "again", "agent": "endless"}),
-    "a message": ("GET", "/v1/sessions/{s}/messages/{m}?wait=20", None),
-    "a stop": ("POST", "/v1/sessions/{s}/interrupt?wait=20", {}),
+    "a send": ("POST", "/v1/sessions/{s}/messages?wait=60", {"content": "again", "agent": "endless"}),
+    "a message": ("GET", "/v1/sessions/{s}/messages/{m}?wait=60", None),
+    "a stop": ("POST", "/v1/sessions/{s}/interrupt?wait=60", {}),
     "a body": ("POST", "/v1/sessions/{s}/messages", "half"),
 }
 
@@ -146,7 +146,7 @@ def test_a_revoked_key_ends_its_waits(what: str) -> None:
     agent = "stubborn" if what == "a stop" else "endless"
 
     async def main() -> None:
-        async with asyncio.timeout(30), live(*AGENTS, stubborn, grace_s=8.0) as server:
+        async with asyncio.timeout(GUARD_S), live(*AGENTS, stubborn, grace_s=8.0) as server:
             ops, alice, key_id = await two_keys(server)
             sent = await server.http.post(
                 "/v1/sessions/s/messages", json={"content": "go", "agent": agent}, headers=alice
@@ -177,7 +177,7 @@ def test_a_revoked_trusted_key_ends_the_streams_of_those_it_acted_for() -> None:
         ops, _, _ = await two_keys(server)
         record, secret = await server.app.keys.create(principal="front", role="trusted")
         bob = {**bearer(secret), "x-holdfast-user": "bob"}
-        await server.http.post("/v1/sessions/s/messages?wait=10", json={"content": "hi"}, headers=bob)
+        await server.http.post("/v1/sessions/s/messages?wait=60", json={"content": "hi"}, headers=bob)
         opened = asyncio.Event()
         reading = asyncio.create_task(frames_of(server, "/v1/sessions/s/events", bob, opened))
         await opened.wait()
@@ -189,7 +189,7 @@ def test_a_revoked_trusted_key_ends_the_streams_of_those_it_acted_for() -> None:
 
 def test_the_first_key_ends_what_was_opened_without_one() -> None:
     async def scenario(server: Live) -> None:
-        await server.post("s", query="?wait=10")
+        await server.post("s", query="?wait=60")
         opened = asyncio.Event()
         reading = asyncio.create_task(frames_of(server, "/v1/sessions/s/events", {}, opened))
         await opened.wait()
@@ -275,7 +275,7 @@ def test_a_revocation_counts_also_where_its_caller_is_cancelled_before_it_is_wri
             await revoking
         store.may_write.set()
         await store.written.wait()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(GUARD_S):
             while True:
                 try:
                     ring.find(secret.encode())
@@ -302,7 +302,7 @@ def test_the_client_raises_and_does_not_come_back_for_ever() -> None:
             following = asyncio.create_task(follow())
             await streams.wait()
             await server.app.keys.revoke(record.key_id)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 with pytest.raises(Unauthenticated, match="no longer valid"):
                     await following
                 with pytest.raises(Unauthenticated):
@@ -320,7 +320,7 @@ def test_a_stalled_reader_of_a_revoked_key_is_cut() -> None:
         await run.interrupt.wait()
 
     async def main() -> None:
-        async with asyncio.timeout(30), live(*AGENTS, chatty) as server:
+        async with asyncio.timeout(GUARD_S), live(*AGENTS, chatty) as server:
             _, _, key_id = await two_keys(server)
             record, secret = await server.app.keys.create(principal="bob", role="user")
             del key_id
@@ -367,7 +367,7 @@ def test_a_reader_that_does_not_take_the_last_frame_is_cut() -> None:
             await asyncio.Event().wait()
             return {"type": "http.disconnect"}
 
-        async with asyncio.timeout(20), Host(*AGENTS[:1], store="memory://") as host:
+        async with asyncio.timeout(GUARD_S), Host(*AGENTS[:1], store="memory://") as host:
             session = host.session("s")
             await session.ask("hi")
 
@@ -424,7 +424,7 @@ def test_what_a_slow_reader_has_not_taken_when_its_key_is_revoked_never_comes() 
         await run.emit("x" * 30_000)
 
     async def main() -> None:
-        async with asyncio.timeout(30), live(*AGENTS, wordy) as server:
+        async with asyncio.timeout(GUARD_S), live(*AGENTS, wordy) as server:
             record, secret = await server.app.keys.create(principal="bob", role="user")
             session = server.host.session("s", principal="bob")
             for _ in range(5):
@@ -444,7 +444,7 @@ def test_a_large_answer_under_way_is_cut() -> None:
     """Its reader is slow: what it has not taken when the key is revoked never comes."""
 
     async def main() -> None:
-        async with asyncio.timeout(30), live(*AGENTS) as server:
+        async with asyncio.timeout(GUARD_S), live(*AGENTS) as server:
             record, secret = await server.app.keys.create(principal="bob", role="user")
             session = server.host.session("s", principal="bob")
             kept = await session.attach(b"x" * 15_000_000, media_type="text/plain")
