@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -115,6 +116,30 @@ async def live(
             yield server
         finally:
             await server.end()
+
+
+class Stopwatch:
+    """Time since its start, without the time for which a busy machine did not run this loop's thread. Of one loop."""
+
+    _LOOK_S = 0.01
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._began = self._looked = self._loop.time()
+        self._worked = time.thread_time()
+        self._kept_s = 0.0
+        self._look()
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds so far."""
+        return self._looked - self._began - self._kept_s
+
+    def _look(self) -> None:
+        now, worked = self._loop.time(), time.thread_time()
+        self._kept_s += max(0.0, now - self._looked - self._LOOK_S - (worked - self._worked))
+        self._looked, self._worked = now, worked
+        self._loop.call_later(self._LOOK_S, self._look)
 
 
 def served(scenario: Callable[[Live], Coroutine[Any, Any, None]], *agents: Any, **options: Any) -> None:
