@@ -203,6 +203,24 @@ def test_each_way_to_do_nothing_has_a_deadline(setting: str) -> None:
     )
 
 
+def test_a_pause_of_the_loop_is_not_counted_as_a_delay_of_its_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(held: Connections) -> None:
+        loop = asyncio.get_running_loop()
+        (before,) = opened(held, 1)
+        now = loop.time() + 3600.0
+        with monkeypatch.context() as patch:  # left before the loop looks for timers that are due
+            patch.setattr(loop, "time", lambda: now)
+            (after,) = opened(held, 1)
+            held._look()
+            assert (before.done, after.done) == ([], [])
+            for _ in range(20):
+                now += connections._LOOK_EVERY_S
+                held._look()
+            assert (before.done, after.done) == (["timeout"], ["timeout"])
+
+    run(scenario, head_timeout_s=10.0)
+
+
 def test_half_a_head_is_answered_and_closed_after_its_time() -> None:
     async def scenario(server: Live) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rpartition(":")[2]))
