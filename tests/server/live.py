@@ -94,6 +94,8 @@ async def live(
             "drain_timeout_s": 0.2,
             "grace_s": 0.2,
             "abandon_after_s": 0.2,
+            "head_timeout_s": GUARD_S,
+            "body_timeout_s": GUARD_S,
             "public_agents": ("*",),
             **settings,
         }

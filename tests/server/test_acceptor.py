@@ -160,7 +160,7 @@ def play(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cal
 
     def run(scenario: Callable[[Scene], Coroutine[Any, Any, None]], token: str | None = None, **settings: Any) -> None:
         async def main() -> None:
-            chosen = Settings(**settings)
+            chosen = Settings(**{"head_timeout_s": GUARD_S, **settings})
             async with asyncio.timeout(GUARD_S), Host(echo, store="memory://", settings=chosen) as host:
                 keys = KeyRing(host.store, host.clock, token=token, signed=TokenVerifier.of(chosen))
                 await keys.load()
