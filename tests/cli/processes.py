@@ -26,10 +26,11 @@ from typer.testing import CliRunner
 
 from holdfast.cli import app
 from holdfast.cli.keys import _opened
+from holdfast.proof.storm.server import free_port
 from holdfast.settings import load_settings
 
 HOLDFAST = [str(Path(sys.executable).parent / "holdfast")]
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07]*\x07|[ -/]*[0-~])")
 _UNFINISHED = re.compile(r"\x1b[^@-Z\\^-~]*\Z|\x1b\[[0-?]*[ -/]*\Z")
 
@@ -100,7 +101,7 @@ def _run_here(
 
 
 def start(folder: Path, *arguments: str, **environment: str) -> Served:
-    """Start a server in `folder` on a free port (or the one in `arguments`) and wait until it answers."""
+    """Start a server in `folder` on any port (or the one in `arguments`) and wait until it answers."""
     port = [] if "--port" in arguments else ["--port", "0"]
     process = subprocess.Popen(
         [*HOLDFAST, "serve", *arguments, *port, "--json"],
@@ -115,6 +116,11 @@ def start(folder: Path, *arguments: str, **environment: str) -> Served:
     if not line:
         raise AssertionError(process.communicate(timeout=LIMIT_S))
     return Served(process, folder, json.loads(line))
+
+
+def start_on_own_port(folder: Path, *arguments: str) -> Served:
+    """Start a server on a port that nobody else is given when it is gone: it comes back there, or is looked for."""
+    return start(folder, *arguments, "--port", str(free_port()))
 
 
 def approval_key(folder: Path) -> str:

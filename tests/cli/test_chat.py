@@ -74,7 +74,7 @@ def test_ctrl_c_once_interrupts_the_run_and_what_waits_goes_on(server: Served) -
 def test_ctrl_c_twice_stops_the_session_and_withdraws_what_waits(server: Served) -> None:
     with terminal("chat", "-s", "twice", folder=server.folder, HOLDFAST_URL=server.url) as screen:
         screen.prompt()
-        screen.type("resist 1\n")
+        screen.type("resist 3\n")  # it outlasts what is between the presses
         screen.expect("\n")
         screen.type("count a b c\n")
         screen.expect("queued")
@@ -156,8 +156,8 @@ def test_a_chat_survives_kill_9_and_shows_how_the_run_goes_on(tmp_path: Path) ->
     server = start(tmp_path, "--port", port)
     with terminal("chat", "-s", "killed", folder=tmp_path, HOLDFAST_URL=server.url) as screen:
         screen.prompt()
-        screen.type("steps 6\n")
-        screen.expect("Step 2 of 6")
+        screen.type("steps 12\n")  # some are left when the server dies
+        screen.expect("Step 2 of 12")
         server.process.kill()
         server.process.communicate(timeout=LIMIT_S)
         screen.expect("reconnecting")
@@ -165,7 +165,7 @@ def test_a_chat_survives_kill_9_and_shows_how_the_run_goes_on(tmp_path: Path) ->
             assert len(again.ready["recovered"]["restarted"]) == 1
             screen.expect("reconnected")
             screen.expect("the run continues, attempt 2")
-            screen.expect("Step 6 of 6")
+            screen.expect("Step 12 of 12")
             screen.prompt()
             screen.type("count a b\n")
             screen.expect("2 words.")

@@ -15,7 +15,7 @@ from holdfast.cli.chat_view import ChatView
 from holdfast.errors import ServerUnreachable
 from holdfast.protocol.messages import Receipt
 from holdfast.testing import run_virtual
-from tests.cli.processes import LIMIT_S, Served, Terminal, served, shows, start, terminal
+from tests.cli.processes import LIMIT_S, Served, Terminal, served, shows, start, start_on_own_port, terminal
 
 CTRL_C, UP = "\x03", "\x1b[A"
 
@@ -125,7 +125,7 @@ def type_while_held(screen: Terminal, gate: Gate, first: str, behind: str) -> No
 
 
 def test_what_is_typed_while_the_server_is_away_is_answered_at_once_and_never_runs(tmp_path: Path) -> None:
-    server = start(tmp_path)
+    server = start_on_own_port(tmp_path)
     with terminal("chat", folder=tmp_path, HOLDFAST_URL=server.url) as screen:
         screen.prompt()
         screen.type("count a b\r")
@@ -161,7 +161,7 @@ def test_what_is_typed_while_the_server_is_away_is_answered_at_once_and_never_ru
 
 
 def test_a_message_on_its_way_is_delivered_once_when_the_server_is_back(tmp_path: Path) -> None:
-    server = start(tmp_path)
+    server = start_on_own_port(tmp_path)
     with gate_before(server) as gate, terminal("chat", folder=tmp_path, HOLDFAST_URL=gate.url) as screen:
         screen.prompt()
         type_while_held(screen, gate, "count x y z", "behind")
@@ -179,7 +179,7 @@ def test_a_message_on_its_way_is_delivered_once_when_the_server_is_back(tmp_path
 
 
 def test_ctrl_c_gives_up_a_message_that_cannot_be_delivered(tmp_path: Path) -> None:
-    server = start(tmp_path)
+    server = start_on_own_port(tmp_path)
     with gate_before(server) as gate, terminal("chat", folder=tmp_path, HOLDFAST_URL=gate.url) as screen:
         screen.prompt()
         screen.type("count a b\r")
@@ -203,11 +203,13 @@ def test_ctrl_c_gives_up_a_message_that_cannot_be_delivered(tmp_path: Path) -> N
 
 
 def test_leaving_names_the_message_that_is_possibly_not_sent(tmp_path: Path) -> None:
-    server = start(tmp_path)
-    with terminal("chat", folder=tmp_path, HOLDFAST_URL=server.url) as screen:
-        screen.expect("session main")
-        kill(server)
+    server = start_on_own_port(tmp_path)
+    with gate_before(server) as gate, terminal("chat", folder=tmp_path, HOLDFAST_URL=gate.url) as screen:
+        screen.prompt()
+        gate.close()
         screen.type("is anybody there\r")
+        assert gate.has_message.wait(LIMIT_S)  # the chat is sending it: had it learned of the loss before, it would not
+        kill(server)
         screen.expect("disconnected:")
         screen.type("/exit\r")
         screen.expect("possibly not sent: is anybody there")
@@ -254,7 +256,7 @@ def test_ctrl_c_twice_before_the_receipt_gives_up_the_message_and_what_waits_beh
 
 
 def test_a_terminal_without_history_is_asked_to_type_the_message_again(tmp_path: Path) -> None:
-    server = start(tmp_path)
+    server = start_on_own_port(tmp_path)
     with terminal("chat", folder=tmp_path, HOLDFAST_URL=server.url, TERM="dumb") as screen:
         screen.expect("> ")
         screen.type("count a b\n")

@@ -228,7 +228,7 @@ def test_a_session_whose_agent_is_gone_is_told_with_the_command_to_type(tmp_path
         "async def first(run):\n    yield 'first here'\nasync def second(run):\n    yield 'second here'\n"
     )
     server = start(tmp_path, "mine:first")
-    assert run("send", "hi", "-s", "old", "--wait", "20", folder=tmp_path, HOLDFAST_URL=server.url).returncode == 0
+    assert run("send", "hi", "-s", "old", "--wait", "60", folder=tmp_path, HOLDFAST_URL=server.url).returncode == 0
     assert server.end() == 0
     with served(tmp_path, "mine:second") as again:
         with terminal("chat", "-s", "old", folder=tmp_path, HOLDFAST_URL=again.url) as screen:
@@ -274,7 +274,7 @@ def test_a_server_of_another_folder_is_told_apart_from_that_of_this_folder(tmp_p
 def test_a_demo_session_is_taken_over_and_the_chat_tells_so(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("async def agent(run):\n    yield 'mine here'\n")
     server = start(tmp_path)
-    assert run("send", "count a", "--wait", "20", folder=tmp_path, HOLDFAST_URL=server.url).returncode == 0
+    assert run("send", "count a", "--wait", "60", folder=tmp_path, HOLDFAST_URL=server.url).returncode == 0
     assert server.end() == 0
     with served(tmp_path, "mine:agent") as again, terminal("chat", folder=tmp_path, HOLDFAST_URL=again.url) as screen:
         screen.expect("the demo agent is gone; 'agent' answers in this session now")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli.exit_codes import Exit
-from tests.cli.processes import HOLDFAST, LIMIT_S, Served, clean_environment, served, start
+from tests.cli.processes import HOLDFAST, LIMIT_S, Served, clean_environment, served, start_on_own_port
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_a_reader_that_leaves_early_ends_the_chat_without_a_traceback(server: Se
 
 
 def test_lines_from_a_pipe_wait_for_a_server_that_is_started_again(tmp_path: Path) -> None:
-    server = start(tmp_path)
+    server = start_on_own_port(tmp_path)
     process = subprocess.Popen(
         [*HOLDFAST, "chat"],
         env=clean_environment(HOLDFAST_URL=server.url),

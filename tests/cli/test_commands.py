@@ -23,7 +23,7 @@ from holdfast.cli.exit_codes import Exit, exit_of
 from holdfast.cli.output import say, say_error
 from holdfast.cli.send import content_of
 from holdfast.protocol.events import EVENT_KINDS
-from tests.cli.processes import Served, clean_environment, run, served
+from tests.cli.processes import LIMIT_S, Served, clean_environment, run, served
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +39,9 @@ def test_send_prints_a_receipt_or_the_answer(server: Served) -> None:
     receipt = json.loads(sent.stdout)
     assert (sent.returncode, receipt["session"], receipt["disposition"]) == (0, "send", "started")
     assert "cursor" in server.run("send", "count", "-s", "send2").stdout
-    answered = server.run("send", "-", "-s", "send", "--wait", "10", stdin="count from stdin")
+    answered = server.run("send", "-", "-s", "send", "--wait", "60", stdin="count from stdin")
     assert (answered.returncode, answered.stdout) == (0, "2 words.\n")
-    settled = json.loads(server.run("send", "count x", "-s", "send", "--wait", "10", "--json").stdout)
+    settled = json.loads(server.run("send", "count x", "-s", "send", "--wait", "60", "--json").stdout)
     assert (settled["state"], settled["text"]) == ("completed", "1 word.")
     key = ["--idempotency-key", "k"]
     first, second = (json.loads(server.run("send", "count x", "-s", "send", "--json", *key).stdout) for _ in range(2))
@@ -49,7 +49,7 @@ def test_send_prints_a_receipt_or_the_answer(server: Served) -> None:
 
 
 def test_exit_codes_say_what_became_of_a_message(server: Served) -> None:
-    failed = server.run("send", "fail", "-s", "exits", "--wait", "10")
+    failed = server.run("send", "fail", "-s", "exits", "--wait", "60")
     assert (failed.returncode, "asked to fail" in failed.stderr) == (1, True)
     waited = server.run("send", "steps 1000", "-s", "exits", "--wait", "0.2", "--json")
     assert waited.returncode == 6
@@ -58,7 +58,7 @@ def test_exit_codes_say_what_became_of_a_message(server: Served) -> None:
     assert refused.returncode == 4
     assert json.loads(refused.stderr)["error"]["code"] == "busy"
     assert json.loads(server.run("interrupt", "-s", "exits", "--json").stdout)["outcome"] == "gone"
-    same = ["send", "steps 1000", "-s", "exits", "--wait", "10", "--idempotency-key"]
+    same = ["send", "steps 1000", "-s", "exits", "--wait", "60", "--idempotency-key"]
     server.run("send", "steps 1000", "-s", "exits", "--idempotency-key", "k")
     server.run("stop", "-s", "exits")
     assert server.run(*same, "k").returncode == 5
@@ -95,7 +95,7 @@ def test_ps_and_tree_show_what_is_alive(server: Served) -> None:
 
 
 def test_tail_and_export_show_what_was_said(server: Served) -> None:
-    server.run("send", "count a b", "-s", "said", "--wait", "10")
+    server.run("send", "count a b", "-s", "said", "--wait", "60")
     lines = server.run("tail", "-s", "said", "--no-follow", "--json").stdout.splitlines()
     events = [json.loads(line) for line in lines]
     assert {event["kind"] for event in events} <= set(EVENT_KINDS)
@@ -118,11 +118,11 @@ def test_tail_and_export_show_what_was_said(server: Served) -> None:
 
 
 def test_a_tail_that_nobody_reads_any_more_ends_quietly(server: Served) -> None:
-    server.run("send", "count a b", "-s", "piped", "--wait", "10")
+    server.run("send", "count a b", "-s", "piped", "--wait", "60")
     command = f"{sys.executable} -c 'from holdfast.cli import main; main()' tail -s piped --no-follow | head -1"
     environment = clean_environment(HOLDFAST_URL=server.url)
     found = subprocess.run(
-        ["sh", "-c", command], env=environment, capture_output=True, text=True, timeout=30, check=True
+        ["sh", "-c", command], env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=True
     )
     assert "message.accepted" in found.stdout
     assert "Traceback" not in found.stderr
@@ -131,7 +131,7 @@ def test_a_tail_that_nobody_reads_any_more_ends_quietly(server: Served) -> None:
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
 def test_an_output_that_has_no_room_is_told_in_words(server: Served) -> None:
-    server.run("send", "count a b", "-s", "full", "--wait", "10")
+    server.run("send", "count a b", "-s", "full", "--wait", "60")
     for arguments in (("export", "-s", "full"), ("export", "-s", "full", "-o", "/dev/full"), ("ps", "--json")):
         with open("/dev/full", "w") as full:
             found = subprocess.run(
@@ -140,7 +140,7 @@ def test_an_output_that_has_no_room_is_told_in_words(server: Served) -> None:
                 stdout=full,
                 stderr=subprocess.PIPE,
                 text=True,
-                timeout=30,
+                timeout=LIMIT_S,
                 check=False,
             )
         assert (found.returncode, "Traceback" in found.stderr) == (1, False), found.stderr
@@ -203,7 +203,7 @@ def test_keys_are_made_in_the_store_or_through_the_server(tmp_path: Path) -> Non
         through = run("keys", "create", "alice", folder=tmp_path, HOLDFAST_PORT=port, HOLDFAST_KEY=secret)
         assert (through.returncode, through.stdout[:3]) == (0, "hf_")
         alice = through.stdout.strip()
-        assert server.run("send", "count a", "--wait", "10", HOLDFAST_KEY=alice).stdout == "1 word.\n"
+        assert server.run("send", "count a", "--wait", "60", HOLDFAST_KEY=alice).stdout == "1 word.\n"
         assert server.run("drain", HOLDFAST_KEY=alice).returncode == 4
         budgets = [line for line in server.run("doctor", HOLDFAST_KEY=alice).stdout.splitlines() if "  budget " in line]
         assert any("budget connections" in line and "alice 1;" in line for line in budgets)
@@ -252,7 +252,7 @@ def test_help_is_quick_because_it_loads_next_to_nothing() -> None:
         env=clean_environment(),
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=LIMIT_S,
         check=True,
     )
     assert "\nTalk:\n" in found.stdout
@@ -317,7 +317,7 @@ def test_every_error_has_an_exit_code() -> None:
 
 
 def test_arguments_that_cannot_work_are_refused_in_words(server: Served) -> None:
-    sent = server.run("send", "-s", "odd", "count a", "--wait", "20")
+    sent = server.run("send", "-s", "odd", "count a", "--wait", "60")
     assert sent.returncode == 0
     for arguments, code in (
         (("tail", "-s", "odd", "--no-follow", "--after", "zz"), Exit.REFUSED),

@@ -279,7 +279,7 @@ def test_names_of_sessions_are_completed_from_the_server_that_the_line_names(
     with served(tmp_path) as server, monkeypatch.context() as patient:
         patient.setattr("holdfast.cli.session_names._WITHIN_S", LIMIT_S)
         for name in ("shopping", "shop-2", "deleted", "two words", "shop$(id)"):
-            server.run("send", "count a", "-s", name, "--wait", "10")
+            server.run("send", "count a", "-s", name, "--wait", "60")
         server.run("rm", "deleted", "--yes")
         assert completed("holdfast tail -s ", HOLDFAST_URL=server.url) == ({"shopping", "shop-2"}, "")
         assert completed("holdfast tail --session shopp", HOLDFAST_URL=server.url) == ({"shopping"}, "")

@@ -53,8 +53,8 @@ def test_what_init_writes_passes_its_test_runs_and_serves(tmp_path: Path) -> Non
     assert in_process("run", "agent.py", "one two", folder=folder).stdout == b"Your message has 2 words.\n"
     with served(folder) as server:
         assert server.ready["agents"] == ["agent"]
-        assert server.run("send", "one two three", "--wait", "20").stdout == "Your message has 3 words.\n"
-        assert server.run("send", "and again", "--wait", "20").stdout == "Your message has 2 words.\n"
+        assert server.run("send", "one two three", "--wait", "60").stdout == "Your message has 3 words.\n"
+        assert server.run("send", "and again", "--wait", "60").stdout == "Your message has 2 words.\n"
         assert server.end() == 0
 
 

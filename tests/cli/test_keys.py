@@ -20,8 +20,8 @@ from tests.server.live import served as serving
 @pytest.mark.parametrize("running", [False, True], ids=["in the store", "through the server"])
 def test_the_first_key_tells_what_becomes_of_the_sessions_of_local(tmp_path: Path, running: bool) -> None:
     with served(tmp_path) as server:
-        server.run("send", "count a", "--wait", "10")
-        server.run("send", "count b", "-s", "other", "--wait", "10")
+        server.run("send", "count a", "--wait", "60")
+        server.run("send", "count b", "-s", "other", "--wait", "60")
         if running:
             first = server.run("keys", "create", "ops", "--role", "admin")
     if not running:

@@ -27,8 +27,15 @@ def pid_of(screen: Terminal) -> int:
     return int(found[1])
 
 
+def change(file: Path, text: str) -> None:
+    """Change a watched file at once: one that is written in place is empty for a moment, and that is a change too."""
+    part = file.with_suffix(".part")
+    part.write_text(text)
+    part.replace(file)
+
+
 def answer(folder: Path, port: int) -> str:
-    return run("send", "x", "--wait", "20", folder=folder, HOLDFAST_URL=f"http://127.0.0.1:{port}").stdout
+    return run("send", "x", "--wait", "60", folder=folder, HOLDFAST_URL=f"http://127.0.0.1:{port}").stdout
 
 
 def test_changed_code_is_served_and_a_broken_file_is_waited_for(tmp_path: Path) -> None:
@@ -39,7 +46,7 @@ def test_changed_code_is_served_and_a_broken_file_is_waited_for(tmp_path: Path) 
         first = pid_of(screen)
         screen.expect("Press Ctrl-C to shut down")
         assert answer(tmp_path, port) == "first\n"
-        file.write_text(AGENT.format("the second"))
+        change(file, AGENT.format("the second"))
         restarted = screen.expect(")\r\n")
         line = rf"reloaded in \d+\.\d s: hello\.py changed; agent answers on http://127\.0\.0\.1:{port} \(pid (\d+)\)"
         found = re.fullmatch(line, restarted.strip().splitlines()[-1])
@@ -47,10 +54,10 @@ def test_changed_code_is_served_and_a_broken_file_is_waited_for(tmp_path: Path) 
         assert int(found[1]) != first
         assert "Shutting down" not in restarted, "a stop that nothing waits for is no news"
         assert answer(tmp_path, port) == "the second\n"
-        file.write_text("1 / 0\n")
+        change(file, "1 / 0\n")
         screen.expect("hello.py, line 1: ZeroDivisionError")
         screen.expect("the server ended with exit code 2; waiting for a change")
-        file.write_text(AGENT.format("mended again"))
+        change(file, AGENT.format("mended again"))
         screen.expect("reloaded in ")
         screen.expect(")\r\n")
         assert answer(tmp_path, port) == "mended again\n"
@@ -66,7 +73,7 @@ def test_a_restart_says_whose_run_it_waits_for(tmp_path: Path) -> None:
     with terminal("serve", "slow.py", "--reload", "--port", str(port), folder=tmp_path) as screen:
         screen.expect("Press Ctrl-C to shut down")
         run("send", "x", folder=tmp_path, HOLDFAST_URL=f"http://127.0.0.1:{port}")
-        file.write_text(AGENT.format("quick"))
+        change(file, AGENT.format("quick"))
         screen.expect("Shutting down: waiting up to 1 s for 1 run (main)")
         screen.expect("1 run interrupted")
         screen.expect("slow.py changed; agent answers on")
@@ -81,7 +88,7 @@ def test_a_syntax_error_is_told_once_and_the_whole_banner_comes_with_the_first_s
         told = screen.expect("waiting for a change")
         assert told.count("SyntaxError") == 1
         assert "hello.py, line 1: SyntaxError: '(' was never closed" in told
-        file.write_text(AGENT.format("x"))
+        change(file, AGENT.format("x"))
         assert "Holdfast " in screen.expect("Press Ctrl-C to shut down")
         screen.type("\x03")
         assert screen.end() == 0

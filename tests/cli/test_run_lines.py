@@ -134,13 +134,13 @@ def test_the_terminal_of_a_server_tells_what_happens(tmp_path: Path) -> None:
         url = address_of(screen)
         screen.expect("agents  agent (default), blocking, endless, quick")
         screen.expect("Press Ctrl-C to shut down")
-        send(screen, tmp_path, url, "--wait", "20")
+        send(screen, tmp_path, url, "--wait", "60")
         screen.expect("agent 'agent' failed: ValueError: no config")
         screen.expect("main  agent  FAILED in ")
         screen.expect(" s: ValueError: no config (hello.py, line 4)")
-        send(screen, tmp_path, url, "--wait", "20", "--agent", "quick", "-s", "other")
+        send(screen, tmp_path, url, "--wait", "60", "--agent", "quick", "-s", "other")
         screen.expect("other  quick  completed in ")
-        argv = [*HOLDFAST, "send", "x", "--wait", "20", "--agent", "blocking", "-s", "slow"]
+        argv = [*HOLDFAST, "send", "x", "--wait", "60", "--agent", "blocking", "-s", "slow"]
         sending = subprocess.Popen(argv, cwd=tmp_path, env=clean_environment(HOLDFAST_URL=url), stdout=subprocess.PIPE)
         screen.expect("did not respond for 0.2 s")
         screen.expect('hello.py, line 7, in blocking: while not os.path.exists("told"): time.sleep(0.02)')
@@ -174,7 +174,7 @@ def test_below_the_level_info_no_run_has_a_line(tmp_path: Path) -> None:
     with terminal("serve", "--port", "0", "--log-level", "warning", folder=tmp_path) as screen:
         url = address_of(screen)
         screen.expect("Press Ctrl-C to shut down")
-        send(screen, tmp_path, url, "--wait", "20")
+        send(screen, tmp_path, url, "--wait", "60")
         screen.type("\x03")
         assert "completed in" not in screen.expect("Stopped after")
         assert screen.end() == 0
@@ -213,7 +213,7 @@ def test_background_work_that_the_shutdown_ends_is_named(tmp_path: Path) -> None
     with terminal("serve", "hello", "--port", "0", folder=tmp_path, HOLDFAST_GRACE_S="0.5") as screen:
         url = address_of(screen)
         screen.expect("Press Ctrl-C to shut down")
-        send(screen, tmp_path, url, "--wait", "20", "-s", "workshop")
+        send(screen, tmp_path, url, "--wait", "60", "-s", "workshop")
         screen.type("\x03")
         screen.expect("Shutting down: ending background work of workshop.")
         screen.expect("Stopped after")

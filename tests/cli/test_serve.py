@@ -94,7 +94,7 @@ def test_after_kill_9_it_says_what_was_recovered_and_nothing_is_lost(tmp_path: P
         assert recovered["restarted_in"] == ["alice"]
         assert recovered["waiting_in"] == ["alice"][: recovered.get("waiting", 0)]
         assert recovered.get("waiting", 0) >= 0
-        last = json.loads(server.run("send", "count the last", "-s", "alice", "--wait", "25", "--json").stdout)
+        last = json.loads(server.run("send", "count the last", "-s", "alice", "--wait", "60", "--json").stdout)
         assert last["state"] == "completed"
         entries = [json.loads(line) for line in server.run("export", "-s", "alice", "--json").stdout.splitlines()]
         asked = [entry["content"] for entry in entries if entry["role"] == "user"]
@@ -172,7 +172,7 @@ def test_a_second_host_on_the_same_file_is_refused_and_the_first_goes_on(tmp_pat
         refused = run("serve", "--port", "0", folder=tmp_path)
         assert refused.returncode == 7
         assert f"process {server.process.pid}" in refused.stderr
-        assert server.run("send", "count a b", "--wait", "10").stdout == "2 words.\n"
+        assert server.run("send", "count a b", "--wait", "60").stdout == "2 words.\n"
         assert server.end() == 0
 
 
@@ -209,8 +209,8 @@ def test_agents_that_cannot_be_loaded_are_named(tmp_path: Path, monkeypatch: pyt
     assert (refused.returncode, "Traceback" in refused.stderr) == (2, False)
     with served(tmp_path, "mine_.py", "holdfast.agents.demo:agent") as server:
         assert (server.ready["agents"], server.ready["default_agent"]) == (["demo", "good"], "good")
-        assert server.run("send", "x", "--wait", "10").stdout == "hi\n"
-        assert server.run("send", "count a", "--agent", "demo", "--wait", "10").stdout == "1 word.\n"
+        assert server.run("send", "x", "--wait", "60").stdout == "hi\n"
+        assert server.run("send", "count a", "--agent", "demo", "--wait", "60").stdout == "1 word.\n"
         assert server.end() == 0
 
 
@@ -291,7 +291,7 @@ async def agent(run):
 def test_what_fails_stands_in_the_terminal_once_and_without_secrets(tmp_path: Path, level: str) -> None:
     (tmp_path / "mine.py").write_text(LEAKY)
     with served(tmp_path, "mine:agent", HOLDFAST_LOG_LEVEL=level) as server:
-        asked = server.run("send", "x", "--wait", "20", "-s", "inbox")
+        asked = server.run("send", "x", "--wait", "60", "-s", "inbox")
         assert asked.returncode == 1, asked
         assert server.end() == 0
         said = server.said

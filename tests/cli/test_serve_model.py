@@ -63,7 +63,7 @@ def test_it_works_in_its_folder_for_commands_that_find_the_token(tmp_path: Path)
         assert server.ready["agents"] == ["assistant"]
         assert server.ready["token_file"] == str(tmp_path / ".holdfast" / "holdfast.db-token")
         (work / "note.txt").write_text("hello")
-        said = server.run("send", REPORT, "--wait", "20")
+        said = server.run("send", REPORT, "--wait", "60")
         assert said.returncode == 0, said
         assert "note.txt" in (work / "report.md").read_text()
         assert server.run("ps").returncode == 0
@@ -79,7 +79,7 @@ def test_it_works_in_its_folder_for_commands_that_find_the_token(tmp_path: Path)
 
 def test_the_demo_model_reports_on_a_sample_in_the_folder_of_the_session(tmp_path: Path) -> None:
     with served(tmp_path, "--model", "scripted:demo") as server:
-        said = server.run("send", REPORT, "--wait", "20")
+        said = server.run("send", REPORT, "--wait", "60")
         assert said.returncode == 0, said
         for part in ("README.md", "sales.csv", ".csv: 1 file, ", "# Corner shop"):
             assert part in said.stdout
@@ -118,7 +118,7 @@ def test_it_serves_a_model_that_is_reached_over_a_real_protocol(tmp_path: Path) 
         model_server() as variables,
         served(tmp_path, "--model", "openai:demo", "--workspace", "work", **variables) as server,
     ):
-        said = server.run("send", REPORT, "--wait", "20")
+        said = server.run("send", REPORT, "--wait", "60")
         assert said.returncode == 0, said
         assert (tmp_path / "work/report.md").exists()
         assert server.end() == 0

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli.exit_codes import Exit
-from tests.cli.processes import HOLDFAST, LIMIT_S, Served, clean_environment, served, terminal
+from holdfast.proof.storm.server import free_port
+from tests.cli.processes import HOLDFAST, LIMIT_S, Served, clean_environment, served, shows, terminal
 
 AGENT = """
 import asyncio
@@ -55,7 +56,7 @@ def begin(server: Served, *arguments: str, stdout: int = subprocess.PIPE) -> sub
 
 @pytest.mark.parametrize("command", ["tree", "ps", "interrupt", "stop"])
 def test_a_server_that_does_not_respond_is_told_and_waited_for(server: Served, command: str) -> None:
-    server.run("send", "hi", "-s", "main", "--wait", "10")
+    server.run("send", "hi", "-s", "main", "--wait", "60")
     server.process.send_signal(signal.SIGSTOP)
     try:
         waiting = begin(server, command)
@@ -72,8 +73,8 @@ def test_a_server_that_does_not_respond_is_told_and_waited_for(server: Served, c
 def test_ctrl_c_in_a_chat_whose_server_does_not_respond_says_why_nothing_happens(server: Served) -> None:
     with terminal("chat", "-s", "chat", folder=server.folder, HOLDFAST_URL=server.url) as screen:
         screen.prompt()
-        screen.type("steps 1000\r")
-        server.run("ps")
+        screen.type("hello\r")
+        screen.until(shows("second"))  # the server has the message, or else the chat would wait for that
         server.process.send_signal(signal.SIGSTOP)
         try:
             screen.type("/status\r")
@@ -85,7 +86,7 @@ def test_ctrl_c_in_a_chat_whose_server_does_not_respond_says_why_nothing_happens
 
 
 def test_a_tail_ends_quietly_as_soon_as_its_reader_is_gone(server: Served) -> None:
-    server.run("send", "hi", "-s", "idle", "--wait", "10")
+    server.run("send", "hi", "-s", "idle", "--wait", "60")
     last = next(one["seq"] for one in json.loads(server.run("ps", "--json").stdout)["sessions"] if one["key"] == "idle")
     reader, writer = os.pipe()
     tailing = begin(server, "tail", "-s", "idle", stdout=writer)
@@ -98,9 +99,9 @@ def test_a_tail_ends_quietly_as_soon_as_its_reader_is_gone(server: Served) -> No
 
 
 def test_a_tail_on_a_terminal_shows_the_conversation(server: Served) -> None:
-    server.run("send", "hi", "-s", "talk", "--wait", "10")
-    server.run("send", "count a b", "-s", "talk", "--agent", "demo", "--wait", "10")
-    server.run("send", "fail", "-s", "talk", "--agent", "demo", "--wait", "10")
+    server.run("send", "hi", "-s", "talk", "--wait", "60")
+    server.run("send", "count a b", "-s", "talk", "--agent", "demo", "--wait", "60")
+    server.run("send", "fail", "-s", "talk", "--agent", "demo", "--wait", "60")
     server.run("send", "ask", "-s", "talk", "--agent", "agent")
     with terminal("tail", "-s", "talk", "-n", "100", folder=server.folder, HOLDFAST_URL=server.url) as screen:
         screen.expect("[message: hi]")
@@ -131,8 +132,9 @@ def test_a_tail_on_a_terminal_shows_the_call_that_runs(server: Served) -> None:
 
 
 def test_a_tail_says_that_the_connection_is_lost_and_that_it_is_back(tmp_path: Path) -> None:
-    with served(tmp_path) as server:
-        server.run("send", "hi", "-s", "cut", "--wait", "10")
+    port = str(free_port())
+    with served(tmp_path, "--port", port) as server:
+        server.run("send", "hi", "-s", "cut", "--wait", "60")
         tailing = begin(server, "tail", "-s", "cut")
         assert tailing.stdout is not None
         while "message.settled" not in tailing.stdout.readline():
@@ -141,7 +143,7 @@ def test_a_tail_says_that_the_connection_is_lost_and_that_it_is_back(tmp_path: P
         assert tailing.stderr is not None
         while "reconnecting" not in (said := tailing.stderr.readline()):
             assert said
-        with served(tmp_path, "--port", server.url.rpartition(":")[2]) as again:
+        with served(tmp_path, "--port", port) as again:
             while (said := tailing.stderr.readline()) != "holdfast: reconnected\n":
                 assert said
             tailing.send_signal(signal.SIGINT)
@@ -150,7 +152,7 @@ def test_a_tail_says_that_the_connection_is_lost_and_that_it_is_back(tmp_path: P
 
 
 def test_a_tail_on_a_terminal_prints_events_as_json_if_asked_to(server: Served) -> None:
-    server.run("send", "hi", "-s", "json", "--wait", "10")
+    server.run("send", "hi", "-s", "json", "--wait", "60")
     arguments = ("tail", "-s", "json", "--json", "--no-follow")
     with terminal(*arguments, folder=server.folder, HOLDFAST_URL=server.url) as screen:
         screen.expect('"kind":"message.settled"')

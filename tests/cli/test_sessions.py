@@ -32,7 +32,7 @@ def sessions(server: Served) -> set[str]:
 
 
 def test_rm_deletes_sessions_and_stops_their_work(server: Served) -> None:
-    server.run("send", "count a", "-s", "done", "--wait", "20")
+    server.run("send", "count a", "-s", "done", "--wait", "60")
     server.run("send", "steps 1000", "-s", "working")
     found = server.run("rm", "done", "working", "--yes")
     assert (found.returncode, found.stderr) == (0, "")
@@ -45,14 +45,14 @@ def test_rm_deletes_sessions_and_stops_their_work(server: Served) -> None:
 
 
 def test_rm_deletes_the_others_when_one_does_not_exist(server: Served) -> None:
-    server.run("send", "count a", "-s", "there", "--wait", "20")
+    server.run("send", "count a", "-s", "there", "--wait", "60")
     found = server.run("rm", "missing", "there", "--yes")
     assert (found.returncode, found.stdout) == (Exit.REFUSED, "deleted there\n")
     assert "missing" in found.stderr
 
 
 def test_rm_asks_at_a_terminal_and_refuses_to_guess_elsewhere(server: Served) -> None:
-    server.run("send", "count a", "-s", "asked", "--wait", "20")
+    server.run("send", "count a", "-s", "asked", "--wait", "60")
     piped = server.run("rm", "asked")
     assert (piped.returncode, piped.stdout) == (Exit.USAGE, "")
     assert "nothing was deleted" in piped.stderr
@@ -89,7 +89,7 @@ def test_withdraw_takes_the_only_queued_message_or_the_one_that_is_named(server:
 
 
 def test_logs_shows_the_newest_events_and_ends(server: Served) -> None:
-    server.run("send", "count a", "-s", "log", "--wait", "20")
+    server.run("send", "count a", "-s", "log", "--wait", "60")
     every = server.run("logs", "-s", "log", "-n", "1000")
     newest = server.run("logs", "-s", "log", "-n", "2")
     assert newest.stdout.splitlines() == every.stdout.splitlines()[-2:]

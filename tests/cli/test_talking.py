@@ -91,8 +91,8 @@ def test_a_question_is_answered(server: Served) -> None:
 
 def test_a_history_is_changed_by_hand(server: Served, tmp_path: Path) -> None:
     for text in ("one", "two"):
-        assert server.run("send", text, "-s", "edit", "--wait", "20").returncode == 0
-    assert server.run("retry", "-s", "edit", "--wait", "20").returncode == 0
+        assert server.run("send", text, "-s", "edit", "--wait", "60").returncode == 0
+    assert server.run("retry", "-s", "edit", "--wait", "60").returncode == 0
     assert server.run("fork", "edit-2", "-s", "edit", "--through", "2").returncode == 0
     undone = json.loads(server.run("undo", "-s", "edit", "--json").stdout)["entries"]
     assert [entry["content"] for entry in undone if entry["role"] == "user"] == ["two"]
@@ -115,7 +115,7 @@ def test_a_history_is_changed_by_hand(server: Served, tmp_path: Path) -> None:
 def test_a_file_is_attached(server: Served, tmp_path: Path) -> None:
     picture = tmp_path / "a picture.png"
     picture.write_bytes(b"\x89PNG")
-    sent = server.run("send", "look", "-s", "attach", "--attach", str(picture), "--wait", "20")
+    sent = server.run("send", "look", "-s", "attach", "--attach", str(picture), "--wait", "60")
     assert sent.returncode == 0, sent.stderr
     entry = json.loads(server.run("export", "-s", "attach", "--json").stdout.splitlines()[0])
     assert (entry["attachments"][0]["name"], entry["attachments"][0]["media_type"]) == ("a picture.png", "image/png")

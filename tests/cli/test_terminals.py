@@ -140,7 +140,7 @@ def test_an_output_that_lacks_a_character_gets_a_substitute(server: Served, enco
         assert (found.returncode, b"Traceback" in found.stderr) == (0, False), (arguments, found)
         return found.stdout.decode(encoding.partition(":")[0])
 
-    assert run("send", "echo \N{PARTY POPPER} caf\u00e9", "--wait", "20")
+    assert run("send", "echo \N{PARTY POPPER} caf\u00e9", "--wait", "60")
     assert "message.accepted" in run("tail", "--no-follow")
     assert "echo ?" in run("export")
     assert run("tree")

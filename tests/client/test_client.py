@@ -42,7 +42,7 @@ from holdfast.errors import (
 )
 from holdfast.protocol.events import Gap, MessageSettled
 from holdfast.protocol.session_api import SessionAPI
-from tests.server.live import AGENTS, Live, live
+from tests.server.live import AGENTS, GUARD_S, Live, live
 
 Scenario = Callable[[Callable[[str], SessionAPI]], Coroutine[Any, Any, None]]
 
@@ -51,7 +51,7 @@ def both(scenario: Scenario) -> None:
     """Run the scenario on sessions of a host, then on sessions of a client: the interface is the same."""
 
     async def main() -> None:
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(GUARD_S):
             settings = Settings(drain_timeout_s=0.2, grace_s=0.2)
             async with Host(agents=AGENTS, store="memory://", settings=settings) as host:
                 await scenario(host.session)
@@ -78,7 +78,7 @@ def test_a_schedule_is_made_looked_at_paused_run_and_deleted() -> None:
         assert (view.schedule_id, view.session, view.text) == (schedule.schedule_id, "timed", "tick")
         assert (view.every_s, view.jitter_s, view.max_runs, view.miss) == (3600.0, 2.0, 9, "burst")
         receipt = await schedule.run_now()
-        settlement = await session.wait(receipt.message_id, timeout_s=10)
+        settlement = await session.wait(receipt.message_id, timeout_s=GUARD_S)
         assert (settlement.state, settlement.text) == ("completed", "echo tick")
         assert (await schedule.pause()).state == "paused"
         assert (await schedule.pause()).state == "paused"
@@ -109,7 +109,7 @@ def test_a_schedule_is_made_looked_at_paused_run_and_deleted() -> None:
 
 def test_schedules_are_listed_by_principal_and_session() -> None:
     async def main() -> None:
-        async with asyncio.timeout(20), live() as server, Client(server.url) as client:
+        async with asyncio.timeout(GUARD_S), live() as server, Client(server.url) as client:
             await client.schedule("a", "tick", every_s=60.0, schedule_id="one/two".replace("/", " "))
             await client.schedule("b", "tick", every_s=60.0, schedule_id="..")
             await server.host.schedule("c", "tick", every_s=60.0, principal="anna")
@@ -127,9 +127,9 @@ def test_schedules_are_listed_by_principal_and_session() -> None:
 def test_a_message_goes_all_the_way() -> None:
     async def scenario(session_of: Callable[[str], SessionAPI]) -> None:
         session = session_of("alice")
-        assert await session.ask("hello", timeout_s=10) == "echo hello"
+        assert await session.ask("hello", timeout_s=GUARD_S) == "echo hello"
         receipt = await session.send("again", idempotency_key="k")
-        settlement = await session.wait(receipt.message_id, timeout_s=10)
+        settlement = await session.wait(receipt.message_id, timeout_s=GUARD_S)
         assert (settlement.state, settlement.text) == ("completed", "echo again")
         assert await session.message(receipt.message_id) == settlement
         assert (await session.send("again", idempotency_key="k")).disposition == "duplicate"
@@ -333,7 +333,7 @@ def through_proxy(scenario: Callable[[Live, Proxy, Client], Coroutine[Any, Any, 
     """Run the scenario through a proxy."""
 
     async def main() -> None:
-        async with asyncio.timeout(40), proxied(**options) as (server, proxy, client):
+        async with asyncio.timeout(GUARD_S), proxied(**options) as (server, proxy, client):
             await scenario(server, proxy, client)
 
     asyncio.run(main())
@@ -408,7 +408,7 @@ def test_events_go_on_when_the_server_was_started_again() -> None:
     async def main() -> None:
         from holdfast.storage import MemoryStore
 
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(GUARD_S):
             store = MemoryStore()
             async with live(store=store) as first, Client(first.url) as client:
                 session = client.session("alice")
@@ -458,7 +458,7 @@ def test_something_else_than_holdfast_is_told_apart() -> None:
 
 def test_a_limited_rate_is_waited_for() -> None:
     async def main() -> None:
-        async with asyncio.timeout(20), live(principal_rate_per_s=20.0) as server, Client(server.url) as client:
+        async with asyncio.timeout(GUARD_S), live(principal_rate_per_s=20.0) as server, Client(server.url) as client:
             views = await asyncio.gather(*(client.sessions() for _ in range(60)))
             assert len(views) == 60
 
@@ -530,7 +530,7 @@ def test_a_principal_may_have_any_printable_name() -> None:
 @pytest.mark.parametrize("key", [".", "..", "%2e", "a b", "?", "#", "%", "\u05d0", "\U0001f600" * 200])
 def test_each_key_is_a_session_of_its_own(key: str) -> None:
     async def main() -> None:
-        async with asyncio.timeout(20), live() as server, Client(server.url) as client:
+        async with asyncio.timeout(GUARD_S), live() as server, Client(server.url) as client:
             session = client.session(key)
             receipt = await session.send("x")
             assert receipt.session == key
@@ -605,7 +605,7 @@ def test_a_lost_response_is_told_with_its_timeout() -> None:
 
 def test_names_that_no_address_can_carry_are_refused_and_reach_nothing_else() -> None:
     async def main() -> None:
-        async with asyncio.timeout(20), live() as server, Client(server.url) as client:
+        async with asyncio.timeout(GUARD_S), live() as server, Client(server.url) as client:
             session = client.session("alice")
             receipt = await session.send("go", agent="endless")
             for key in ("", "\ud800"):
@@ -627,7 +627,7 @@ def test_names_that_no_address_can_carry_are_refused_and_reach_nothing_else() ->
 
 def test_a_wait_that_is_over_names_the_time_that_was_given() -> None:
     async def main() -> None:
-        async with asyncio.timeout(20), live() as server, Client(server.url) as client:
+        async with asyncio.timeout(GUARD_S), live() as server, Client(server.url) as client:
             session = client.session("alice")
             with pytest.raises(WaitExpired, match=r"after 0\.05 s"):
                 await session.ask("go", agent="endless", timeout_s=0.05)

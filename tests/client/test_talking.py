@@ -28,7 +28,7 @@ from holdfast.protocol.messages import Attachment, Question, SessionExport
 from holdfast.protocol.model import CallPart, ModelRequest, ToolMessage
 from holdfast.protocol.session_api import SessionAPI
 from tests.client.test_client import Scenario
-from tests.server.live import echo, live
+from tests.server.live import GUARD_S, echo, live
 
 SETTINGS: dict[str, Any] = {"drain_timeout_s": 0.2, "grace_s": 0.2, "attachment_limit_bytes": 1000}
 
@@ -70,7 +70,7 @@ def both(scenario: Scenario) -> None:
     """Run the scenario on sessions of a host, then on sessions of a client."""
 
     async def main() -> None:
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(GUARD_S):
             async with Host(agents=agents(), store="memory://", settings=Settings(**SETTINGS)) as host:
                 await scenario(host.session)
             async with live(*agents(), **SETTINGS) as server, Client(server.url) as client:
@@ -100,7 +100,7 @@ def test_a_call_waits_for_its_approval() -> None:
             await session.answer(question.question_id, "yes")
         given = await session.approve(question, note="fine")
         assert (given.decision, given.text, given.by) == ("approved", "fine", "local")
-        assert (await session.wait(message_id, timeout_s=10)).text == "it says: a.txt is erased"
+        assert (await session.wait(message_id, timeout_s=GUARD_S)).text == "it says: a.txt is erased"
         assert await session.questions() == []
         with pytest.raises(UnknownQuestion):
             await session.deny(question.question_id)
@@ -113,7 +113,7 @@ def test_a_denial_and_its_reason_reach_the_model() -> None:
         session = session_of("s")
         question, message_id = await asked(session, "eraser")
         assert (await session.deny(question.question_id, reason="it is mine")).decision == "denied"
-        assert "it is mine" in (await session.wait(message_id, timeout_s=10)).text
+        assert "it is mine" in (await session.wait(message_id, timeout_s=GUARD_S)).text
 
     both(scenario)
 
@@ -130,7 +130,7 @@ def test_a_question_gets_its_answer() -> None:
         with pytest.raises(UnknownSession):
             await session_of("nobody").questions()
         await session.answer(question.question_id, "blue: ✓")
-        assert (await session.wait(message_id, timeout_s=10)).text == "answered blue: ✓"
+        assert (await session.wait(message_id, timeout_s=GUARD_S)).text == "answered blue: ✓"
 
     both(scenario)
 
@@ -146,7 +146,7 @@ def test_the_same_answer_again_has_no_effect_and_another_one_is_refused() -> Non
         while not (questions := await session.questions()):
             await asyncio.sleep(0.005)
         await session.answer(questions[0].question_id, "red")
-        assert (await session.wait(message_id, timeout_s=10)).text == "answered red"
+        assert (await session.wait(message_id, timeout_s=GUARD_S)).text == "answered red"
 
     both(scenario)
 
@@ -155,9 +155,9 @@ def test_a_run_is_retried_and_undone() -> None:
     async def scenario(session_of: Callable[[str], SessionAPI]) -> None:
         session = session_of("s")
         for text in ("one", "two"):
-            await session.ask(text, timeout_s=10, agent="echo")
+            await session.ask(text, timeout_s=GUARD_S, agent="echo")
         receipt = await session.retry()
-        await session.wait(receipt.message_id, timeout_s=10)
+        await session.wait(receipt.message_id, timeout_s=GUARD_S)
         assert [entry.content for entry in await session.transcript()] == ["one", "echo one", "two", "echo two"]
         assert [entry.content for entry in await session.undo()] == ["two", "echo two"]
         assert [entry.content for entry in await session.transcript()] == ["one", "echo one"]
@@ -179,7 +179,7 @@ def test_a_history_is_summed_up_by_the_model() -> None:
     async def scenario(session_of: Callable[[str], SessionAPI]) -> None:
         session = session_of("s")
         for text in ("one", "two", "three"):
-            await session.ask(text, timeout_s=10, agent="writer")
+            await session.ask(text, timeout_s=GUARD_S, agent="writer")
         entries = await session.compact(keep=1)
         assert [(entry.role, entry.content) for entry in entries] == [
             ("summary", "a summary"),
@@ -188,7 +188,7 @@ def test_a_history_is_summed_up_by_the_model() -> None:
         ]
         assert await session.transcript() == entries
         plain = session_of("plain")
-        await plain.ask("one", timeout_s=10, agent="echo")
+        await plain.ask("one", timeout_s=GUARD_S, agent="echo")
         with pytest.raises(NotSupported):
             await plain.compact()
 
@@ -199,11 +199,11 @@ def test_a_branch_has_a_copy_and_leaves_the_first_one_alone() -> None:
     async def scenario(session_of: Callable[[str], SessionAPI]) -> None:
         session = session_of("s")
         for text in ("one", "two"):
-            await session.ask(text, timeout_s=10, agent="echo")
+            await session.ask(text, timeout_s=GUARD_S, agent="echo")
         view = await session.fork("other", through_n=2)
         assert (view.key, view.agent, view.state) == ("other", "echo", "idle")
         other = session_of("other")
-        await other.ask("three", timeout_s=10)
+        await other.ask("three", timeout_s=GUARD_S)
         assert [e.content for e in await other.transcript()] == ["one", "echo one", "three", "echo three"]
         assert len(await session.transcript()) == 4
         with pytest.raises(SessionBusy):
@@ -220,7 +220,7 @@ def test_an_export_is_imported_with_its_attachments() -> None:
     async def scenario(session_of: Callable[[str], SessionAPI]) -> None:
         session = session_of("s")
         kept = await session.attach(body, media_type="image/png", name="a b é.png")
-        await session.ask("look", timeout_s=10, agent="seen", attachments=[kept])
+        await session.ask("look", timeout_s=GUARD_S, agent="seen", attachments=[kept])
         export = await session.export()
         assert isinstance(export, SessionExport)
         assert export.attachments == {kept.digest: body}
@@ -244,7 +244,7 @@ def test_attachments_are_kept_by_their_hash() -> None:
         assert await session_of("other").attachment(digest) == (kept, body)
         unnamed = await session.attach(b"", media_type="application/x-empty")
         assert await session.attachment(unnamed.digest) == (unnamed, b"")
-        assert await session.ask("look", timeout_s=10, agent="seen", attachments=[kept]) == "page.html:text/html"
+        assert await session.ask("look", timeout_s=GUARD_S, agent="seen", attachments=[kept]) == "page.html:text/html"
         user = (await session.transcript())[0]
         assert user.attachments == (kept,)
         with pytest.raises(UnknownAttachment):

@@ -14,7 +14,7 @@ from holdfast import old_names
 from holdfast.cli import app
 from holdfast.errors import ConfigurationError, InvalidRequest
 from holdfast.settings import OTHER_VARIABLES, Settings, describe, load_settings
-from tests.server.live import Live, live, served
+from tests.server.live import GUARD_S, Live, live, served
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "holdfast"
@@ -139,7 +139,7 @@ def test_old_metrics_are_gone_and_the_new_ones_are_there() -> None:
 
 def test_old_fields_of_responses_are_gone_and_the_new_ones_are_there() -> None:
     async def main() -> None:
-        async with asyncio.timeout(30), live() as server:
+        async with asyncio.timeout(GUARD_S), live() as server:
             statistics = (await server.http.get("/v1/server")).json()["statistics"]
             report = (await server.http.post("/v1/drain", json={"deadline_s": 0})).json()
         for old, new in old_names.RESPONSE_FIELDS.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ async def failing(run: Run) -> None:
     raise RuntimeError("it broke")
 
 
+GUARD_S = 90.0
+"""A scenario that takes longer hangs; a busy machine only makes it slow."""
 EVERYBODY = {"public_agents": ("*",)}
 """Keys without a list of agents may name all, as most tests have several."""
 
@@ -91,6 +94,8 @@ async def live(
             "drain_timeout_s": 0.2,
             "grace_s": 0.2,
             "abandon_after_s": 0.2,
+            "head_timeout_s": GUARD_S,
+            "body_timeout_s": GUARD_S,
             "public_agents": ("*",),
             **settings,
         }
@@ -107,7 +112,7 @@ async def live(
     if not started.done():
         await ended
     running = started.result()
-    async with httpx2.AsyncClient(base_url=running.url, headers=headers, timeout=10, trust_env=False) as http:
+    async with httpx2.AsyncClient(base_url=running.url, headers=headers, timeout=GUARD_S, trust_env=False) as http:
         server = Live(running.url, host, running.app, http, asked, ended)
         try:
             yield server
@@ -115,11 +120,35 @@ async def live(
             await server.end()
 
 
+class Stopwatch:
+    """Time since its start, without the time for which a busy machine did not run this loop's thread. Of one loop."""
+
+    _LOOK_S = 0.01
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._began = self._looked = self._loop.time()
+        self._worked = time.thread_time()
+        self._kept_s = 0.0
+        self._look()
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds so far."""
+        return self._looked - self._began - self._kept_s
+
+    def _look(self) -> None:
+        now, worked = self._loop.time(), time.thread_time()
+        self._kept_s += max(0.0, now - self._looked - self._LOOK_S - (worked - self._worked))
+        self._looked, self._worked = now, worked
+        self._loop.call_later(self._LOOK_S, self._look)
+
+
 def served(scenario: Callable[[Live], Coroutine[Any, Any, None]], *agents: Any, **options: Any) -> None:
     """Run the scenario against a server; afterwards another session must still be served."""
 
     async def main() -> None:
-        async with asyncio.timeout(30), live(*agents, **options) as server:
+        async with asyncio.timeout(GUARD_S), live(*agents, **options) as server:
             await scenario(server)
             if not server.asked.done():
                 await server.host.session("another", principal="other").ask("hello")

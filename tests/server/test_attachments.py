@@ -65,7 +65,7 @@ def test_an_attachment_belongs_to_its_principal() -> None:
         assert (await server.http.get(path, headers=other)).status_code == 404
         named = {"content": "x", "attachments": [kept["digest"]]}
         assert (await server.http.post("/v1/sessions/s/messages", json=named, headers=other)).status_code == 404
-        sent = await server.http.post("/v1/sessions/s/messages?wait=10", json=named)
+        sent = await server.http.post("/v1/sessions/s/messages?wait=60", json=named)
         assert sent.json()["status"] == "completed"
         entry = (await server.http.get("/v1/sessions/s/transcript")).json()["entries"][0]
         assert entry["attachments"] == [kept], "a digest alone is filled in"
@@ -98,7 +98,7 @@ def test_large_bodies_under_way_are_bounded_in_bytes_and_others_have_their_own()
             other = {"content-type": "a/b", "x-holdfast-user": "bob"}
             assert (await server.http.post("/v1/attachments", content=large, headers=other)).status_code == 201
             assert (await server.http.post("/v1/attachments", content=b"y", headers=other)).status_code == 201
-            assert (await server.post("s", query="?wait=10")).status_code == 200, "messages go on"
+            assert (await server.post("s", query="?wait=60")).status_code == 200, "messages go on"
             go_on.set()
         assert {upload.result().status_code for upload in uploads} == {201}
         assert memory.used == 0, "everything is given back"

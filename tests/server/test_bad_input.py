@@ -188,7 +188,7 @@ def test_a_body_that_does_not_come_is_given_up() -> None:
 
 def test_an_unknown_thing_of_a_known_session_is_named() -> None:
     async def scenario(server: Live) -> None:
-        await server.post("alice", query="?wait=10")
+        await server.post("alice", query="?wait=60")
         base = "/v1/sessions/alice"
         refused(await server.http.get(f"{base}/messages/m_none"), 404, "unknown_message")
         refused(await server.http.get(f"{base}/messages/m_none?wait=5"), 404, "unknown_message")
@@ -216,7 +216,7 @@ def test_an_unknown_session_is_named_everywhere() -> None:
 
 def test_a_cursor_that_is_none_or_lies_ahead_is_refused() -> None:
     async def scenario(server: Live) -> None:
-        await server.post("alice", query="?wait=10")
+        await server.post("alice", query="?wait=60")
         for cursor in ("x", "-1", "1", "1-", "-", "1-1-1", "99999999999999999999-1", "1.5-1", "１-1", "999-1"):
             refused(await server.http.get("/v1/sessions/alice/events", params={"after": cursor}), 400, "invalid_cursor")
             if cursor.isascii():
@@ -228,9 +228,9 @@ def test_a_cursor_that_is_none_or_lies_ahead_is_refused() -> None:
 
 def test_a_cursor_of_another_session_is_told_apart() -> None:
     async def scenario(server: Live) -> None:
-        await server.post("alice", query="?wait=10")
-        await server.post("bob", query="?wait=10")
-        other = (await server.post("bob", query="?wait=10")).json()["receipt"]["cursor"]
+        await server.post("alice", query="?wait=60")
+        await server.post("bob", query="?wait=60")
+        other = (await server.post("bob", query="?wait=60")).json()["receipt"]["cursor"]
         refused(await server.http.get(f"/v1/sessions/alice/events?after={other}"), 400, "invalid_cursor")
 
     served(scenario)
@@ -250,7 +250,7 @@ def test_bytes_that_are_no_http_do_not_hurt() -> None:
             writer.write_eof()
             await reader.read()
             writer.close()
-        assert (await server.post("alice", query="?wait=10")).status_code == 200
+        assert (await server.post("alice", query="?wait=60")).status_code == 200
 
     served(scenario)
 

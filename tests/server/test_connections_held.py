@@ -16,7 +16,7 @@ from holdfast.errors import BudgetExceeded, HostBusy
 from holdfast.host.budgets import UNKNOWN, Charge
 from holdfast.server import connections
 from holdfast.server.connections import Connection, Connections, descriptors_kept_free
-from tests.server.live import Live, served
+from tests.server.live import GUARD_S, Live, served
 
 
 class Held:
@@ -43,7 +43,7 @@ async def echo(run: Run) -> str:
 def run(scenario: Callable[[Connections], Coroutine[Any, Any, None]], **settings: Any) -> None:
     async def main() -> None:
         async with (
-            asyncio.timeout(30),
+            asyncio.timeout(GUARD_S),
             Host(echo, store="memory://", settings=Settings(**settings)) as host,
         ):
             held = Connections(host)
@@ -201,6 +201,24 @@ def test_each_way_to_do_nothing_has_a_deadline(setting: str) -> None:
         scenario,
         **{"head_timeout_s": 600.0, "idle_connection_timeout_s": 600.0, "body_timeout_s": 600.0, setting: 0.05},
     )
+
+
+def test_a_pause_of_the_loop_is_not_counted_as_a_delay_of_its_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(held: Connections) -> None:
+        loop = asyncio.get_running_loop()
+        (before,) = opened(held, 1)
+        now = loop.time() + 3600.0
+        with monkeypatch.context() as patch:  # left before the loop looks for timers that are due
+            patch.setattr(loop, "time", lambda: now)
+            (after,) = opened(held, 1)
+            held._look()
+            assert (before.done, after.done) == ([], [])
+            for _ in range(20):
+                now += connections._LOOK_EVERY_S
+                held._look()
+            assert (before.done, after.done) == (["timeout"], ["timeout"])
+
+    run(scenario, head_timeout_s=10.0)
 
 
 def test_half_a_head_is_answered_and_closed_after_its_time() -> None:

@@ -18,6 +18,7 @@ from holdfast.server.request import Request
 from holdfast.server.response import Response
 from holdfast.settings import Settings
 from holdfast.testing.clock import ManualClock
+from tests.server.live import GUARD_S
 
 LARGE = 10 * FREE_BYTES
 STALL_S = 0.2
@@ -69,7 +70,7 @@ class Client:
 
 def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
     async def bounded() -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(GUARD_S):
             await scenario()
 
     asyncio.run(bounded())

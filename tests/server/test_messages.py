@@ -12,7 +12,7 @@ from tests.server.live import JSON, Live, echo, served
 
 def test_a_send_that_waits_is_answered_with_the_outcome() -> None:
     async def scenario(server: Live) -> None:
-        answer = await server.post("alice", "hello", query="?wait=10")
+        answer = await server.post("alice", "hello", query="?wait=60")
         assert answer.status_code == 200
         outcome = answer.json()
         assert (outcome["status"], outcome["text"], outcome["cause"]) == ("completed", "echo hello", None)
@@ -36,7 +36,7 @@ def test_a_send_whose_wait_ends_first_is_answered_with_its_receipt() -> None:
 
 def test_a_failed_run_is_an_outcome_and_not_an_error() -> None:
     async def scenario(server: Live) -> None:
-        answer = await server.post("alice", "x", query="?wait=10", agent="failing")
+        answer = await server.post("alice", "x", query="?wait=60", agent="failing")
         assert answer.status_code == 200
         assert answer.json()["status"] == "failed"
         assert "it broke" in answer.json()["error"]
@@ -46,7 +46,7 @@ def test_a_failed_run_is_an_outcome_and_not_an_error() -> None:
 
 def test_100_messages_at_once_are_all_answered_in_order_by_one_run_at_a_time() -> None:
     async def scenario(server: Live) -> None:
-        answers = await asyncio.gather(*(server.post("alice", str(n), query="?wait=20") for n in range(100)))
+        answers = await asyncio.gather(*(server.post("alice", str(n), query="?wait=60") for n in range(100)))
         assert all(answer.status_code == 200 for answer in answers)
         by_seq = sorted((answer.json() for answer in answers), key=lambda outcome: outcome["receipt"]["seq"])
         entries = (await server.http.get("/v1/sessions/alice/transcript")).json()["entries"]
@@ -62,8 +62,8 @@ def test_100_messages_at_once_are_all_answered_in_order_by_one_run_at_a_time() -
 
 def test_an_idempotency_key_runs_once_and_refuses_another_body() -> None:
     async def scenario(server: Live) -> None:
-        first = await server.post("alice", "once", query="?wait=10", idempotency_key="k1")
-        again = await server.post("alice", "once", query="?wait=10", idempotency_key="k1")
+        first = await server.post("alice", "once", query="?wait=60", idempotency_key="k1")
+        again = await server.post("alice", "once", query="?wait=60", idempotency_key="k1")
         assert again.status_code == 200
         assert again.json()["message_id"] == first.json()["message_id"]
         assert again.json()["receipt"]["disposition"] == "duplicate"
@@ -104,7 +104,7 @@ def test_a_waiting_message_can_be_withdrawn_once_and_a_settled_one_not() -> None
         for _ in range(2):
             withdrawn = await server.http.delete(f"/v1/sessions/alice/messages/{waiting}")
             assert (withdrawn.status_code, withdrawn.json()["state"]) == (200, "withdrawn")
-        settled = (await server.post("bob", query="?wait=10")).json()["message_id"]
+        settled = (await server.post("bob", query="?wait=60")).json()["message_id"]
         refused = await server.http.delete(f"/v1/sessions/bob/messages/{settled}")
         assert (refused.status_code, refused.json()["error"]["code"]) == (409, "already_settled")
 
@@ -119,9 +119,9 @@ def test_an_interrupt_answers_with_a_receipt_and_the_next_message_runs() -> None
         assert stopped.status_code == 200
         assert stopped.json()["outcome"] == "gone"
         assert stopped.json()["cause"]["reason"] == "enough"
-        ended = (await server.http.get(f"/v1/sessions/alice/messages/{receipt['message_id']}?wait=10")).json()
+        ended = (await server.http.get(f"/v1/sessions/alice/messages/{receipt['message_id']}?wait=60")).json()
         assert (ended["state"], ended["text"]) == ("interrupted", "waiting")
-        after = (await server.http.get(f"/v1/sessions/alice/messages/{queued['message_id']}?wait=10")).json()
+        after = (await server.http.get(f"/v1/sessions/alice/messages/{queued['message_id']}?wait=60")).json()
         assert after["state"] == "completed"
 
     served(scenario)
@@ -129,7 +129,7 @@ def test_an_interrupt_answers_with_a_receipt_and_the_next_message_runs() -> None
 
 def test_an_interrupt_of_a_run_that_has_ended_does_not_hit_the_next() -> None:
     async def scenario(server: Live) -> None:
-        old = (await server.post("alice", query="?wait=10")).json()["run_id"]
+        old = (await server.post("alice", query="?wait=60")).json()["run_id"]
         new = await server.begun("alice")
         stopped = await server.http.post("/v1/sessions/alice/interrupt", json={"run_id": old})
         assert stopped.status_code == 200
@@ -186,7 +186,7 @@ def test_a_stop_withdraws_what_waits_and_a_later_message_runs() -> None:
         waiting = (await server.post("alice", "wait for it")).json()["message_id"]
         stopped = (await server.http.post("/v1/sessions/alice/stop", json={})).json()
         assert [message["message_id"] for message in stopped["withdrawn"]] == [waiting]
-        assert (await server.post("alice", "later", query="?wait=10", agent="echo")).json()["text"] == "echo later"
+        assert (await server.post("alice", "later", query="?wait=60", agent="echo")).json()["text"] == "echo later"
 
     served(scenario)
 
@@ -211,7 +211,7 @@ def test_a_key_may_be_any_printable_text(key: str) -> None:
         from urllib.parse import quote
 
         quoted = quote(key, safe="")
-        assert (await server.post(quoted, query="?wait=10")).json()["receipt"]["session"] == key
+        assert (await server.post(quoted, query="?wait=60")).json()["receipt"]["session"] == key
         assert (await server.http.get(f"/v1/sessions/{quoted}")).json()["key"] == key
 
     served(scenario)
@@ -220,7 +220,7 @@ def test_a_key_may_be_any_printable_text(key: str) -> None:
 def test_lists_and_trees_show_what_is_alive() -> None:
     async def scenario(server: Live) -> None:
         receipt = await server.begun("alice")
-        await server.post("bob", query="?wait=10")
+        await server.post("bob", query="?wait=60")
         sessions = (await server.http.get("/v1/sessions")).json()["sessions"]
         assert {view["key"]: view["state"] for view in sessions} == {"alice": "running", "bob": "idle"}
         assert len((await server.http.get("/v1/sessions?limit=1")).json()["sessions"]) == 1
@@ -240,7 +240,7 @@ def test_every_json_answer_ends_its_line() -> None:
         large = "x" * 60_000
         for key in ("a", "b", "c"):
             for _ in range(8):
-                await server.post(key, large, query="?wait=10")
+                await server.post(key, large, query="?wait=60")
         paths = [
             "/v1/sessions",
             "/v1/sessions/a",

@@ -126,7 +126,7 @@ def test_every_operation_answers_as_the_document_says() -> None:
                 await check(method, where, 200, await http.post(path, json={}))
             else:
                 await check(method, where, 200, await http.delete(path))
-        await check("POST", messages, 200, await server.post("bob", query="?wait=10", agent="echo"))
+        await check("POST", messages, 200, await server.post("bob", query="?wait=60", agent="echo"))
         followed = (await server.post("bob", agent="echo")).json()
         events = f"{base}/bob/events?follow={followed['message_id']}"
         await check("GET", f"{one}/events", 200, await http.get(events))

@@ -24,7 +24,7 @@ MARKUP = '<script>alert("1")</script>&\'"'
 def test_the_page_escapes_everything_and_allows_no_script() -> None:
     async def scenario(server: Live) -> None:
         key = quote(MARKUP.replace("/", ""), safe="")
-        await server.post(key, MARKUP, query="?wait=10")
+        await server.post(key, MARKUP, query="?wait=60")
         answer = await server.http.get("/")
         assert "&lt;script&gt;alert(&quot;1&quot;)" in answer.text
         assert "<script" not in answer.text
@@ -58,7 +58,7 @@ def test_the_page_shows_what_runs_and_the_lines_to_paste() -> None:
 
 def test_a_user_sees_only_its_own_on_the_page() -> None:
     async def scenario(server: Live) -> None:
-        await server.post("of-local", query="?wait=10")
+        await server.post("of-local", query="?wait=60")
         _, secret = await server.app.keys.create(principal="alice", role="user")
         text = (await server.http.get("/", headers={"authorization": f"Bearer {secret}"})).text
         assert "of-local" not in text
@@ -113,7 +113,7 @@ def test_the_page_shows_schedules_to_those_whose_they_are() -> None:
 
 def test_the_metrics_can_be_read_by_prometheus() -> None:
     async def scenario(server: Live) -> None:
-        await server.post("alice", query="?wait=10")
+        await server.post("alice", query="?wait=60")
         await server.http.get("/v1/sessions/nobody")
         answer = await server.http.get("/metrics")
         assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")

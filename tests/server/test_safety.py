@@ -18,7 +18,7 @@ from holdfast.server import bind, serve_until
 from holdfast.server.auth import OriginGate, digest_of, make_key
 from holdfast.server.caller import Role
 from holdfast.storage import MemoryStore
-from tests.server.live import AGENTS, JSON, Live, live, served
+from tests.server.live import AGENTS, GUARD_S, JSON, Live, live, served
 from tests.server.test_bad_input import refused
 
 
@@ -171,7 +171,7 @@ def test_a_principal_reaches_only_its_own_sessions() -> None:
         assert "children" not in (await server.http.get("/v1/tree", headers=mallory)).json()
         own = await server.http.get("/v1/sessions/s", headers=alice)
         assert own.json()["state"] == "running", "nobody else could stop it"
-        same_key = await server.http.post("/v1/sessions/s/messages?wait=10", json={"content": "mine"}, headers=mallory)
+        same_key = await server.http.post("/v1/sessions/s/messages?wait=60", json={"content": "mine"}, headers=mallory)
         assert same_key.json()["text"] == "echo mine", "the same key is another session"
 
     served(scenario)
@@ -182,7 +182,7 @@ def test_only_trusted_keys_act_for_others() -> None:
         front, user = await key_of(server, "front", "trusted"), await key_of(server, "user")
         for name in ("alice", "bob"):
             headers = {**front, "x-holdfast-user": name}
-            await server.http.post("/v1/sessions/s/messages?wait=10", json={"content": f"of {name}"}, headers=headers)
+            await server.http.post("/v1/sessions/s/messages?wait=60", json={"content": f"of {name}"}, headers=headers)
         for name in ("alice", "bob"):
             seen = (
                 await server.http.get("/v1/sessions/s/transcript", headers={**front, "x-holdfast-user": name})
@@ -240,7 +240,7 @@ def test_a_bucket_fills_again_and_full_ones_are_forgotten() -> None:
 
 def test_a_principal_may_have_only_so_many_streams() -> None:
     async def scenario(server: Live) -> None:
-        await server.post("alice", query="?wait=10")
+        await server.post("alice", query="?wait=60")
         async with server.http.stream("GET", "/v1/sessions/alice/events") as first:
             assert first.status_code == 200
             refused(await server.http.get("/v1/sessions/alice/events"), 429, "budget_exceeded")
@@ -342,7 +342,7 @@ def test_a_mistake_of_the_server_tells_nothing_and_disturbs_nobody(caplog: Any) 
         refused(answer, 500, "internal_error")
         assert "secret detail" not in answer.text
         server.host.sessions = sessions  # type: ignore[method-assign]
-        assert (await server.post("alice", query="?wait=10")).status_code == 200
+        assert (await server.post("alice", query="?wait=60")).status_code == 200
 
     served(scenario)
     assert "secret detail" in caplog.text
@@ -352,8 +352,8 @@ def test_live_is_a_context_of_its_own() -> None:
     """Two servers in one process do not know each other."""
 
     async def main() -> None:
-        async with asyncio.timeout(20), live() as one, live() as other:
-            await one.post("alice", query="?wait=10")
+        async with asyncio.timeout(GUARD_S), live() as one, live() as other:
+            await one.post("alice", query="?wait=60")
             assert (await other.http.get("/v1/sessions")).json() == {"sessions": []}
 
     asyncio.run(main())
@@ -367,7 +367,7 @@ async def _raw(server: Live, head: bytes) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rpartition(":")[2]))
     try:
         writer.write(head)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(GUARD_S):
             return await reader.readuntil(b"\r\n\r\n")
     finally:
         writer.transport.abort()
@@ -397,7 +397,7 @@ def test_a_head_without_an_end_is_refused_and_takes_no_more_memory() -> None:
         own = server.url.removeprefix("http://").encode()
         reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rpartition(":")[2]))
         writer.write(b"GET /healthz HTTP/1.1\r\nhost: " + own + b"\r\nx-endless: ")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(GUARD_S):
             try:
                 for _ in range(200):
                     writer.write(b"a" * 65_536)
@@ -411,7 +411,7 @@ def test_a_head_without_an_end_is_refused_and_takes_no_more_memory() -> None:
         many = b"POST /v1/sessions/a/messages HTTP/1.1\r\nhost: " + own + b"\r\ncontent-type: application/json\r\n"
         many += b"content-length: %d\r\n\r\n" % len(body) + body
         reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rpartition(":")[2]))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(GUARD_S):
             writer.write(many * 3)
             for _ in range(3):
                 assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 202"), "a body is not a head"

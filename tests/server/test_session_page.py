@@ -26,7 +26,7 @@ async def key_of(server: Live, principal: str, role: str = "user") -> dict[str, 
 
 def test_a_session_is_reached_from_the_status_page_and_shows_its_transcript() -> None:
     async def scenario(server: Live) -> None:
-        await server.post("my%20session%20%3F%23%25", "hello", query="?wait=10")
+        await server.post("my%20session%20%3F%23%25", "hello", query="?wait=60")
         (link,) = set(re.findall(r'href="(/sessions/[^"]*)"', (await server.http.get("/")).text))
         answer = await server.http.get(html.unescape(link))
         assert answer.status_code == 200
@@ -39,7 +39,7 @@ def test_a_session_is_reached_from_the_status_page_and_shows_its_transcript() ->
 
 def test_links_of_the_status_page_lead_somewhere() -> None:
     async def scenario(server: Live) -> None:
-        await server.post("s", query="?wait=10")
+        await server.post("s", query="?wait=60")
         links = set(re.findall(r'href="([^"]*)"', (await server.http.get("/")).text))
         assert links >= {"/openapi.json", "/metrics", "/healthz", "/readyz", "/sessions/s"}
         for link in links:
@@ -59,7 +59,7 @@ def test_nothing_on_the_page_of_a_session_becomes_markup() -> None:
     async def scenario(server: Live) -> None:
         key = MARKUP.replace("/", "")
         path = quote(key, safe="")
-        await server.post(path, MARKUP, query="?wait=10")
+        await server.post(path, MARKUP, query="?wait=60")
         answer = await server.http.get(f"/sessions/{path}?stop={path}&write={path}")
         assert "&lt;script&gt;alert(&quot;1&quot;)" in answer.text and "<h2>Transcript" in answer.text
         assert "<script" not in answer.text and "&quot;<b>" not in answer.text and "\u202e" not in answer.text
@@ -77,7 +77,7 @@ def test_nothing_on_the_page_of_a_session_becomes_markup() -> None:
 def test_a_message_is_sent_by_form_and_the_page_loads_again_without_sending_twice() -> None:
     async def scenario(server: Live) -> None:
         form = {"action": "send", "session": "s", "text": "first line\r\nblue & green ✓"}
-        await server.post("s", query="?wait=10")
+        await server.post("s", query="?wait=60")
         answer = await server.http.post("/", data=form, headers={"origin": server.url})
         assert (answer.status_code, answer.headers["location"]) == (303, "/sessions/s")
         assert answer.headers["cache-control"] == "no-store"
@@ -97,7 +97,7 @@ def form_of(page: str) -> dict[str, str]:
 
 def test_a_form_that_is_submitted_twice_sends_one_message_and_a_new_page_another() -> None:
     async def scenario(server: Live) -> None:
-        await server.post("s", query="?wait=10")
+        await server.post("s", query="?wait=60")
         origin = {"origin": server.url}
         form = form_of((await server.http.get("/sessions/s")).text) | {"text": "same"}
         for _ in range(2):
@@ -121,7 +121,7 @@ def test_a_form_that_is_submitted_twice_sends_one_message_and_a_new_page_another
 
 def test_the_text_of_a_refused_message_is_still_in_the_form() -> None:
     async def scenario(server: Live) -> None:
-        await server.post("s", query="?wait=10")
+        await server.post("s", query="?wait=60")
         for text in ("\n" + MARKUP + "\n" * TEXT_CHARACTERS, "\nfirst\n\nlast" + "x" * TEXT_CHARACTERS):
             form = {"action": "send", "session": "s", "text": text.replace("\n", "\r\n")}
             page = (await server.http.post("/", data=form, headers={"origin": server.url})).text
@@ -248,7 +248,7 @@ def test_a_key_without_an_agent_cannot_send_to_it_by_form() -> None:
 def test_bad_forms_are_refused_and_change_nothing() -> None:
     async def scenario(server: Live) -> None:
         origin = {"origin": server.url}
-        await server.post("s", query="?wait=10")
+        await server.post("s", query="?wait=60")
         for action in ("delete", "", "STOP", MARKUP):
             body = f"action={quote(action)}&session=s"
             refused = await server.http.post("/", content=body, headers=origin)

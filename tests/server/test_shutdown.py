@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from holdfast.server import lifecycle
-from tests.server.live import AGENTS, Live, live, served
+from tests.server.live import AGENTS, GUARD_S, Live, live, served
 from tests.server.test_bad_input import refused
 
 
 def test_a_draining_server_refuses_new_work_and_still_shows_the_old() -> None:
     async def scenario(server: Live) -> None:
-        done = (await server.post("alice", query="?wait=10")).json()
+        done = (await server.post("alice", query="?wait=60")).json()
         await server.begun("bob")
         report = await server.http.post("/v1/drain", json={"deadline_s": 0.05})
         assert report.status_code == 200
@@ -45,8 +45,8 @@ def test_a_run_that_finishes_in_time_is_finished_and_its_wait_answered() -> None
         return "just in time"
 
     async def main() -> None:
-        async with asyncio.timeout(20), live(*AGENTS, soon, drain_timeout_s=10.0) as server:
-            waiting = asyncio.create_task(server.post("alice", query="?wait=10", agent="soon"))
+        async with asyncio.timeout(GUARD_S), live(*AGENTS, soon, drain_timeout_s=10.0) as server:
+            waiting = asyncio.create_task(server.post("alice", query="?wait=60", agent="soon"))
             while not server.host.statistics().running:
                 await asyncio.sleep(0.01)
             ending = asyncio.create_task(server.end())
@@ -62,7 +62,7 @@ def test_a_run_that_finishes_in_time_is_finished_and_its_wait_answered() -> None
 
 def test_a_wait_for_a_message_that_stays_in_its_mailbox_ends_with_its_receipt() -> None:
     async def main() -> None:
-        async with asyncio.timeout(20), live() as server:
+        async with asyncio.timeout(GUARD_S), live() as server:
             begun = await server.begun("alice")
             queued = asyncio.create_task(server.post("alice", "later", query="?wait=100"))
             asked = asyncio.create_task(server.http.get(f"/v1/sessions/alice/messages/{begun['message_id']}?wait=100"))
@@ -80,12 +80,12 @@ def test_a_wait_for_a_message_that_stays_in_its_mailbox_ends_with_its_receipt() 
 
 def test_an_idle_server_ends_at_once_and_with_open_connections() -> None:
     async def main() -> None:
-        async with asyncio.timeout(20), live() as server:
+        async with asyncio.timeout(GUARD_S), live() as server:
             port = int(server.url.rpartition(":")[2])
             connections = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
             for _, writer in connections[:10]:
                 writer.write(b"POST /v1/sessions/a/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 10\r\n\r\n{")
-            await server.post("alice", query="?wait=10")
+            await server.post("alice", query="?wait=60")
             report = await server.end()
             assert (report.finished, report.interrupted, report.orphans) == (0, (), ())
             for _, writer in connections:

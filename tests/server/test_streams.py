@@ -79,10 +79,10 @@ def test_readers_before_during_and_after_a_run_see_the_same() -> None:
 
 def test_what_was_pruned_is_told_as_a_gap() -> None:
     async def scenario(server: Live) -> None:
-        first = (await server.post("alice", query="?wait=10")).json()
+        first = (await server.post("alice", query="?wait=60")).json()
         now = server.host.clock.now() + 1000
         await server.host.store.prune(events_before=now, tombstones_before=0.0, idempotency_before=0.0)
-        last = (await server.post("alice", query="?wait=10")).json()
+        last = (await server.post("alice", query="?wait=60")).json()
         path = f"/v1/sessions/alice/events?follow={last['message_id']}"
         found = await all_frames(server, path)
         gap = json.loads(found[0].data)
@@ -96,7 +96,7 @@ def test_what_was_pruned_is_told_as_a_gap() -> None:
 
 def test_an_idle_stream_is_kept_alive() -> None:
     async def scenario(server: Live) -> None:
-        await server.post("alice", query="?wait=10")
+        await server.post("alice", query="?wait=60")
         async with server.http.stream("GET", "/v1/sessions/alice/events") as stream:
             text = b""
             async for chunk in stream.aiter_raw():
@@ -153,7 +153,7 @@ def test_a_reader_that_takes_nothing_holds_neither_the_run_nor_others_up_and_is_
 def test_a_reader_that_takes_nothing_does_not_hold_the_shutdown_up() -> None:
     async def scenario(server: Live) -> None:
         receipt = (await server.post("alice", "go", agent="big")).json()
-        await server.http.get(f"/v1/sessions/alice/messages/{receipt['message_id']}?wait=20")
+        await server.http.get(f"/v1/sessions/alice/messages/{receipt['message_id']}?wait=60")
         _, writer = await unread(server, "/v1/sessions/alice/events")
         while not server.app.context.streams.open:
             await asyncio.sleep(0.01)
@@ -167,7 +167,7 @@ def test_a_reader_that_takes_nothing_does_not_hold_the_shutdown_up() -> None:
 def test_when_the_server_ends_every_stream_says_where_to_go_on() -> None:
     async def scenario(server: Live) -> None:
         await server.begun("alice")
-        await server.post("bob", query="?wait=10")
+        await server.post("bob", query="?wait=60")
         readers = [
             asyncio.create_task(all_frames(server, f"/v1/sessions/{key}/events")) for key in ("alice", "bob") * 5
         ]
@@ -186,7 +186,7 @@ def test_when_the_server_ends_every_stream_says_where_to_go_on() -> None:
 
 def test_a_websocket_is_refused_with_the_name_of_what_serves_it() -> None:
     async def scenario(server: Live) -> None:
-        await server.post("alice", query="?wait=10")
+        await server.post("alice", query="?wait=60")
         upgrade = {"connection": "Upgrade", "upgrade": "websocket", "sec-websocket-version": "13"}
         for path in ("/v1/sessions/alice/events", "/"):
             answer = await server.http.get(path, headers={**upgrade, "sec-websocket-key": "AAAAAAAAAAAAAAAAAAAAAA=="})
@@ -227,7 +227,7 @@ def test_a_stream_waits_for_the_first_message_of_its_session(query: str, store: 
         assert (await server.http.get("/v1/sessions")).json() == {"sessions": []}, "reading makes no rows"
         refused = await server.http.get("/v1/sessions/alice/events?after=0-1")
         assert refused.status_code == 404, "a cursor names a session, and there is none"
-        receipt = (await server.post("alice", query="?wait=10")).json()["receipt"]
+        receipt = (await server.post("alice", query="?wait=60")).json()["receipt"]
         assert (await first).id == "1-1"
         while (frame := await anext(stream)).event != "message.settled":
             pass
@@ -269,7 +269,7 @@ def test_streams_that_wait_count_as_streams() -> None:
 
 def test_a_browser_that_waited_comes_back_with_the_cursor_it_was_given() -> None:
     async def scenario(server: Live) -> None:
-        await server.post("alice", query="?wait=10")
+        await server.post("alice", query="?wait=60")
         first = await anext(frames(server, "/v1/sessions/alice/events", **{"last-event-id": "0"}))
         assert first.id == "1-1"
 

@@ -22,7 +22,7 @@ from holdfast.cli.target import Target
 from holdfast.client import Client
 from holdfast.errors import ConfigurationError
 from holdfast.local_token import keep_token, read_token, remove_token, token_path
-from tests.server.live import Live, echo, live
+from tests.server.live import GUARD_S, Live, echo, live
 from tests.server.test_bad_input import refused
 
 
@@ -38,7 +38,7 @@ HAND = Executing(name="hand", work=echo)
 
 def run_live(scenario: Callable[[Live], Awaitable[None]], store: str, *agents: Agent | Callable[..., Any]) -> None:
     async def main() -> None:
-        async with asyncio.timeout(20), live(*(agents or (HAND,)), store=store) as server:
+        async with asyncio.timeout(GUARD_S), live(*(agents or (HAND,)), store=store) as server:
             await scenario(server)
 
     asyncio.run(main())

@@ -74,7 +74,7 @@ async def status(server: Live, token: str) -> tuple[int, str]:
 
 def test_a_token_is_its_subject_with_the_role_of_a_user() -> None:
     async def scenario(server: Live) -> None:
-        await server.http.post("/v1/sessions/s/messages?wait=10", json={"content": "hi"}, headers=bearer(signed()))
+        await server.http.post("/v1/sessions/s/messages?wait=60", json={"content": "hi"}, headers=bearer(signed()))
         assert await server.host.session("s", principal="alice").transcript()
         assert (await server.http.get("/v1/keys", headers=bearer(signed()))).status_code == 403
         foreign = {**bearer(signed()), "x-holdfast-user": "bob"}

@@ -101,7 +101,7 @@ class Connections:
         self._highest_descriptor = descriptors - self._spare
         self._budget = host.budgets.connections
         self._budget.resize(limit=limit, share=max(1, min(settings.principal_connections, limit // 2)))
-        self._now = self._loop.time()
+        self._now = self._ticked_at = self._loop.time()
         self._keyless: OrderedDict[Connection, None] = OrderedDict()
         self._peers: Counter[str] = Counter()
         self._heads: OrderedDict[Connection, float] = OrderedDict()
@@ -155,7 +155,7 @@ class Connections:
         self._peers[connection.peer] += 1
         self._place(connection, self._heads)
         if self._timer is None:
-            self._now = self._loop.time()
+            self._now = self._ticked_at = self._loop.time()
             self._timer = self._loop.call_later(_LOOK_EVERY_S, self._look)
 
     def lost(self, connection: Connection) -> None:
@@ -282,8 +282,13 @@ class Connections:
             queue[connection] = self._now
 
     def _look(self) -> None:
-        """Time out connections whose deadline has passed."""
-        self._now = self._loop.time()
+        """Time out connections whose deadline has passed.
+
+        If the loop was blocked, at most two intervals of the pause count, because nothing was read meanwhile.
+        """
+        now = self._loop.time()
+        self._now += min(now - self._ticked_at, 2 * _LOOK_EVERY_S)
+        self._ticked_at = now
         for queue, limit_s in self._deadlines:
             while queue:
                 connection, since = next(iter(queue.items()))

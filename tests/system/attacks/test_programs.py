@@ -150,7 +150,8 @@ def test_a_stray_of_nobody_is_told_to_the_operator_and_no_receipt_names_it(
             await before.send("wait")
             secret = f"hunter2-{word}"
             await own.send(f"setsid sh -c 'sleep {word}; true' {secret} &")
-            await until(lambda: came_home(secret), "it has left whoever started it")
+            # Until its program runs, what the shell has forked for it has the shell's arguments.
+            await until(lambda: living(word) != [] and came_home(secret), "it has left whoever started it")
             (stray,) = living(secret)
             ticks = os.sysconf("SC_CLK_TCK")
             await asyncio.sleep(2 / ticks)  # a start is known to the tick
