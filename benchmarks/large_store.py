@@ -16,6 +16,7 @@ from contextlib import closing
 from pathlib import Path
 
 from holdfast.protocol.events import (
+    Event,
     MessageAccepted,
     MessageSettled,
     RunFinished,
@@ -65,7 +66,7 @@ class _Bodies:
     """The bodies of a run's rows, as the store writes them; only the ids differ."""
 
     def __init__(self, at: float) -> None:
-        def pack(*events: object) -> bytes:
+        def pack(*events: Event) -> bytes:
             return _template(b"\n".join(b"%b %b" % (kind.encode(), body) for kind, body in map(encode_event, events)))
 
         text = "It is done."
