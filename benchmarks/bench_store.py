@@ -111,6 +111,7 @@ def bare_loop_s(batches: int = 400) -> float:
                     "p",
                     f"k{s}",
                     1.0,
+                    1.5,
                     "demo",
                     1.0,
                     1,

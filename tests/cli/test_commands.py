@@ -87,6 +87,13 @@ def test_ps_and_tree_show_what_is_alive(server: Served) -> None:
     assert receipt["run_id"] in line
     sessions = json.loads(server.run("ps", "--json", "--all").stdout)["sessions"]
     assert "alive" in {session["key"] for session in sessions}
+    listed: list[str] = []
+    following: list[str] = []
+    while len(listed) < len(sessions):
+        page = json.loads(server.run("ps", "--json", "--all", "--limit", "1", *following).stdout)
+        listed += [session["key"] for session in page["sessions"]]
+        following = ["--before", page["next"]]
+    assert sorted(listed) == sorted(session["key"] for session in sessions)
     assert receipt["run_id"] in server.run("tree", "-s", "alive").stdout
     tree = json.loads(server.run("tree", "--json").stdout)
     assert tree["kind"] == "host"

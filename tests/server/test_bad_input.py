@@ -122,7 +122,7 @@ def test_a_query_that_does_not_fit_is_refused() -> None:
     async def scenario(server: Live) -> None:
         for query in ("wait=soon", "wait=-1", "wait=nan", "wait=inf", "wait=301", "weight=3", "wait=%ff", many):
             refused(await server.post("alice", query=f"?{query}"), 422, "invalid_request")
-        for query in ("limit=0", "limit=many", "limit=100000", "all=maybe"):
+        for query in ("limit=0", "limit=many", "limit=100000", "all=maybe", "before=x", "before=nan-1", "before=1.0-0"):
             refused(await server.http.get(f"/v1/sessions?{query}"), 422, "invalid_request")
 
     served(scenario)

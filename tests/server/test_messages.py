@@ -223,7 +223,11 @@ def test_lists_and_trees_show_what_is_alive() -> None:
         await server.post("bob", query="?wait=60")
         sessions = (await server.http.get("/v1/sessions")).json()["sessions"]
         assert {view["key"]: view["state"] for view in sessions} == {"alice": "running", "bob": "idle"}
-        assert len((await server.http.get("/v1/sessions?limit=1")).json()["sessions"]) == 1
+        first = (await server.http.get("/v1/sessions?limit=1")).json()
+        second = (await server.http.get("/v1/sessions", params={"limit": 1, "before": first["next"]})).json()
+        last = (await server.http.get("/v1/sessions", params={"limit": 1, "before": second["next"]})).json()
+        assert {page["sessions"][0]["key"] for page in (first, second)} == {"alice", "bob"}
+        assert last == {"sessions": [], "next": None}
         tree = (await server.http.get("/v1/tree")).json()
         assert [child["name"] for child in tree["children"]] == ["alice"]
         below = (await server.http.get("/v1/sessions/alice/tree")).json()

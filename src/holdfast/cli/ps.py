@@ -24,6 +24,9 @@ def ps(
         bool, typer.Option("--all", "-a", help="List the sessions of all principals (admin).")
     ] = False,
     limit: Annotated[int, typer.Option("--limit", help="Maximum number to list.", min=1, max=1000)] = 100,
+    before: Annotated[
+        str | None, typer.Option("--before", help="List the page that follows: `next` of the page before.")
+    ] = None,
     url: Url = None,
     key: Key = None,
     user: User = None,
@@ -33,15 +36,19 @@ def ps(
     target = Target(url=url, key=key, user=user, as_json=json)
 
     async def work(client: Client) -> None:
-        sessions = await client.sessions(limit=limit, everybody=everybody)
+        page = await client.session_page(limit=limit, everybody=everybody, before=before)
+        sessions = page.sessions
         asking = [] if everybody else [view.key for view in sessions if view.state == "suspended"]
         waiting = {key: await client.session(key).questions() for key in asking}
         if target.as_json:
-            say_json({"sessions": sessions, "questions": waiting})
+            say_json({"sessions": sessions, "questions": waiting, "next": page.next})
             return
         sessions = [view for view in sessions if view.state != "deleted"]
         if not sessions:
-            note(await _no_sessions(client, limit=limit, everybody=everybody))
+            if before is not None:
+                note("no more sessions")
+            else:
+                note(await _no_sessions(client, limit=limit, everybody=everybody))
             return
         say_table(
             ("session", "principal", "state", "waiting", "events", "agent", "run", "changed"),
@@ -64,6 +71,8 @@ def ps(
                 do = "answer" if question.kind == "question" else "approve (or deny)"
                 say(fit_columns(f"{key} asks: {asked(question)}"))
                 say(f"  holdfast {do} -s {key}")
+        if page.next is not None:
+            note(f"more, with the same options: --before {page.next}")
 
     return run_with_client(target, work)
 

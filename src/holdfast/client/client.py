@@ -34,8 +34,21 @@ class Client(Transport):
             limit: maximum number of sessions to return.
             everybody: whether to include the sessions of all principals; requires an admin key.
         """
+        return (await self.session_page(limit=limit, everybody=everybody)).sessions
+
+    async def session_page(
+        self, *, limit: int = 100, everybody: bool = False, before: str | None = None
+    ) -> SessionList:
+        """Return sessions like `sessions`, with what requests the next page.
+
+        Parameters:
+            limit, everybody: as in `sessions`.
+            before: ``next`` of the page before; None returns the first page.
+        """
         query = {"limit": str(limit), "all": str(everybody).lower()}
-        return (await self.read("/v1/sessions", SessionList, query=query)).sessions
+        if before is not None:
+            query["before"] = before
+        return await self.read("/v1/sessions", SessionList, query=query)
 
     async def schedule(
         self,

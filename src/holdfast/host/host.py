@@ -333,9 +333,14 @@ class Host:
             self.find_agent(agent, among=agents)
         return Session(self.parts.of_sessions, principal, key, agent, agents)
 
-    async def sessions(self, *, principal: str | None = None, limit: int = 100) -> list[SessionView]:
-        """Return the most recently changed sessions of `principal`; None includes all principals."""
-        return list(await self.store.sessions(principal=principal, limit=limit))
+    async def sessions(
+        self, *, principal: str | None = None, limit: int = 100, before: tuple[float, int] | None = None
+    ) -> list[SessionView]:
+        """Return the most recently changed sessions of `principal`; None includes all principals.
+
+        `before`: see `holdfast.storage.port.Store.sessions`.
+        """
+        return list(await self.store.sessions(principal=principal, limit=limit, before=before))
 
     async def open_questions(self, *, limit: int = 1000) -> list[DueQuestion]:
         """Return the open questions of all sessions, in order of expiry."""

@@ -251,9 +251,13 @@ class StopPending(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionList(msgspec.Struct, frozen=True, kw_only=True):
-    """Sessions, most recently changed first."""
+    """Sessions, most recently changed first.
+
+    ``next`` is the ``before`` that requests the following page; None if there is none.
+    """
 
     sessions: list[SessionView]
+    next: str | None = None
 
 
 class Transcript(msgspec.Struct, frozen=True, kw_only=True):

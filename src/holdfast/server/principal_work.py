@@ -73,10 +73,10 @@ async def _sessions(host: Host, principal: str) -> list[str]:
         return view.state != "deleted" and (view.run_id is not None or view.waiting > 0 or view.key in in_background)
 
     found: dict[str, None] = {}
-    before: float | None = None
+    before: tuple[float, int] | None = None
     while page := await host.store.sessions(principal=principal, limit=_PAGE, before=before):
         found |= {view.key: None for view in page if has_work(view)}
         if len(page) < _PAGE:
             break
-        before = page[-1].updated_at
+        before = page[-1].updated_at, page[-1].number
     return list(found)

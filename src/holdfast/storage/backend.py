@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from holdfast.protocol.events import Stored
 from holdfast.protocol.messages import (
@@ -154,6 +154,10 @@ class Tables(Protocol):
         """Write the history row of an edit, which is always ``whole``."""
         ...
 
+    def step_back(self, row: SessionRow, newest: HistoryRow) -> None:
+        """Make the history row before `newest`, the session's newest, the newest again."""
+        ...
+
     def history(self, row: SessionRow) -> HistoryRow | None:
         """Return the session's newest history row; None if the transcript is empty."""
         ...
@@ -226,12 +230,12 @@ class Tables(Protocol):
         tombstones_before: float,
         idempotency_before: float,
         attachments_before: float,
-        after: int,
-    ) -> tuple[int, int | None]:
-        """Prune some of the sessions with numbers above ``after``, as described in `Store.prune`.
+        after: tuple[Any, ...],
+    ) -> tuple[int, tuple[Any, ...] | None]:
+        """Prune a small piece of what is due, as described in `Store.prune`.
 
-        Return the number of rows dropped or changed, and the ``after`` for the next call, which is None if all sessions
-        have been pruned.
+        Return the number of rows dropped or changed, and the ``after`` for the next call, which is None at the end. The
+        first call has an empty ``after``; what it contains is the backend's own.
         """
         ...
 
@@ -259,7 +263,9 @@ class Reads(Protocol):
     def attachment(self, principal: str, digest: str) -> tuple[Attachment, bytes] | None: ...
     def attachment_part(self, principal: str, digest: str, *, start: int, size: int) -> bytes | None: ...
     def find_session(self, principal: str, key: str) -> tuple[int, SessionView] | None: ...
-    def sessions(self, *, principal: str | None, limit: int, before: float | None) -> Sequence[SessionView]: ...
+    def sessions(
+        self, *, principal: str | None, limit: int, before: tuple[float, int] | None
+    ) -> Sequence[SessionView]: ...
     def live_sessions(self) -> int: ...
     def mailbox(self, session: int) -> Sequence[MailboxItem]: ...
     def settlement(self, session: int, message_id: str) -> Settlement | None: ...

@@ -73,6 +73,8 @@ class SessionRow:
         sweep: seq up to which the next run takes all queued messages.
         last_run_id: id of the last ended run.
         history_id: id of the newest history row; None if the transcript is empty.
+        events_since: time at which the oldest stored event was written, or an earlier time; None if none is stored.
+            Only SQL backends use it, to find what to prune.
         waiting: messages in the mailbox, in order.
         taken: messages of the active run. The run took the last ``steered`` messages of this list after its start.
         rolled_back: whether the active run is to be rolled back.
@@ -104,6 +106,7 @@ class SessionRow:
     last_run_id: str | None = None
     deleted_at: float | None = None
     history_id: str | None = None
+    events_since: float | None = None
     waiting: tuple[Mail, ...] = ()
     taken: tuple[Mail, ...] = ()
     steered: int = 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from holdfast.protocol.events import Stored
 from holdfast.protocol.messages import (
@@ -376,12 +377,15 @@ class Store:
         return await self._read(lambda reads: reads.find_session(principal, key))
 
     async def sessions(
-        self, *, principal: str | None, limit: int, before: float | None = None
+        self, *, principal: str | None, limit: int, before: tuple[float, int] | None = None
     ) -> Sequence[SessionView]:
         """Return at most `limit` sessions of a principal, the most recently changed first.
 
-        If `principal` is None, sessions of all principals are returned. If `before` is given, only sessions with a last
-        change before that time are returned.
+        Parameters:
+            principal: owner of the sessions; None returns the sessions of all principals.
+            limit: maximum number of sessions.
+            before: ``updated_at`` and ``number`` of the last session of the page before; None returns the first page.
+                A session that changes between two pages moves to the front, so that the later one lacks it.
         """
         return await self._read(lambda reads: reads.sessions(principal=principal, limit=limit, before=before))
 
@@ -415,7 +419,7 @@ class Store:
         if it was last uploaded before ``attachments_before``. Return the number of rows dropped or changed.
         """
 
-        def prune(tables: Tables, *, after: int) -> tuple[int, int | None]:
+        def prune(tables: Tables, *, after: tuple[Any, ...]) -> tuple[int, tuple[Any, ...] | None]:
             return tables.prune(
                 events_before=events_before,
                 tombstones_before=tombstones_before,
@@ -425,7 +429,7 @@ class Store:
             )
 
         total = 0
-        after: int | None = 0
+        after: tuple[Any, ...] | None = ()
         while after is not None:  # in small transactions, so that others get their turn
             dropped, after = await self._write("prune", partial(prune, after=after))
             total += dropped

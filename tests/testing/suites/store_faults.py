@@ -360,7 +360,7 @@ class DropsWhatItWasGiven(MemoryStore):
 
 @found_by("sessions_are_listed_by_their_last_change")
 class ListsByBirth(MemoryStore):
-    async def sessions(self, *, principal: str | None, limit: int, before: float | None = None) -> Any:
+    async def sessions(self, *, principal: str | None, limit: int, before: tuple[float, int] | None = None) -> Any:
         views = await super().sessions(principal=principal, limit=1000, before=before)
         return sorted(views, key=lambda view: view.created_at, reverse=True)[:limit]
 

@@ -88,13 +88,14 @@ async def key_created(store: Store, record: KeyRecord, secret: str, *, first: bo
 
 async def _count_local(store: Store) -> int:
     """Return the number of sessions of the principal `local` that are not deleted, or the limit if it has more."""
-    count, before = 0, None
+    count = 0
+    before: tuple[float, int] | None = None
     while count < _LOCAL_SESSIONS:
         page = await store.sessions(principal=LOCAL.principal, limit=_LOCAL_SESSIONS, before=before)
         count += sum(view.state != "deleted" for view in page)
         if len(page) < _LOCAL_SESSIONS:
             return count
-        before = page[-1].updated_at
+        before = page[-1].updated_at, page[-1].number
     return _LOCAL_SESSIONS
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 from holdfast import errors
 from holdfast.protocol.http import Mailbox, SessionList, StopPending, Transcript
 from holdfast.protocol.messages import SessionStop, SessionView, TreeNode
 from holdfast.server.context import ServerContext
 from holdfast.server.large_responses import respond_with_list, respond_with_transcript
-from holdfast.server.parameters import IntegerQuery
+from holdfast.server.parameters import IntegerQuery, TextQuery
 from holdfast.server.request import Request
 from holdfast.server.response import Response, encode
 from holdfast.server.router import Router
@@ -27,13 +29,31 @@ _PAGE_LIMIT = IntegerQuery(
 )
 
 
-@ROUTER.route("GET", "/v1/sessions", query=(LIMIT, ALL), responses={200: SessionList})
+_BEFORE = TextQuery("before", "Return the page that follows: `next` of the page before.")
+
+
+@ROUTER.route("GET", "/v1/sessions", query=(LIMIT, _BEFORE, ALL), responses={200: SessionList})
 async def list_sessions(server: ServerContext, request: Request) -> Response:
     """List your sessions, most recently changed first."""
     await request.take_turn()
-    limit = LIMIT.parse(request)
-    found = await server.host.sessions(principal=listed_principal(request), limit=limit)
-    return Response(200, encode(SessionList(sessions=list(found))))
+    limit, before = LIMIT.parse(request), _position(_BEFORE.parse(request))
+    found = await server.host.sessions(principal=listed_principal(request), limit=limit, before=before)
+    following = f"{found[-1].updated_at!r}-{found[-1].number}" if len(found) == limit else None
+    return Response(200, encode(SessionList(sessions=found, next=following)))
+
+
+def _position(before: str | None) -> tuple[float, int] | None:
+    """Return the position in the list that `before` names. Raises `InvalidRequest` if it names none."""
+    if before is None:
+        return None
+    changed_at, _, number = before.rpartition("-")
+    try:
+        position = float(changed_at), int(number)
+    except ValueError:
+        position = math.nan, 0
+    if not (math.isfinite(position[0]) and 0 < position[1] < 2**63):
+        raise errors.InvalidRequest("?before= is no position in this list", hint="send `next` of the page before")
+    return position
 
 
 @ROUTER.route(

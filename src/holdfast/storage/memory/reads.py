@@ -6,6 +6,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
+from heapq import nlargest
 from itertools import islice
 
 from holdfast.protocol.events import Stored, encode_json
@@ -109,15 +110,15 @@ class MemoryReads:
         row = self._tables.find(principal, key)
         return None if row is None else (row.session, session_view(row, waiting=len(row.waiting)))
 
-    def sessions(self, *, principal: str | None, limit: int, before: float | None) -> Sequence[SessionView]:
+    def sessions(self, *, principal: str | None, limit: int, before: tuple[float, int] | None) -> Sequence[SessionView]:
         rows = [
             session.row
             for session in self._tables.sessions.values()
             if (principal is None or session.row.principal == principal)
-            and (before is None or session.row.updated_at < before)
+            and (before is None or (session.row.updated_at, session.row.session) < before)
         ]
-        rows.sort(key=lambda row: (-row.updated_at, -row.session))
-        return tuple(session_view(row, waiting=len(row.waiting)) for row in rows[:limit])
+        found = nlargest(limit, rows, key=lambda row: (row.updated_at, row.session))
+        return tuple(session_view(row, waiting=len(row.waiting)) for row in found)
 
     def live_sessions(self) -> int:
         return sum(map(len, self._tables.owned.values()))

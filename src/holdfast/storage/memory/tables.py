@@ -10,6 +10,7 @@ import math
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import msgspec
 
@@ -259,6 +260,9 @@ class MemoryTables:
         self.sessions[row.session].size += amount
         self.grow(row.principal, amount)
 
+    def step_back(self, row: SessionRow, newest: HistoryRow) -> None:
+        row.history_id = newest.previous_id
+
     def history(self, row: SessionRow) -> HistoryRow | None:
         return None if row.history_id is None else self.sessions[row.session].history[row.history_id]
 
@@ -379,8 +383,8 @@ class MemoryTables:
         tombstones_before: float,
         idempotency_before: float,
         attachments_before: float,
-        after: int,
-    ) -> tuple[int, int | None]:
+        after: tuple[Any, ...],
+    ) -> tuple[int, tuple[Any, ...] | None]:
         """Prune all sessions in one call; `after` is ignored."""
         dropped = 0
         for session in list(self.sessions.values()):

@@ -10,10 +10,10 @@ import msgspec
 
 from holdfast.errors import format_error
 from holdfast.protocol.events import encode_json
-from holdfast.protocol.messages import Attachment, Entry, Message, Question, RunState, RunView
+from holdfast.protocol.messages import Attachment, Message, Question, RunState, RunView
 from holdfast.protocol.schedules import LEAST_EVERY_S, Progress, ScheduleSpec
 from holdfast.protocol.stopping import Cause
-from holdfast.storage.event_packs import entries_after, unpack_entries
+from holdfast.storage.event_packs import unpack_entries
 from holdfast.storage.rows import (
     EndedRun,
     HistoryRow,
@@ -37,9 +37,6 @@ __all__ = [
     "load",
     "mail_of",
     "piece_of",
-    "read_all_entries",
-    "read_entries",
-    "read_some_entries",
     "row_of",
     "schedule_columns",
     "schedule_of",
@@ -126,57 +123,11 @@ def piece_of(history_id: str, columns: tuple[Any, ...]) -> HistoryRow:
     return HistoryRow(history_id, previous_id, bool(whole), last_n, tuple(unpack_entries(entries) if entries else ()))
 
 
-def read_entries(database: Database, session: int, newest: str | None, *, after: int, limit: int) -> list[Entry]:
-    """Return entries with n > after of the transcript that ends with the piece `newest`."""
-    out: list[Entry] = []
-    if newest is None:
-        return out
-    for (body,) in database.query("entries_after", newest, session, after, session, session, after, limit):
-        out.extend(entry for entry in unpack_entries(body) if entry.n > after)
-        if len(out) >= limit:
-            break
-    return out[:limit]
-
-
-def read_all_entries(database: Database, session: int, newest: str | None, *, limit_bytes: int) -> list[Entry] | None:
-    """Return all entries of the transcript that ends with the piece `newest`; None if they exceed `limit_bytes`."""
-    if newest is None:
-        return []
-    pieces: list[tuple[int, bytes]] = []
-    size = 0
-    with closing(database.rows("pieces_within", newest, session, limit_bytes, session, session)) as rows:
-        for last_n, body in rows:
-            size += limit_bytes + 1 if body is None else len(body)
-            if size > limit_bytes:
-                return None
-            pieces.append((last_n, body))
-    pieces.sort()
-    return [entry for _, body in pieces for entry in unpack_entries(body)]
-
-
-def read_some_entries(
-    database: Database, session: int, newest: str | None, *, after: int, limit: int, limit_bytes: int
-) -> list[Entry]:
-    """Return entries like `read_entries`, but stop after the entry that brings their size to `limit_bytes`.
-
-    Only one piece of the transcript is in memory at a time.
-    """
-    out: list[Entry] = []
-    size = 0
-    for piece, in_run in database.query("pieces_after", newest, session, after, session, session, after, limit):
-        for *_, body in database.query("run_piece" if in_run else "edit_piece", session, piece):
-            for entry, length in entries_after(body or b"", after):
-                out.append(entry)
-                size += length
-                if len(out) >= limit or size >= limit_bytes:
-                    return out
-    return out
-
-
 def row_of(columns: tuple[Any, ...]) -> tuple[SessionRow, int, tuple[str, ...]]:
     """Return a session without messages, the number of its queued messages, and the message ids of the active run."""
     row = SessionRow(*columns[:11])
-    row.append_nth, row.append_seq, row.sweep, row.last_run_id, row.deleted_at, row.history_id, waiting = columns[12:]
+    row.append_nth, row.append_seq, row.sweep, row.last_run_id = columns[12:16]
+    row.deleted_at, row.history_id, row.events_since, waiting = columns[16:]
     if row.run_id is None:
         return row, waiting, ()
     live = decode_live(columns[11])

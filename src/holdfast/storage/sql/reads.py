@@ -20,13 +20,11 @@ from holdfast.storage.sql.columns import (
     known_of,
     load,
     mail_of,
-    read_all_entries,
-    read_entries,
-    read_some_entries,
     row_of,
     schedule_of,
 )
 from holdfast.storage.sql.database import Database
+from holdfast.storage.sql.transcripts import read_all_entries, read_entries
 from holdfast.storage.values import ALL_BYTES, DueQuestion, DueSchedule, KeyRecord, Ready
 from holdfast.storage.views import (
     due_of,
@@ -87,13 +85,9 @@ class SqlReads:
 
     def transcript(self, session: int, *, after: int, limit: int, limit_bytes: int = ALL_BYTES) -> tuple[Entry, ...]:
         for (newest,) in self._query("history_id", session):
-            if limit_bytes < ALL_BYTES:
-                return tuple(
-                    read_some_entries(
-                        self._database, session, newest, after=after, limit=limit, limit_bytes=limit_bytes
-                    )
-                )
-            return tuple(read_entries(self._database, session, newest, after=after, limit=limit))
+            return tuple(
+                read_entries(self._database, session, newest, after=after, limit=limit, limit_bytes=limit_bytes)
+            )
         return ()
 
     def transcript_within(self, session: int, *, limit_bytes: int) -> tuple[Entry, ...] | int:
@@ -139,12 +133,14 @@ class SqlReads:
             return row.session, session_view(row, waiting=waiting)
         return None
 
-    def sessions(self, *, principal: str | None, limit: int, before: float | None) -> tuple[SessionView, ...]:
+    def sessions(
+        self, *, principal: str | None, limit: int, before: tuple[float, int] | None
+    ) -> tuple[SessionView, ...]:
         name = "sessions" if principal is None else "sessions_of_principal"
         parameters: list[object] = [] if principal is None else [principal]
         if before is not None:
             name += "_before"
-            parameters.append(before)
+            parameters.extend(before)
         views = []
         for columns in self._query(name, *parameters, limit):
             row, waiting, _ = row_of(columns)
@@ -240,4 +236,5 @@ class SqlReads:
         )
 
     def live_sessions(self) -> int:
-        return int(self._query("all_live_sessions")[0][0])
+        rows = self._query("all_live_sessions")
+        return int(rows[0][0]) if rows else 0

@@ -15,6 +15,7 @@ CREATE TABLE node (
 --   question_due: when the first of the open questions is due.
 --   last_run_id: the last ended run, which begins the chain of the session's runs.
 --   history_id: the newest piece of the transcript, a run's or an edit's, which begins the chain of them.
+--   events_since: when the oldest stored event was written, or a time before; null if none is stored.
 CREATE TABLE session (
     session INTEGER PRIMARY KEY AUTOINCREMENT,
     principal text NOT NULL,
@@ -38,10 +39,16 @@ CREATE TABLE session (
     due_at double precision NOT NULL,
     question_due double precision,
     deleted_at double precision,
+    events_since double precision,
     UNIQUE (principal, key)
 );
 CREATE INDEX session_ready ON session (ready_since) WHERE ready_since IS NOT NULL;
 CREATE INDEX session_question_due ON session (question_due) WHERE question_due IS NOT NULL;
+CREATE INDEX session_changed ON session (updated_at, session);
+CREATE INDEX session_of_principal ON session (principal, updated_at, session);
+CREATE INDEX session_held ON session (holder) WHERE run_id IS NOT NULL;
+CREATE INDEX session_deleted ON session (deleted_at, session) WHERE deleted_at IS NOT NULL;
+CREATE INDEX session_events ON session (events_since, session) WHERE events_since IS NOT NULL;
 -- Messages and runs have their ids first in their keys: ids sort by time, so that what many sessions write together is
 -- on a few pages. With the session first, each row would cost a page in the write-ahead log.
 -- message: an accepted message. It is queued while it has neither a run nor a withdrawal; then it follows its run.
@@ -63,6 +70,7 @@ CREATE TABLE message (
 CREATE UNIQUE INDEX message_once ON message (session, idempotency_key) WHERE idempotency_key IS NOT NULL;
 CREATE INDEX message_waiting ON message (session, seq) WHERE run_id IS NULL AND withdrawn_at IS NULL;
 CREATE INDEX message_withdrawn ON message (session) WHERE withdrawn_at IS NOT NULL;
+CREATE INDEX message_key ON message (at, session, seq) WHERE idempotency_key IS NOT NULL;
 -- event: a row is a pack of events that were written together; body has a line "<kind> <json>" for each.
 CREATE TABLE event (
     session bigint NOT NULL,
@@ -103,6 +111,14 @@ CREATE TABLE edit (
     entries blob,
     PRIMARY KEY (session, edit_id)
 );
+-- landmark: a piece of a session's transcript that a reader may begin at, by its last entry; one for every few entries.
+-- Undo drops those of pieces that are no longer part of the transcript.
+CREATE TABLE landmark (
+    session bigint NOT NULL,
+    last_n bigint NOT NULL,
+    piece text NOT NULL,
+    PRIMARY KEY (session, last_n)
+);
 -- kept: state that an agent keeps with the transcript entry of that number. It is read by number only, and stays for
 -- undo and branches until the session is purged.
 CREATE TABLE kept (
@@ -121,6 +137,7 @@ CREATE TABLE attachment (
     body blob NOT NULL,
     PRIMARY KEY (principal, digest)
 );
+CREATE INDEX attachment_age ON attachment (at, principal, digest);
 -- attachment_use: which sessions refer to an attachment.
 CREATE TABLE attachment_use (
     principal text NOT NULL,
@@ -157,10 +174,18 @@ CREATE TABLE schedule (
 CREATE INDEX schedule_due ON schedule (due_at) WHERE due_at IS NOT NULL;
 CREATE INDEX schedule_decided ON schedule (decided_at) WHERE decided_at IS NOT NULL;
 
--- stored: bytes that the rows of each principal take, counted as they are written and dropped.
+-- stored: bytes that the rows of each principal take, and its sessions that are not deleted, counted as they are
+-- written and dropped.
 CREATE TABLE stored (
     principal text PRIMARY KEY,
-    bytes bigint NOT NULL
+    bytes bigint NOT NULL,
+    sessions bigint NOT NULL DEFAULT 0
+);
+-- total: the number of sessions that are not deleted, under the name 'sessions'. It changes when a session is created
+-- or deleted, not with every commit.
+CREATE TABLE total (
+    name text PRIMARY KEY,
+    value bigint NOT NULL
 );
 
 -- name: migrate_1
@@ -257,3 +282,32 @@ INSERT INTO stored (principal, bytes) SELECT principal, sum(bytes) FROM (
     UNION ALL
     SELECT principal, size_bytes FROM attachment
 ) AS counted GROUP BY principal;
+
+-- name: migrate_5
+-- From version 5 of the schema to version 6. `migration.mark_transcripts` sets the landmarks.
+ALTER TABLE session ADD COLUMN events_since double precision;
+ALTER TABLE stored ADD COLUMN sessions bigint NOT NULL DEFAULT 0;
+CREATE TABLE landmark (
+    session bigint NOT NULL,
+    last_n bigint NOT NULL,
+    piece text NOT NULL,
+    PRIMARY KEY (session, last_n)
+);
+CREATE TABLE total (
+    name text PRIMARY KEY,
+    value bigint NOT NULL
+);
+UPDATE session SET events_since = (
+    SELECT event.at FROM event WHERE event.session = session.session ORDER BY event.last_seq LIMIT 1
+);
+INSERT INTO stored (principal, bytes, sessions)
+SELECT principal, 0, count(*) FROM session WHERE deleted_at IS NULL GROUP BY principal
+ON CONFLICT (principal) DO UPDATE SET sessions = excluded.sessions;
+INSERT INTO total (name, value) SELECT 'sessions', count(*) FROM session WHERE deleted_at IS NULL;
+CREATE INDEX session_changed ON session (updated_at, session);
+CREATE INDEX session_of_principal ON session (principal, updated_at, session);
+CREATE INDEX session_held ON session (holder) WHERE run_id IS NOT NULL;
+CREATE INDEX session_deleted ON session (deleted_at, session) WHERE deleted_at IS NOT NULL;
+CREATE INDEX session_events ON session (events_since, session) WHERE events_since IS NOT NULL;
+CREATE INDEX message_key ON message (at, session, seq) WHERE idempotency_key IS NOT NULL;
+CREATE INDEX attachment_age ON attachment (at, principal, digest);

@@ -8,36 +8,37 @@ SELECT coalesce(max(session), 0) FROM session
 
 -- name: session_by_key
 SELECT session, principal, key, agent, created_at, updated_at, next_seq, next_n, fence, holder, run_id, run,
-       append_nth, append_seq, sweep, last_run_id, deleted_at, history_id, waiting
+       append_nth, append_seq, sweep, last_run_id, deleted_at, history_id, events_since, waiting
 FROM session WHERE principal = ? AND key = ?
 
 -- name: session_by_number
 SELECT session, principal, key, agent, created_at, updated_at, next_seq, next_n, fence, holder, run_id, run,
-       append_nth, append_seq, sweep, last_run_id, deleted_at, history_id, waiting
+       append_nth, append_seq, sweep, last_run_id, deleted_at, history_id, events_since, waiting
 FROM session WHERE session = ?
 
 -- name: sessions
 SELECT session, principal, key, agent, created_at, updated_at, next_seq, next_n, fence, holder, run_id, run,
-       append_nth, append_seq, sweep, last_run_id, deleted_at, history_id, waiting
+       append_nth, append_seq, sweep, last_run_id, deleted_at, history_id, events_since, waiting
 FROM session ORDER BY updated_at DESC, session DESC LIMIT ?
 
 -- name: sessions_before
 SELECT session, principal, key, agent, created_at, updated_at, next_seq, next_n, fence, holder, run_id, run,
-       append_nth, append_seq, sweep, last_run_id, deleted_at, history_id, waiting
-FROM session WHERE updated_at < ? ORDER BY updated_at DESC, session DESC LIMIT ?
+       append_nth, append_seq, sweep, last_run_id, deleted_at, history_id, events_since, waiting
+FROM session WHERE (updated_at, session) < (?, ?) ORDER BY updated_at DESC, session DESC LIMIT ?
 
 -- name: sessions_of_principal
 SELECT session, principal, key, agent, created_at, updated_at, next_seq, next_n, fence, holder, run_id, run,
-       append_nth, append_seq, sweep, last_run_id, deleted_at, history_id, waiting
+       append_nth, append_seq, sweep, last_run_id, deleted_at, history_id, events_since, waiting
 FROM session WHERE principal = ? ORDER BY updated_at DESC, session DESC LIMIT ?
 
 -- name: sessions_of_principal_before
 SELECT session, principal, key, agent, created_at, updated_at, next_seq, next_n, fence, holder, run_id, run,
-       append_nth, append_seq, sweep, last_run_id, deleted_at, history_id, waiting
-FROM session WHERE principal = ? AND updated_at < ? ORDER BY updated_at DESC, session DESC LIMIT ?
+       append_nth, append_seq, sweep, last_run_id, deleted_at, history_id, events_since, waiting
+FROM session WHERE principal = ? AND (updated_at, session) < (?, ?) ORDER BY updated_at DESC, session DESC LIMIT ?
 
 -- name: orphans
-SELECT session FROM session WHERE run_id IS NOT NULL AND holder <> ? AND holder <> 0
+-- Epochs are above 0, the holder of parked runs.
+SELECT session FROM session WHERE run_id IS NOT NULL AND holder > 0 AND holder <> ?
 
 -- name: ready
 SELECT session, principal, key, agent, due_at, run
@@ -46,19 +47,26 @@ FROM session WHERE ready_since IS NOT NULL ORDER BY ready_since, session LIMIT ?
 -- name: asking
 -- As session_by_number.
 SELECT session, principal, key, agent, created_at, updated_at, next_seq, next_n, fence, holder, run_id, run,
-       append_nth, append_seq, sweep, last_run_id, deleted_at, history_id, waiting
+       append_nth, append_seq, sweep, last_run_id, deleted_at, history_id, events_since, waiting
 FROM session WHERE question_due < ? ORDER BY question_due, session LIMIT ?
 
 -- name: live_sessions
-SELECT count(*) FROM session WHERE principal = ? AND deleted_at IS NULL
+SELECT sessions FROM stored WHERE principal = ?
 
 -- name: all_live_sessions
-SELECT count(*) FROM session WHERE deleted_at IS NULL
+SELECT value FROM total WHERE name = 'sessions'
+
+-- name: add_total
+INSERT INTO total (name, value) VALUES ('sessions', ?)
+ON CONFLICT (name) DO UPDATE SET value = total.value + excluded.value
+
+-- name: set_events_since
+UPDATE session SET events_since = ? WHERE session = ?
 
 -- name: add_sessions
-INSERT INTO session (session, principal, key, created_at, agent, updated_at, next_seq, next_n, fence, holder, run_id,
+INSERT INTO session (session, principal, key, created_at, events_since, agent, updated_at, next_seq, next_n, fence, holder, run_id,
     run, append_nth, append_seq, sweep, last_run_id, history_id, waiting, ready_since, due_at, question_due, deleted_at)
-VALUES [[(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)]]
+VALUES [[(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)]]
 
 -- name: save_sessions
 -- A row is (session, fence and next_seq as they were, then the columns in the order below). The fence and the counter are
@@ -122,35 +130,42 @@ SELECT last_seq, body FROM event WHERE session = ? AND last_seq >= ? AND run_id 
 -- name: history_id
 SELECT history_id FROM session WHERE session = ?
 
--- name: entries_after
--- Parameters: the newest piece, session, after, session, session, after, limit. Stops at a piece that ends before.
-WITH RECURSIVE chain (piece) AS (
-    SELECT CAST(? AS text)
+-- name: pieces
+-- Parameters: bytes, the newest piece, session, bytes, session, after. Returns runs that are pieces, the newest first:
+-- id, the piece before, size, and the body of a piece of at most so many bytes. Stops at a piece that ends before.
+WITH RECURSIVE chain (piece, previous_id, size, body) AS (
+    SELECT run_id, CASE whole WHEN 0 THEN previous_id END, length(entries),
+        CASE WHEN length(entries) <= ? THEN entries END
+    FROM run WHERE run_id = ? AND session = ?
     UNION ALL
-    SELECT run.previous_id FROM chain JOIN run ON run.run_id = chain.piece AND run.session = ?
-    WHERE run.whole = 0 AND run.last_n > ? AND run.previous_id IS NOT NULL
+    SELECT run.run_id, CASE run.whole WHEN 0 THEN run.previous_id END, length(run.entries),
+        CASE WHEN length(run.entries) <= ? THEN run.entries END
+    FROM chain JOIN run ON run.run_id = chain.previous_id AND run.session = ? WHERE run.last_n > ?
 )
-SELECT coalesce(run.entries, edit.entries)
-FROM chain
-LEFT JOIN run ON run.run_id = chain.piece AND run.session = ?
-LEFT JOIN edit ON edit.edit_id = chain.piece AND edit.session = ?
-WHERE coalesce(run.last_n, edit.last_n) > ? AND coalesce(run.entries, edit.entries) IS NOT NULL
-ORDER BY coalesce(run.last_n, edit.last_n) LIMIT ?
+SELECT piece, previous_id, size, body FROM chain
 
--- name: pieces_after
--- As entries_after, but returns the pieces: id, and whether it is a run or an edit.
-WITH RECURSIVE chain (piece) AS (
-    SELECT CAST(? AS text)
+-- name: chain
+-- Parameters: the newest piece, session, session. As pieces, but all of them: id and number of the last entry.
+WITH RECURSIVE chain (piece, previous_id, last_n) AS (
+    SELECT run_id, CASE whole WHEN 0 THEN previous_id END, last_n FROM run WHERE run_id = ? AND session = ?
     UNION ALL
-    SELECT run.previous_id FROM chain JOIN run ON run.run_id = chain.piece AND run.session = ?
-    WHERE run.whole = 0 AND run.last_n > ? AND run.previous_id IS NOT NULL
+    SELECT run.run_id, CASE run.whole WHEN 0 THEN run.previous_id END, run.last_n
+    FROM chain JOIN run ON run.run_id = chain.previous_id AND run.session = ?
 )
-SELECT chain.piece, run.run_id IS NOT NULL
-FROM chain
-LEFT JOIN run ON run.run_id = chain.piece AND run.session = ?
-LEFT JOIN edit ON edit.edit_id = chain.piece AND edit.session = ?
-WHERE coalesce(run.last_n, edit.last_n) > ? AND (run.entries IS NOT NULL OR edit.entries IS NOT NULL)
-ORDER BY coalesce(run.last_n, edit.last_n) LIMIT ?
+SELECT piece, last_n FROM chain
+
+-- name: landmark
+SELECT last_n, piece FROM landmark WHERE session = ? AND last_n >= ? ORDER BY last_n LIMIT 1
+
+-- name: add_landmarks
+INSERT INTO landmark (session, last_n, piece) VALUES [[(?, ?, ?)]]
+ON CONFLICT (session, last_n) DO UPDATE SET piece = excluded.piece
+
+-- name: drop_landmarks
+DELETE FROM landmark WHERE session = ? AND last_n > ?
+
+-- name: long_transcripts
+SELECT session, history_id FROM session WHERE history_id IS NOT NULL AND next_n > ?
 
 -- name: pieces_within
 -- Parameters: the newest piece, session, bytes, session, session. Unordered; a larger piece is null.
@@ -169,7 +184,7 @@ LEFT JOIN edit ON edit.edit_id = chain.piece AND edit.session = ?
 WHERE run.entries IS NOT NULL OR edit.entries IS NOT NULL
 
 -- name: transcript_bytes
--- As entries_after, but returns their total bytes.
+-- Parameters: the newest piece, session, session, session. Their total bytes.
 WITH RECURSIVE chain (piece) AS (
     SELECT CAST(? AS text)
     UNION ALL
@@ -228,12 +243,30 @@ WITH RECURSIVE chain (run_id, depth) AS (
 )
 SELECT run.body FROM chain JOIN run ON run.run_id = chain.run_id AND run.session = ? ORDER BY chain.depth
 
--- name: sessions_to_prune
-SELECT session FROM session
-WHERE session > ? AND session <= ? AND (SELECT event.at FROM event WHERE event.session = session.session ORDER BY event.last_seq LIMIT 1) < ?
+-- name: tombstones
+-- Parameters: the time, and the time and number of the last one.
+SELECT deleted_at, session FROM session
+WHERE deleted_at < ? AND (deleted_at, session) > (?, ?) AND run_id IS NULL ORDER BY deleted_at, session LIMIT ?
 
--- name: events_to_keep
-SELECT min(last_seq) FROM event WHERE session = ? AND (at >= ? OR last_seq >= ?)
+-- name: sessions_with_events
+SELECT events_since, session FROM session
+WHERE events_since < ? AND (events_since, session) > (?, ?) ORDER BY events_since, session LIMIT ?
+
+-- name: oldest_events
+SELECT last_seq, at FROM event WHERE session = ? ORDER BY last_seq LIMIT ?
+
+-- name: messages_with_keys
+SELECT at, session, seq, message_id FROM message
+WHERE idempotency_key IS NOT NULL AND at < ? AND (at, session, seq) > (?, ?, ?) ORDER BY at, session, seq LIMIT ?
+
+-- name: forget_idempotency_key
+UPDATE message SET idempotency_key = NULL
+WHERE message_id = ? AND session = ? AND (withdrawn_at IS NOT NULL
+    OR EXISTS (SELECT 1 FROM run WHERE run.session = message.session AND run.run_id = message.run_id))
+
+-- name: old_attachments
+SELECT at, principal, digest FROM attachment
+WHERE at < ? AND (at, principal, digest) > (?, ?, ?) ORDER BY at, principal, digest LIMIT ?
 
 -- name: prune_events
 DELETE FROM event WHERE session = ? AND last_seq < ? RETURNING length(body)
@@ -243,9 +276,6 @@ UPDATE message SET idempotency_key = NULL
 WHERE idempotency_key IS NOT NULL AND at < ? AND (withdrawn_at IS NOT NULL
     OR EXISTS (SELECT 1 FROM run WHERE run.session = message.session AND run.run_id = message.run_id))
     AND session > ? AND session <= ?
-
--- name: tombstones
-SELECT session FROM session WHERE session > ? AND session <= ? AND deleted_at < ? AND run_id IS NULL
 
 -- name: purge_message
 DELETE FROM message WHERE message_id = ? AND session = ? RETURNING length(body)
@@ -289,11 +319,11 @@ UPDATE attachment SET at = ? WHERE principal = ? AND digest = ? AND at < ?
 -- name: use_attachments
 INSERT INTO attachment_use (principal, digest, session) VALUES [[(?, ?, ?)]] ON CONFLICT DO NOTHING
 
--- name: drop_attachments
-DELETE FROM attachment WHERE at < ? AND NOT EXISTS (
+-- name: drop_unused_attachment
+DELETE FROM attachment WHERE principal = ? AND digest = ? AND NOT EXISTS (
     SELECT 1 FROM attachment_use
     WHERE attachment_use.principal = attachment.principal AND attachment_use.digest = attachment.digest)
-RETURNING principal, size_bytes
+RETURNING size_bytes
 
 -- name: stored_bytes
 SELECT bytes FROM stored WHERE principal = ?
@@ -302,8 +332,9 @@ SELECT bytes FROM stored WHERE principal = ?
 SELECT principal, bytes FROM stored ORDER BY bytes DESC, principal LIMIT ?
 
 -- name: add_stored
-INSERT INTO stored (principal, bytes) VALUES [[(?, ?)]]
-ON CONFLICT (principal) DO UPDATE SET bytes = stored.bytes + excluded.bytes
+INSERT INTO stored (principal, bytes, sessions) VALUES [[(?, ?, ?)]]
+ON CONFLICT (principal) DO UPDATE SET
+    bytes = stored.bytes + excluded.bytes, sessions = stored.sessions + excluded.sessions
 
 -- name: add_schedule
 INSERT INTO schedule (principal, schedule_id, revision, session, due_at, decided_at, body)

@@ -30,14 +30,15 @@ from holdfast.storage.sql.columns import (
     load,
     mail_of,
     piece_of,
-    read_entries,
     schedule_columns,
     schedule_of,
     shelve,
     state_columns,
 )
 from holdfast.storage.sql.database import LARGE_BYTES, Database
+from holdfast.storage.sql.pruning import prune_piece
 from holdfast.storage.sql.reads import SqlReads
+from holdfast.storage.sql.transcripts import is_landmark, mark_again, read_entries
 from holdfast.storage.values import ALL_ENTRIES, KeyRecord
 
 __all__ = ["SessionChanged", "SqlTables"]
@@ -45,7 +46,6 @@ __all__ = ["SessionChanged", "SqlTables"]
 _KEPT_SESSIONS = 2048
 _KEPT_MAILS = 20_000
 _KEPT_CHARACTERS = 4_096
-_PRUNED_TOGETHER = 1000
 _CONTENTS = ("purge_withdrawn_messages", "purge_edits", "purge_kept")
 _PURGES = (*_CONTENTS, "purge_events")
 
@@ -80,9 +80,13 @@ class SqlTables:
         self._large: set[int] = set()
         self._mails: dict[int, int] = {}
         self._kept_mails = 0
+        self._deleted: set[int] = set()
+        """The cached sessions that are deleted."""
         self._live: dict[str, int] = {}
         self._stored: dict[str, int] = {}
         self._grown: dict[str, int] = {}
+        self._created: dict[str, int] = {}
+        """Sessions of each principal created since the last flush, less those deleted."""
         self._collected_bytes = 0
         """Size of bodies in rows collected since the last flush."""
         self._new: dict[int, SessionRow] = {}
@@ -91,8 +95,10 @@ class SqlTables:
         self._taken: list[tuple[object, ...]] = []
         self._withdrawn: list[tuple[object, ...]] = []
         self._events: list[tuple[object, ...]] = []
+        self._events_since: list[tuple[object, ...]] = []
         self._runs: list[tuple[object, ...]] = []
         self._edits: list[tuple[object, ...]] = []
+        self._landmarks: list[tuple[object, ...]] = []
         self._kept: list[tuple[object, ...]] = []
         self._uses: list[tuple[object, ...]] = []
 
@@ -100,18 +106,20 @@ class SqlTables:
         """Drop cached and collected rows; session numbers already assigned are not reused."""
         for kept in (self._rows, self._names, self._seen, self._live, self._new, self._changed, self._messages):
             kept.clear()
-        for counted in (self._characters, self._large, self._mails):
+        for counted in (self._characters, self._large, self._mails, self._deleted):
             counted.clear()
         self._kept_mails = 0
-        self._stored.clear()
-        self._grown.clear()
+        for sums in (self._stored, self._grown, self._created):
+            sums.clear()
         self._collected_bytes = 0
         for collected in (
             self._taken,
             self._withdrawn,
             self._events,
+            self._events_since,
             self._runs,
             self._edits,
+            self._landmarks,
             self._kept,
             self._uses,
         ):
@@ -141,7 +149,8 @@ class SqlTables:
         write = self._database.write_rows
         if self._new:
             rows = [
-                (row.session, row.principal, row.key, row.created_at, *state_columns(row)) for row in self._new.values()
+                (row.session, row.principal, row.key, row.created_at, row.events_since, *state_columns(row))
+                for row in self._new.values()
             ]
             write("add_sessions", rows, large=_are_large(rows))
         changed = self._changed
@@ -171,18 +180,32 @@ class SqlTables:
             ("add_events", self._events),
             ("add_runs", self._runs),
             ("add_edits", self._edits),
+            ("add_landmarks", self._landmarks),
             ("add_kept", self._kept),
             ("use_attachments", self._uses),
         ):
             if collected:
                 write(name, collected, large=large)
                 collected.clear()
+        for parameters in self._events_since:
+            self._database.write("set_events_since", *parameters)
+        self._events_since.clear()
         if self._grown:
-            write("add_stored", list(self._grown.items()), large=False)
-            for principal, amount in self._grown.items():
-                if principal in self._stored:
-                    self._stored[principal] += amount
-            self._grown.clear()
+            self._flush_counts()
+
+    def _flush_counts(self) -> None:
+        created = self._created
+        rows = [(principal, amount, created.get(principal, 0)) for principal, amount in self._grown.items()]
+        self._database.write_rows("add_stored", rows, large=False)
+        for principal, amount, sessions in rows:
+            if principal in self._stored:
+                self._stored[principal] += amount
+            if principal in self._live:
+                self._live[principal] += sessions
+        self._grown.clear()
+        if created:
+            self._database.write("add_total", sum(created.values()))
+            created.clear()
 
     def _keep(self, row: SessionRow) -> SessionRow:
         self._rows[row.session] = row
@@ -190,6 +213,8 @@ class SqlTables:
         self._seen[row.session] = (row.fence, row.next_seq)
         mails = self._mails[row.session] = len(row.waiting) + len(row.taken)
         self._kept_mails += mails
+        if row.deleted_at is not None:
+            self._deleted.add(row.session)
         return row
 
     def _let_go(self, row: SessionRow) -> None:
@@ -198,6 +223,7 @@ class SqlTables:
         self._kept_mails -= self._mails.pop(session)
         self._characters.pop(session, None)
         self._large.discard(session)
+        self._deleted.discard(session)
 
     def _flush_for(self, row: SessionRow) -> None:
         if row.session in self._changed or row.session in self._new:
@@ -220,9 +246,9 @@ class SqlTables:
     def live_sessions(self, principal: str) -> int:
         count = self._live.get(principal)
         if count is None:
-            self.flush()
-            count = self._live[principal] = int(self._database.query("live_sessions", principal)[0][0])
-        return count
+            rows = self._database.query("live_sessions", principal)
+            count = self._live[principal] = int(rows[0][0]) if rows else 0
+        return count + self._created.get(principal, 0)
 
     def stored_bytes(self, principal: str) -> int:
         stored = self._stored.get(principal)
@@ -264,14 +290,18 @@ class SqlTables:
 
     def add_session(self, row: SessionRow) -> None:
         self._new[row.session] = self._keep(row)
-        if row.principal in self._live:
-            self._live[row.principal] += 1
+        self._count(row.principal, 1)
 
     def save(self, row: SessionRow) -> None:
         if row.session not in self._new:
             self._changed[row.session] = row
-        if row.deleted_at is not None:
-            self._live.pop(row.principal, None)
+        if row.deleted_at is not None and row.session not in self._deleted:
+            self._deleted.add(row.session)
+            self._count(row.principal, -1)
+
+    def _count(self, principal: str, sessions: int) -> None:
+        self._created[principal] = self._created.get(principal, 0) + sessions
+        self.grow(principal, 0)
 
     def refuse_used_message_id(self, row: SessionRow, message_id: str) -> None:
         """Do nothing, because `flush` fails for a used message id, which would violate the table's primary key."""
@@ -328,10 +358,19 @@ class SqlTables:
         self, row: SessionRow, run_id: str | None, at: float, first_seq: int, last_seq: int, body: bytes
     ) -> None:
         self.grow(row.principal, len(body))
+        if row.events_since is None:
+            row.events_since = at
+            if row.session not in self._new:
+                self._events_since.append((at, row.session))
         self._events.append((row.session, last_seq, first_seq, run_id, at, body))
 
     def add_run(self, row: SessionRow, run: EndedRun, history: HistoryRow | None) -> None:
         view = run.view
+        if history is not None:
+            if history.whole:
+                self._drop_landmarks(row)
+            if is_landmark(history):
+                self._landmarks.append((row.session, history.last_n, view.run_id))
         body = encode_json(view)
         entries = pack_entries(history.entries) if history is not None and history.entries else None
         self.grow(row.principal, len(body) + len(entries or b""))
@@ -360,9 +399,26 @@ class SqlTables:
         self._kept.append((row.session, n, raw))
 
     def add_edit(self, row: SessionRow, history: HistoryRow) -> None:
+        self._drop_landmarks(row)
         entries = pack_entries(history.entries) if history.entries else None
         self.grow(row.principal, len(entries or b""))
         self._edits.append((row.session, history.history_id, history.previous_id, history.last_n, entries))
+
+    def _drop_landmarks(self, row: SessionRow) -> None:
+        self.flush()
+        self._database.write("drop_landmarks", row.session, 0)
+
+    def step_back(self, row: SessionRow, newest: HistoryRow) -> None:
+        self.flush()
+        row.history_id = newest.previous_id
+        if newest.whole:
+            mark_again(self._database, row.session, row.history_id)
+            return
+        restored = self.history(row)
+        last_n = 0 if restored is None else restored.last_n
+        self._database.write("drop_landmarks", row.session, last_n)
+        if restored is not None:
+            self._landmarks.append((row.session, last_n, restored.history_id))
 
     def history(self, row: SessionRow) -> HistoryRow | None:
         if row.history_id is None:
@@ -375,7 +431,7 @@ class SqlTables:
 
     def transcript(self, row: SessionRow, history_id: str | None) -> tuple[Entry, ...]:
         self._flush_for(row)
-        return tuple(read_entries(self._database, row.session, history_id, after=0, limit=ALL_ENTRIES))
+        return tuple(read_entries(self._database, row.session, history_id))
 
     def attachment(self, principal: str, digest: str) -> Attachment | None:
         rows = self._database.query("attachment", principal, digest)
@@ -434,17 +490,18 @@ class SqlTables:
         self._between()
         self._purge_runs(row, keep_run_id)
         for name in _CONTENTS:
-            self._drop(row.principal, name, row.session)
+            self.drop(row.principal, name, row.session)
+        self._database.write("drop_landmarks", row.session, 0)
         self._database.write("purge_attachment_uses", row.session)
-        self._drop(row.principal, "prune_events", row.session, row.next_seq - 1)
+        self.drop(row.principal, "prune_events", row.session, row.next_seq - 1)
 
     def _purge_runs(self, row: SessionRow, keep_run_id: str | None = None) -> None:
         for (body,) in self._database.query("ended_runs", row.session, row.session, ALL_ENTRIES, row.session):
             run = decode_run(body)
             if run.run_id != keep_run_id:
-                self._drop(row.principal, "purge_run", run.run_id, row.session)
+                self.drop(row.principal, "purge_run", run.run_id, row.session)
             for message_id in run.messages:
-                self._drop(row.principal, "purge_message", message_id, row.session)
+                self.drop(row.principal, "purge_message", message_id, row.session)
 
     def prune(
         self,
@@ -453,42 +510,26 @@ class SqlTables:
         tombstones_before: float,
         idempotency_before: float,
         attachments_before: float,
-        after: int,
-    ) -> tuple[int, int | None]:
-        upto = after + _PRUNED_TOGETHER
+        after: tuple[Any, ...],
+    ) -> tuple[int, tuple[Any, ...] | None]:
         self.flush()
         self._between()
-        database = self._database
-        dropped = 0
-        for (session,) in database.query("tombstones", after, upto, tombstones_before):
-            row = self.get(session)
-            if row is None:
-                continue
-            self._purge_runs(row)
-            for name in _PURGES:
-                self._drop(row.principal, name, session)
-            for name in ("purge_attachment_uses", "purge_session"):
-                database.write(name, session)
-            dropped += 1
-            self._let_go(row)
-        for (session,) in database.query("sessions_to_prune", after, upto, events_before):
-            row = self.get(session)
-            if row is None:
-                continue
-            keep = row.next_seq if row.run_id is None else row.started_seq
-            first_kept = database.query("events_to_keep", session, events_before, keep)[0][0]
-            before = row.next_seq if first_kept is None else first_kept
-            dropped += self._drop(row.principal, "prune_events", session, before)
-        dropped += database.write("forget_idempotency_keys", idempotency_before, after, upto)
-        upto_next = upto if upto < self._last_number else None
-        if upto_next is None:
-            for principal, size in database.query("drop_attachments", attachments_before):
-                self.grow(principal, -size)
-                dropped += 1
+        before = (tombstones_before, events_before, idempotency_before, attachments_before)
+        found = prune_piece(self, self._database, before, after)
         self.flush()
-        return dropped, upto_next
+        return found
 
-    def _drop(self, principal: str, name: str, *parameters: object) -> int:
+    def drop_session(self, row: SessionRow) -> None:
+        """Delete a tombstone with all its rows. Only for pruning."""
+        self._purge_runs(row)
+        for name in _PURGES:
+            self.drop(row.principal, name, row.session)
+        self._database.write("drop_landmarks", row.session, 0)
+        for name in ("purge_attachment_uses", "purge_session"):
+            self._database.write(name, row.session)
+        self._let_go(row)
+
+    def drop(self, principal: str, name: str, *parameters: object) -> int:
         """Execute a statement that deletes rows and returns their sizes; return the number of deleted rows.
 
         The sizes are subtracted from the principal's stored bytes.

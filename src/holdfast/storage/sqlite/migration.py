@@ -10,9 +10,10 @@ from typing import Any
 import msgspec
 
 from holdfast.storage.sql.database import Database
+from holdfast.storage.sql.transcripts import SPACING, mark_again
 from holdfast.storage.sqlite.private_file import create_private_file, sync_folder
 
-__all__ = ["copy_before_migration", "move_kept"]
+__all__ = ["copy_before_migration", "mark_transcripts", "move_kept"]
 
 
 def copy_before_migration(connection: sqlite3.Connection, path: str, version: int) -> str:
@@ -68,3 +69,9 @@ def _without_kept(database: Database, session: int, line: bytes) -> bytes:
     database.write_rows("add_kept", [(session, entry["n"], kept.encode())], large=True)
     entry["kept"] = {"by": kept.partition("\n")[0], "n": entry["n"]}
     return msgspec.json.encode(entry)
+
+
+def mark_transcripts(database: Database) -> None:
+    """Migrate to version 6: set the landmarks of long transcripts."""
+    for session, newest in database.query("long_transcripts", SPACING):
+        mark_again(database, session, newest)

@@ -18,7 +18,7 @@ from holdfast.storage.sqlite import errors
 from holdfast.storage.sqlite.checkpoints import Checkpoints
 from holdfast.storage.sqlite.database import SqliteDatabase, connect
 from holdfast.storage.sqlite.filelock import FileLock
-from holdfast.storage.sqlite.migration import copy_before_migration, move_kept
+from holdfast.storage.sqlite.migration import copy_before_migration, mark_transcripts, move_kept
 from holdfast.storage.sqlite.private_file import (
     create_private_file,
     prepare_folder,
@@ -30,7 +30,7 @@ __all__ = ["SCHEMA_VERSION", "WriteConnection"]
 
 _log = logging.getLogger("holdfast.storage")
 
-SCHEMA_VERSION: Final = 5
+SCHEMA_VERSION: Final = 6
 _APPLICATION_ID: Final = 0x484F4C44
 _OLDEST_SQLITE: Final = (3, 35, 0)
 
@@ -127,6 +127,8 @@ class WriteConnection:
                 connection.execute(statement)
         if 0 < version < 4:
             move_kept(database)
+        if 0 < version < 6:
+            mark_transcripts(database)
         connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         _passing("between_writes", self._verbs)

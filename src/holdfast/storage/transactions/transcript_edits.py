@@ -70,7 +70,7 @@ def drop_retried(tables: Tables, row: SessionRow, run_id: str, log: EventLog, at
 
 def _step_back(tables: Tables, row: SessionRow, newest: HistoryRow) -> int:
     """Make the previous history row the newest; return the number of replaced entries that this restores."""
-    row.history_id = newest.previous_id
+    tables.step_back(row, newest)
     return len(tables.transcript(row, newest.previous_id)) if newest.whole else 0
 
 

@@ -266,9 +266,9 @@ async def sessions_are_listed_by_their_last_change(make_store: MakeStore) -> Non
             await on.send(key=f"k{n}", at=10.0 + n, principal="p" if n % 2 == 0 else "q")
         keys = [view.key for view in await on.store.sessions(principal=None, limit=3)]
         assert keys == ["k4", "k3", "k2"]
-        assert [v.key for v in await on.store.sessions(principal=None, limit=9, before=12.0)] == ["k1", "k0"]
+        assert [v.key for v in await on.store.sessions(principal=None, limit=9, before=(12.0, 0))] == ["k1", "k0"]
         assert [v.key for v in await on.store.sessions(principal="q", limit=9)] == ["k3", "k1"]
-        assert [v.key for v in await on.store.sessions(principal="q", limit=9, before=13.0)] == ["k1"]
+        assert [v.key for v in await on.store.sessions(principal="q", limit=9, before=(13.0, 0))] == ["k1"]
         await on.send(key="k0", at=20.0)
         views = await on.store.sessions(principal="p", limit=9)
         assert [(v.key, v.waiting) for v in views] == [("k0", 1), ("k4", 0), ("k2", 0)]

@@ -1,0 +1,116 @@
+"""Pruning in SQL, a small piece in each transaction, so that the runs beside it wait for one piece at most.
+
+Indexes on times find what is due, so a store with nothing to prune costs four look-ups, whatever it holds.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final, Protocol
+
+from holdfast.storage.rows import SessionRow
+from holdfast.storage.sql.database import Database
+
+__all__ = ["Pruned", "prune_piece"]
+
+_SESSIONS: Final = 50
+_PACKS: Final = 500
+"""Maximum packs of events that one piece drops from a session."""
+_MESSAGES: Final = 200
+_ATTACHMENTS: Final = 50
+
+_Position = tuple[Any, ...]
+"""Where a stage goes on: the columns of its last row, in the order of its index."""
+
+
+class Pruned(Protocol):
+    """What pruning needs of the tables."""
+
+    def get(self, session: int) -> SessionRow | None:
+        """Return the session with that number."""
+        ...
+
+    def drop(self, principal: str, name: str, *parameters: object) -> int:
+        """Execute a statement that deletes rows, and return their number."""
+        ...
+
+    def drop_session(self, row: SessionRow) -> None:
+        """Delete a tombstone with all its rows."""
+        ...
+
+
+def prune_piece(
+    tables: Pruned, database: Database, before: tuple[float, float, float, float], after: _Position
+) -> tuple[int, _Position | None]:
+    """Prune the next piece after the position `after`, which is empty at first.
+
+    Parameters:
+        before: times of tombstones, events, idempotency keys and attachments.
+
+    Return the number of rows dropped or changed, and the position for the next call, which is None at the end.
+    """
+    first, *rest = after or (0,)
+    position: _Position | None = tuple(rest) or None
+    dropped = 0
+    for stage in range(first, len(_STAGES)):
+        pruned, last = _STAGES[stage](tables, database, before[stage], position)
+        dropped += pruned
+        if last is not None:
+            return dropped, (stage, *last)
+        position = None
+    return dropped, None
+
+
+def _tombstones(
+    tables: Pruned, database: Database, before: float, after: _Position | None
+) -> tuple[int, _Position | None]:
+    found = database.query("tombstones", before, *(after or (-math.inf, 0)), _SESSIONS)
+    for _, session in found:
+        row = tables.get(session)
+        assert row is not None
+        tables.drop_session(row)
+    return len(found), _next(found, _SESSIONS)
+
+
+def _events(tables: Pruned, database: Database, before: float, after: _Position | None) -> tuple[int, _Position | None]:
+    found = database.query("sessions_with_events", before, *(after or (-math.inf, 0)), _SESSIONS)
+    dropped = 0
+    for number, (since, session) in enumerate(found):
+        row = tables.get(session)
+        assert row is not None
+        keep = row.next_seq if row.run_id is None else row.started_seq
+        packs = database.query("oldest_events", session, _PACKS + 1)
+        old = 0
+        while old < min(len(packs), _PACKS) and packs[old][0] < keep and packs[old][1] < before:
+            old += 1
+        if old:
+            dropped += tables.drop(row.principal, "prune_events", session, packs[old - 1][0] + 1)
+        row.events_since = packs[old][1] if old < len(packs) else None
+        if row.events_since != since:
+            database.write("set_events_since", row.events_since, session)
+        if dropped >= _PACKS:
+            # A session of which more is due comes again, because its time is a later one now, or the same.
+            return dropped, (since, session - 1) if old == _PACKS else _next(found[: number + 1], number + 1)
+    return dropped, _next(found, _SESSIONS)
+
+
+def _keys(tables: Pruned, database: Database, before: float, after: _Position | None) -> tuple[int, _Position | None]:
+    found = database.query("messages_with_keys", before, *(after or (-math.inf, 0, 0)), _MESSAGES)
+    dropped = sum(database.write("forget_idempotency_key", message_id, session) for _, session, _, message_id in found)
+    return dropped, _next([row[:3] for row in found], _MESSAGES)
+
+
+def _attachments(
+    tables: Pruned, database: Database, before: float, after: _Position | None
+) -> tuple[int, _Position | None]:
+    found = database.query("old_attachments", before, *(after or (-math.inf, "", "")), _ATTACHMENTS)
+    dropped = sum(tables.drop(principal, "drop_unused_attachment", principal, digest) for _, principal, digest in found)
+    return dropped, _next(found, _ATTACHMENTS)
+
+
+def _next(found: list[tuple[Any, ...]], limit: int) -> _Position | None:
+    """Return the position after these rows; None if there were fewer than `limit`, so that none follow."""
+    return found[-1] if len(found) == limit else None
+
+
+_STAGES: Final = (_tombstones, _events, _keys, _attachments)

@@ -1,0 +1,121 @@
+"""Transcripts in SQL: a chain of pieces, read backwards from the newest, and landmarks to begin reading at.
+
+Each run or edit that wrote entries is a piece, which names the piece before it. A page in the middle of a long
+transcript would have to walk the whole chain behind it. So about one piece in `SPACING` entries is a landmark, found by
+the number of its last entry. An index of all pieces would cost each run a page in the write-ahead log; landmarks cost
+one run in many a row.
+
+Every landmark of a session is a piece of its transcript as shown: undo drops the landmarks of what it removes and makes
+the piece that it restores one, and a piece that replaces the transcript drops all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Final
+
+from holdfast.protocol.messages import Entry
+from holdfast.storage.event_packs import entries_after, unpack_entries
+from holdfast.storage.rows import HistoryRow
+from holdfast.storage.sql.database import Database
+from holdfast.storage.values import ALL_BYTES, ALL_ENTRIES
+
+__all__ = ["SPACING", "is_landmark", "mark_again", "read_all_entries", "read_entries"]
+
+SPACING: Final = 64
+"""Entries from one landmark to the next: two neighbouring ones are less than twice as many apart."""
+_TOGETHER: Final = 512
+"""Entries read at a time of a page that may end earlier."""
+_SHORT: Final = 8192
+"""Maximum bytes of a piece that is read together with others."""
+
+
+def is_landmark(history: HistoryRow) -> bool:
+    """Return whether a run's new piece becomes a landmark, because one of its entry numbers is at the spacing."""
+    return bool(history.entries) and history.last_n // SPACING != (history.entries[0].n - 1) // SPACING
+
+
+def mark_again(database: Database, session: int, newest: str | None) -> None:
+    """Replace the session's landmarks by those of the transcript that ends with the piece `newest`."""
+    database.write("drop_landmarks", session, 0)
+    rows: list[tuple[object, ...]] = []
+    later: tuple[str, int] | None = None
+    for piece, last_n in database.query("chain", newest, session, session):
+        if later is None:
+            rows.append((session, last_n, piece))
+        elif later[1] // SPACING != last_n // SPACING and later[1] != rows[0][1]:
+            rows.append((session, later[1], later[0]))
+        later = piece, last_n
+    if rows:
+        database.write_rows("add_landmarks", rows, large=False)
+
+
+def read_entries(
+    database: Database,
+    session: int,
+    newest: str | None,
+    *,
+    after: int = 0,
+    limit: int = ALL_ENTRIES,
+    limit_bytes: int = ALL_BYTES,
+) -> list[Entry]:
+    """Return entries with n > `after` of the transcript that ends with the piece `newest`, in order.
+
+    A page costs what its entries cost, wherever it begins. Large pieces are in memory one at a time.
+
+    Parameters:
+        newest: the newest piece. Unless the whole transcript is read, this is the one that the session shows.
+        limit: maximum number of entries.
+        limit_bytes: size of their JSON; the entry that reaches it is the last.
+    """
+    out: list[Entry] = []
+    size = 0
+    while newest is not None:
+        upto, first = 0, newest
+        if limit < ALL_ENTRIES or limit_bytes < ALL_BYTES:
+            least = after + min(limit - len(out), _TOGETHER)
+            for found in database.query("landmark", session, least):
+                upto, first = found
+        for entry, length in _entries(database, session, first, after):
+            out.append(entry)
+            size += length
+            if len(out) >= limit or size >= limit_bytes:
+                return out
+        if not upto or first == newest:
+            break
+        after = upto
+    return out
+
+
+def _entries(database: Database, session: int, newest: str, after: int) -> Iterator[tuple[Entry, int]]:
+    """Yield the entries with n > `after` up to the piece `newest`, each with the length of its JSON."""
+    runs = database.query("pieces", _SHORT, newest, session, _SHORT, session, after)
+    first = runs[-1][1] if runs else newest  # an edit, or a run before `after`
+    for *_, last_n, body in database.query("edit_piece", session, first) if first is not None else ():
+        if last_n > after:
+            yield from entries_after(body or b"", after)
+    for piece, _, size, body in reversed(runs):
+        if body is not None:
+            for line, entry in zip(body.split(b"\n"), unpack_entries(body), strict=True):
+                if entry.n > after:
+                    yield entry, len(line)
+        elif size:
+            for *_, large in database.query("run_piece", session, piece):
+                yield from entries_after(large, after)
+
+
+def read_all_entries(database: Database, session: int, newest: str | None, *, limit_bytes: int) -> list[Entry] | None:
+    """Return all entries of the transcript that ends with the piece `newest`; None if they exceed `limit_bytes`."""
+    if newest is None:
+        return []
+    pieces: list[tuple[int, bytes]] = []
+    size = 0
+    with closing(database.rows("pieces_within", newest, session, limit_bytes, session, session)) as rows:
+        for last_n, body in rows:
+            size += limit_bytes + 1 if body is None else len(body)
+            if size > limit_bytes:
+                return None
+            pieces.append((last_n, body))
+    pieces.sort()
+    return [entry for _, body in pieces for entry in unpack_entries(body)]
