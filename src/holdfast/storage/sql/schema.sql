@@ -63,13 +63,16 @@ CREATE TABLE message (
 CREATE UNIQUE INDEX message_once ON message (session, idempotency_key) WHERE idempotency_key IS NOT NULL;
 CREATE INDEX message_waiting ON message (session, seq) WHERE run_id IS NULL AND withdrawn_at IS NULL;
 CREATE INDEX message_withdrawn ON message (session) WHERE withdrawn_at IS NOT NULL;
--- event: a row is a pack of events that were written together; body has a line "<kind> <json>" for each.
+-- event: a row is a pack of consecutive events; body as in `event_packs`.
+--   commit_no: grows with every row, in the order of the commits; 0 in rows of version 5 and older. Rows are written in
+--   its order, and SQLite gives each new row the highest rowid: rows in the order of rowid are in the order of commit_no.
 CREATE TABLE event (
     session bigint NOT NULL,
     last_seq bigint NOT NULL,
     first_seq bigint NOT NULL,
     run_id text,
     at double precision NOT NULL,
+    commit_no bigint NOT NULL,
     body blob NOT NULL,
     PRIMARY KEY (session, last_seq)
 );
@@ -257,3 +260,7 @@ INSERT INTO stored (principal, bytes) SELECT principal, sum(bytes) FROM (
     UNION ALL
     SELECT principal, size_bytes FROM attachment
 ) AS counted GROUP BY principal;
+
+-- name: migrate_5
+-- From version 5 of the schema to version 6.
+ALTER TABLE event ADD COLUMN commit_no bigint NOT NULL DEFAULT 0;

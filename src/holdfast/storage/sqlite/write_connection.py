@@ -30,7 +30,7 @@ __all__ = ["SCHEMA_VERSION", "WriteConnection"]
 
 _log = logging.getLogger("holdfast.storage")
 
-SCHEMA_VERSION: Final = 5
+SCHEMA_VERSION: Final = 6
 _APPLICATION_ID: Final = 0x484F4C44
 _OLDEST_SQLITE: Final = (3, 35, 0)
 
