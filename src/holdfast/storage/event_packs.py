@@ -1,8 +1,16 @@
-"""Packs: consecutive events or transcript entries, encoded as one body that a row stores."""
+"""Packs: consecutive events or transcript entries, encoded as one body that a row stores.
+
+Events have two forms, told apart by the first byte. The plain form has a line ``<kind> <json>`` for each event: it
+costs least to write, and each append is stored in it. The compact form is what the appends of a run are merged into.
+It begins with `_COMPACT`; the rest is deflated: one line of JSON with groups of consecutive events, then their varying
+bytes. Of a group of deltas, the kind and all JSON around the time and the text are written once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -10,8 +18,25 @@ import msgspec
 from holdfast.protocol.events import Stored, encode_json
 from holdfast.protocol.messages import Entry
 
-__all__ = ["entries_after", "journal", "pack_entries", "pack_events", "unpack_entries", "unpack_events"]
+__all__ = [
+    "entries_after",
+    "journal",
+    "merge_events",
+    "pack_entries",
+    "pack_events",
+    "unpack_entries",
+    "unpack_events",
+]
 
+_COMPACT: Final = b"\x01"
+"""First byte of the compact form. A plain pack begins with the first letter of a kind."""
+_LEVEL: Final = 1
+_DELTA: Final = re.compile(rb'(\{.*?"at":)[\d.]+(,.*?"text":").*"\}', re.DOTALL)
+"""A delta: JSON up to its time, and between its time and its text."""
+_TAIL: Final = b'"}'
+_DIGITS: Final = 7
+_TICKS: Final = 10**_DIGITS
+"""Times of deltas are counted in tenths of a microsecond, the precision of a time since the epoch as a float."""
 _NOT_OF_A_RUN: Final = ("message.accepted", "history.edited")
 
 
@@ -31,8 +56,100 @@ def pack_events(events: Iterable[Stored]) -> bytes:
     return b"\n".join([b"%b %b" % (kind.encode(), body) for _, kind, body in events])
 
 
+class _Group(msgspec.Struct, array_like=True, gc=False):
+    """Consecutive events of one kind in a compact pack.
+
+    Parameters:
+        sizes: bytes of each event's text or, if `around` is empty, of each event's JSON.
+        around: JSON before the time, and between the time and the text, of a group of deltas.
+        ticks: time of the first event, then for each event the time since the event before it.
+    """
+
+    kind: str
+    sizes: list[int]
+    around: tuple[str, ...] = ()
+    ticks: list[int] = []
+
+
+_groups_decoder = msgspec.json.Decoder(list[_Group])
+
+
+def merge_events(events: Sequence[Stored]) -> bytes:
+    """Return one body for consecutive events, in the compact form if it is the shorter one."""
+    groups: list[_Group] = []
+    parts: list[bytes] = []
+    shape: tuple[str, bytes, bytes] | None = None
+    before = 0
+    for _, kind, body in events:
+        found = _split(body, shape) if shape is not None and shape[0] == kind else None
+        if found is None:
+            delta = _DELTA.fullmatch(body)
+            shape = None if delta is None else (kind, delta[1], delta[2])
+            found = None if shape is None else _split(body, shape)
+            if found is None:
+                shape = None
+            groups.append(_Group(kind, [], () if shape is None else (shape[1].decode(), shape[2].decode()), []))
+            before = 0
+        group = groups[-1]
+        text = body
+        if found is not None:
+            ticks, text = found
+            group.ticks.append(ticks - before)
+            before = ticks
+        group.sizes.append(len(text))
+        parts.append(text)
+    header = encode_json(groups)
+    compact = _COMPACT + zlib.compress(b"%b\n%b" % (header, b"".join(parts)), _LEVEL)
+    plain = pack_events(events)
+    return compact if len(compact) < len(plain) else plain
+
+
+def _split(body: bytes, shape: tuple[str, bytes, bytes]) -> tuple[int, bytes] | None:
+    """Return the time in ticks and the text of a delta of that shape; None if they would not give its exact JSON."""
+    _, head, middle = shape
+    start = len(head)
+    end = body.find(middle, start)
+    if end < 0 or not body.startswith(head) or not body.endswith(_TAIL):
+        return None
+    at = body[start:end]
+    whole, _, fraction = at.partition(b".")
+    if not (whole.isdigit() and fraction.isdigit() and len(fraction) <= _DIGITS):
+        return None
+    ticks = int(whole + fraction.ljust(_DIGITS, b"0"))
+    return (ticks, body[end + len(middle) : -len(_TAIL)]) if _seconds(ticks) == at else None
+
+
+def _seconds(ticks: int) -> bytes:
+    """Return a time as the JSON of events has it."""
+    whole, fraction = divmod(ticks, _TICKS)
+    return b"%d.%b" % (whole, (b"%07d" % fraction).rstrip(b"0") or b"0")
+
+
+def _expand(last_seq: int, body: bytes) -> list[Stored]:
+    """Return the events of a compact pack."""
+    header, _, rest = zlib.decompress(memoryview(body)[1:]).partition(b"\n")
+    groups = _groups_decoder.decode(header)
+    seq = last_seq - sum([len(group.sizes) for group in groups])
+    out = []
+    start = 0
+    for group in groups:
+        head, middle = (part.encode() for part in group.around or ("", ""))
+        ticks = 0
+        for index, size in enumerate(group.sizes):
+            seq += 1
+            json = rest[start : start + size]
+            start += size
+            if group.around:
+                ticks += group.ticks[index]
+                json = b"".join((head, _seconds(ticks), middle, json, _TAIL))
+            out.append(Stored(seq, group.kind, json))
+    return out
+
+
 def unpack_events(last_seq: int, body: bytes) -> list[Stored]:
-    """Return the events of a pack that ends at ``last_seq``."""
+    """Return the events of a pack of either form that ends at ``last_seq``."""
+    if body[:1] == _COMPACT:
+        return _expand(last_seq, body)
     lines = body.split(b"\n")
     seq = last_seq - len(lines)
     out = []

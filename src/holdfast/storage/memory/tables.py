@@ -42,6 +42,7 @@ class _Pack(msgspec.Struct, frozen=True, gc=False):
     last_seq: int
     run_id: str | None
     at: float
+    commit_no: int
     body: bytes
 
     @property
@@ -120,6 +121,7 @@ class MemoryTables:
         self._schedule_counts: Counter[str] = Counter()
         self._last_schedule = 0
         self._last_number = 0
+        self._commit_no = 0
 
     def find(self, principal: str, key: str) -> SessionRow | None:
         session = self.by_name.get((principal, key))
@@ -170,7 +172,7 @@ class MemoryTables:
         for index in range(bisect_left(log, after + 1, key=lambda pack: pack.last_seq), len(log)):
             events = log[index].events
             out.extend(events if log[index].first_seq > after else [e for e in events if e.seq > after])
-            size += len(log[index].body)
+            size += sum([len(event.body) for event in events])
             if len(out) >= limit or size >= limit_bytes:
                 break
         return out
@@ -203,6 +205,9 @@ class MemoryTables:
         if row.deleted_at is not None:
             self.owned[row.principal].discard(row.session)
 
+    def save_append(self, row: SessionRow) -> None:
+        """Do nothing: neither readiness nor questions have changed."""
+
     def refuse_used_message_id(self, row: SessionRow, message_id: str) -> None:
         if message_id in self.sessions[row.session].messages:
             raise StorageError(f"message id {message_id!r} was already used in this session")
@@ -233,8 +238,26 @@ class MemoryTables:
     def add_events(
         self, row: SessionRow, run_id: str | None, at: float, first_seq: int, last_seq: int, body: bytes
     ) -> None:
-        self.sessions[row.session].log.append(_Pack(first_seq, last_seq, run_id, at, body))
+        self._commit_no += 1
+        pack = _Pack(first_seq, last_seq, run_id, at, self._commit_no, body)
+        log = self.sessions[row.session].log
+        if log and log[-1].last_seq > last_seq:
+            insort(log, pack, key=lambda other: other.last_seq)
+        else:
+            log.append(pack)
         self.grow(row.principal, len(body))
+
+    def take_events(self, row: SessionRow, run_id: str, first_seq: int, *, limit_bytes: int) -> list[Stored]:
+        log = self.sessions[row.session].log
+        start = bisect_left(log, first_seq, key=lambda pack: pack.last_seq)
+        taken: list[_Pack] = []
+        others = log[:start]
+        for pack in log[start:]:
+            found = pack.run_id == run_id and pack.first_seq >= first_seq and len(pack.body) <= limit_bytes
+            (taken if found else others).append(pack)
+        log[:] = others
+        self.grow(row.principal, -sum([len(pack.body) for pack in taken]))
+        return [event for pack in taken for event in pack.events]
 
     def add_run(self, row: SessionRow, run: EndedRun, history: HistoryRow | None) -> None:
         session = self.sessions[row.session]

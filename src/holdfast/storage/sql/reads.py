@@ -58,7 +58,7 @@ class SqlReads:
             for last_seq, body in rows:
                 pack = unpack_events(last_seq, body)
                 out.extend(pack if pack[0].seq > after else [event for event in pack if event.seq > after])
-                size += len(body)
+                size += sum([len(event.body) for event in pack])
                 if len(out) >= limit or size >= limit_bytes:
                     break
         return out

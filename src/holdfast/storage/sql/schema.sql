@@ -71,13 +71,16 @@ CREATE UNIQUE INDEX message_once ON message (session, idempotency_key) WHERE ide
 CREATE INDEX message_waiting ON message (session, seq) WHERE run_id IS NULL AND withdrawn_at IS NULL;
 CREATE INDEX message_withdrawn ON message (session) WHERE withdrawn_at IS NOT NULL;
 CREATE INDEX message_key ON message (at, session, seq) WHERE idempotency_key IS NOT NULL;
--- event: a row is a pack of events that were written together; body has a line "<kind> <json>" for each.
+-- event: a row is a pack of consecutive events; body as in `event_packs`.
+--   commit_no: grows with every row, in the order of the commits; 0 in rows of version 5 and older. Rows are written in
+--   its order, and SQLite gives each new row the highest rowid: rows in the order of rowid are in the order of commit_no.
 CREATE TABLE event (
     session bigint NOT NULL,
     last_seq bigint NOT NULL,
     first_seq bigint NOT NULL,
     run_id text,
     at double precision NOT NULL,
+    commit_no bigint NOT NULL,
     body blob NOT NULL,
     PRIMARY KEY (session, last_seq)
 );
@@ -286,6 +289,7 @@ INSERT INTO stored (principal, bytes) SELECT principal, sum(bytes) FROM (
 -- name: migrate_5
 -- From version 5 of the schema to version 6. `migration.mark_transcripts` sets the landmarks.
 ALTER TABLE session ADD COLUMN events_since double precision;
+ALTER TABLE event ADD COLUMN commit_no bigint NOT NULL DEFAULT 0;
 ALTER TABLE stored ADD COLUMN sessions bigint NOT NULL DEFAULT 0;
 CREATE TABLE landmark (
     session bigint NOT NULL,

@@ -86,6 +86,15 @@ FROM (VALUES
 ) AS new
 WHERE session.session = new.column1 AND session.fence = new.column2 AND session.next_seq = new.column3
 
+-- name: save_appends
+-- As save_sessions, for rows of which an append has changed nothing but these columns.
+UPDATE session SET next_seq = new.column4, append_nth = new.column5, append_seq = new.column6
+FROM (VALUES
+    [[(CAST(? AS bigint), CAST(? AS bigint), CAST(? AS bigint), CAST(? AS bigint), CAST(? AS bigint),
+    CAST(? AS bigint))]]
+) AS new
+WHERE session.session = new.column1 AND session.fence = new.column2 AND session.next_seq = new.column3
+
 -- name: waiting_messages
 SELECT body, batch, due_at, target_run_id FROM message
 WHERE session = ? AND run_id IS NULL AND withdrawn_at IS NULL ORDER BY seq
@@ -113,7 +122,12 @@ UPDATE message SET withdrawn_at = ?
 WHERE session = ? AND message_id = ? AND run_id IS NULL AND withdrawn_at IS NULL
 
 -- name: add_events
-INSERT INTO event (session, last_seq, first_seq, run_id, at, body) VALUES [[(?, ?, ?, ?, ?, ?)]]
+INSERT INTO event (session, last_seq, first_seq, run_id, at, commit_no, body) VALUES [[(?, ?, ?, ?, ?, ?, ?)]]
+
+-- name: take_events
+-- Unordered.
+DELETE FROM event WHERE session = ? AND last_seq >= ? AND first_seq >= ? AND run_id = ? AND length(body) <= ?
+RETURNING last_seq, body
 
 -- name: events_after
 SELECT last_seq, body FROM event WHERE session = ? AND last_seq > ? ORDER BY last_seq LIMIT ?

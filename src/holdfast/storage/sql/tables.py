@@ -19,7 +19,7 @@ from holdfast.errors import StorageError
 from holdfast.protocol.events import Stored, encode_json
 from holdfast.protocol.messages import Attachment, Entry
 from holdfast.storage.backend import Counters
-from holdfast.storage.event_packs import pack_entries
+from holdfast.storage.event_packs import pack_entries, unpack_events
 from holdfast.storage.rows import EndedRun, HistoryRow, KnownMessage, Mail, ScheduleRow, SessionRow
 from holdfast.storage.sql.columns import (
     LIVE_COLUMN,
@@ -46,6 +46,8 @@ __all__ = ["SessionChanged", "SqlTables"]
 _KEPT_SESSIONS = 2048
 _KEPT_MAILS = 20_000
 _KEPT_CHARACTERS = 4_096
+_NUMBERS_OF_EPOCH = 40
+"""Bits of the part of a ``commit_no`` that is counted; above is the epoch, so that no number survives a restart."""
 _CONTENTS = ("purge_withdrawn_messages", "purge_edits", "purge_kept")
 _PURGES = (*_CONTENTS, "purge_events")
 
@@ -72,6 +74,7 @@ class SqlTables:
         self._database = database
         self._between = between
         self._last_number = last_number
+        self._commit_no = epoch << _NUMBERS_OF_EPOCH
         self._rows: dict[int, SessionRow] = {}
         self._names: dict[tuple[str, str], SessionRow] = {}
         self._seen: dict[int, tuple[int, int]] = {}
@@ -91,10 +94,12 @@ class SqlTables:
         """Size of bodies in rows collected since the last flush."""
         self._new: dict[int, SessionRow] = {}
         self._changed: dict[int, SessionRow] = {}
+        self._appended: dict[int, SessionRow] = {}
+        """Sessions of which only the columns of an append have changed."""
         self._messages: dict[tuple[int, str], list[object]] = {}
         self._taken: list[tuple[object, ...]] = []
         self._withdrawn: list[tuple[object, ...]] = []
-        self._events: list[tuple[object, ...]] = []
+        self._events: list[tuple[Any, ...]] = []
         self._events_since: list[tuple[object, ...]] = []
         self._runs: list[tuple[object, ...]] = []
         self._edits: list[tuple[object, ...]] = []
@@ -104,8 +109,10 @@ class SqlTables:
 
     def forget(self) -> None:
         """Drop cached and collected rows; session numbers already assigned are not reused."""
-        for kept in (self._rows, self._names, self._seen, self._live, self._new, self._changed, self._messages):
+        for kept in (self._rows, self._names, self._seen, self._live, self._messages):
             kept.clear()
+        for written in (self._new, self._changed, self._appended):
+            written.clear()
         for counted in (self._characters, self._large, self._mails, self._deleted):
             counted.clear()
         self._kept_mails = 0
@@ -159,6 +166,18 @@ class SqlTables:
             rows = [(session, *seen[session], *state_columns(row)) for session, row in changed.items()]
             if write("save_sessions", rows, large=_are_large(rows)) != len(rows):
                 raise SessionChanged
+        appended = self._appended
+        if appended:
+            narrow = [
+                (session, *self._seen[session], row.next_seq, row.append_nth, row.append_seq)
+                for session, row in appended.items()
+            ]
+            if write("save_appends", narrow, large=False) != len(narrow):
+                raise SessionChanged
+            self._between()
+            for session, row in appended.items():
+                self._seen[session] = (row.fence, row.next_seq)
+            appended.clear()
         if self._new or changed:
             self._between()
             for session, row in (*self._new.items(), *changed.items()):
@@ -226,7 +245,8 @@ class SqlTables:
         self._deleted.discard(session)
 
     def _flush_for(self, row: SessionRow) -> None:
-        if row.session in self._changed or row.session in self._new:
+        session = row.session
+        if session in self._changed or session in self._appended or session in self._new:
             self.flush()
 
     def find(self, principal: str, key: str) -> SessionRow | None:
@@ -295,6 +315,7 @@ class SqlTables:
     def save(self, row: SessionRow) -> None:
         if row.session not in self._new:
             self._changed[row.session] = row
+            self._appended.pop(row.session, None)
         if row.deleted_at is not None and row.session not in self._deleted:
             self._deleted.add(row.session)
             self._count(row.principal, -1)
@@ -302,6 +323,10 @@ class SqlTables:
     def _count(self, principal: str, sessions: int) -> None:
         self._created[principal] = self._created.get(principal, 0) + sessions
         self.grow(principal, 0)
+
+    def save_append(self, row: SessionRow) -> None:
+        if row.session not in self._new and row.session not in self._changed:
+            self._appended[row.session] = row
 
     def refuse_used_message_id(self, row: SessionRow, message_id: str) -> None:
         """Do nothing, because `flush` fails for a used message id, which would violate the table's primary key."""
@@ -362,7 +387,26 @@ class SqlTables:
             row.events_since = at
             if row.session not in self._new:
                 self._events_since.append((at, row.session))
-        self._events.append((row.session, last_seq, first_seq, run_id, at, body))
+        self._commit_no += 1
+        self._events.append((row.session, last_seq, first_seq, run_id, at, self._commit_no, body))
+
+    def take_events(self, row: SessionRow, run_id: str, first_seq: int, *, limit_bytes: int) -> list[Stored]:
+        session = row.session
+        packs: list[tuple[int, bytes]] = self._database.query(
+            "take_events", session, first_seq, first_seq, run_id, limit_bytes
+        )
+        self._between()
+        others = []
+        for columns in self._events:
+            of, last, first, run, *_, body = columns
+            if of == session and run == run_id and first >= first_seq and len(body) <= limit_bytes:
+                packs.append((last, body))
+            else:
+                others.append(columns)
+        self._events[:] = others
+        packs.sort()
+        self.grow(row.principal, -sum([len(body) for _, body in packs]))
+        return [event for last_seq, body in packs for event in unpack_events(last_seq, body)]
 
     def add_run(self, row: SessionRow, run: EndedRun, history: HistoryRow | None) -> None:
         view = run.view

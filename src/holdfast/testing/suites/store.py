@@ -40,6 +40,7 @@ from holdfast.testing.suites.store_agents import AGENT_CHECKS
 from holdfast.testing.suites.store_driver import Check, MakeStore, interrupt_of, opened, refused
 from holdfast.testing.suites.store_history import HISTORY_CHECKS
 from holdfast.testing.suites.store_housekeeping import HOUSEKEEPING_CHECKS
+from holdfast.testing.suites.store_packs import PACK_CHECKS
 from holdfast.testing.suites.store_people import PEOPLE_CHECKS
 from holdfast.testing.suites.store_schedules import SCHEDULE_CHECKS
 
@@ -590,6 +591,7 @@ STORE_CHECKS: Sequence[Check] = (
     *_CHECKS,
     *AGENT_CHECKS,
     *HOUSEKEEPING_CHECKS,
+    *PACK_CHECKS,
     *PEOPLE_CHECKS,
     *HISTORY_CHECKS,
     *SCHEDULE_CHECKS,

@@ -1,0 +1,118 @@
+"""Checks of the conformance suite for packs: the rows of a run's appends are merged without a trace to readers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from holdfast.protocol.events import ReasoningDelta, Stored, TextDelta, ToolOutput, encode_event
+from holdfast.protocol.stopping import Cause
+from holdfast.storage.port import Claim
+from holdfast.testing.suites.store_driver import Check, Driver, MakeStore, opened
+
+__all__ = ["PACK_CHECKS"]
+
+_CHECKS: list[Check] = []
+_TEXTS = ("", "a", "wörld ", 'say "at":1.5,"text":"', "\\", "line\nbreak", "\0", "a long piece " * 40, "\u2028😀")
+"""Texts of deltas, some of which look like the JSON around them."""
+
+
+def _check(check: Check) -> Check:
+    _CHECKS.append(check)
+    return check
+
+
+def _piece(claim: Claim, number: int) -> tuple[str, bytes]:
+    run_id = claim.lease.run_id
+    text = _TEXTS[number % len(_TEXTS)]
+    at = 1.7e9 + number * 0.0213457 if number % 5 else float(number)
+    if number % 11 == 3:
+        return encode_event(ReasoningDelta(run_id=run_id, text=text, at=at))
+    if number % 11 == 4:
+        return encode_event(ToolOutput(run_id=run_id, call_id="c", text=text, at=at))
+    return encode_event(TextDelta(run_id=run_id, text=text, at=at))
+
+
+async def _stream(on: Driver, claim: Claim, first: int, last: int) -> list[Stored]:
+    """Append the pieces with numbers from `first` to `last`, each by itself; return what a reader was shown."""
+    appended = await asyncio.gather(
+        *[on.store.append(claim.lease, [_piece(claim, number)], nth=number) for number in range(first, last + 1)]
+    )
+    return [event for done in appended for event in done.events]
+
+
+async def _reads_the_same(on: Driver, session: int, seen: Sequence[Stored]) -> None:
+    """Check that every event that a reader has seen is read again as it was, from each position."""
+    whole = await on.log(session)
+    assert whole[seen[0].seq - 1 : seen[0].seq - 1 + len(seen)] == list(seen)
+    for after in range(0, len(whole), max(1, len(whole) // 50)):
+        page = await on.store.read_events(session, after=after, limit=5)
+        assert list(page) == whole[after : after + len(page)], f"a cursor at {after} reads on from there"
+        assert len(page) >= min(5, len(whole) - after)
+
+
+@_check
+async def what_was_streamed_is_read_unchanged_after_its_rows_were_merged(make_store: MakeStore) -> None:
+    async with opened(make_store) as on:
+        claim = await on.start()
+        session = claim.lease.session
+        seen = await _stream(on, claim, 1, 40)
+        seen += (await on.send("in between", message_id="m2")).events
+        seen += await _stream(on, claim, 41, 60)
+        before = [event for event in await on.store.run_events(session, claim.lease.run_id) if event in seen]
+        done = await on.commit(claim, text="answer", events=[_piece(claim, 61)])
+        seen += done.events
+        await _reads_the_same(on, session, seen)
+        journal = await on.store.run_events(session, claim.lease.run_id)
+        assert [event for event in journal if event in before] == before
+        assert "message.accepted" not in [event.kind for event in journal]
+        again = await on.commit(claim, text="answer", events=[_piece(claim, 61)])
+        assert list(again.events) == list(done.events), "a repeated commit is answered from the middle of a pack"
+    async with opened(make_store, at=2.0) as on:
+        await _reads_the_same(on, session, seen)
+
+
+@_check
+async def a_long_stream_is_merged_while_it_is_active(make_store: MakeStore) -> None:
+    async with opened(make_store) as on:
+        claim = await on.start()
+        session = claim.lease.session
+        seen = await _stream(on, claim, 1, 1300)
+        await _reads_the_same(on, session, seen)
+        repeated = await on.store.append(claim.lease, [_piece(claim, 1300)], nth=1300)
+        assert list(repeated.events) == seen[-1:]
+    async with opened(make_store, at=2.0) as on:
+        await _reads_the_same(on, session, seen)
+        (claim,) = await on.store.rescue(at=30.0)
+        again = await on.store.restart(claim.lease, at=31.0)
+        seen += again.events
+        seen += await _stream(on, claim, 1, 700)
+        seen += (await on.commit(claim)).events
+        await _reads_the_same(on, session, seen)
+
+
+@_check
+async def merged_rows_take_less_space_and_are_dropped_whole(make_store: MakeStore) -> None:
+    async with opened(make_store) as on:
+        claim = await on.start()
+        session = claim.lease.session
+        await _stream(on, claim, 1, 400)
+        streamed = await on.store.stored_bytes("p")
+        await on.commit(claim)
+        merged = await on.store.stored_bytes("p")
+        assert merged < streamed / 2
+        dropped = await on.store.prune(events_before=99.0, tombstones_before=0.0, idempotency_before=0.0)
+        assert dropped < 10, "not a row for each append"
+        assert await on.log(session) == []
+        assert await on.store.stored_bytes("p") < merged
+        claim = await on.start()
+        await _stream(on, claim, 1, 20)
+        await on.store.delete_session("p", "k", at=40.0, cause=Cause(kind="stop"))
+        await on.commit(claim, "interrupted")
+        assert await on.kinds(session) == ["run.stopping", "session.deleted"]
+        assert await on.store.prune(events_before=0.0, tombstones_before=99.0, idempotency_before=0.0) == 1
+        assert await on.store.stored_bytes("p") == 0
+
+
+PACK_CHECKS: Sequence[Check] = tuple(_CHECKS)
+"""The checks of this part."""

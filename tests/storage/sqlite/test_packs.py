@@ -1,0 +1,188 @@
+"""The rows of a stream on disk: merged once, killed at any point of it, and numbered in the order of the commits."""
+
+import asyncio
+import os
+import signal
+import sqlite3
+import zlib
+from contextlib import closing
+
+import pytest
+
+from holdfast import failpoints
+from holdfast.protocol.events import Stored, TextDelta, encode_event
+from holdfast.storage import SqliteStore
+from holdfast.storage.event_packs import merge_events, pack_events, unpack_events
+from holdfast.storage.port import RunCommit, Send
+
+PIECES = 20
+
+
+def run(coroutine):
+    async def bounded():
+        async with asyncio.timeout(60):
+            return await coroutine
+
+    return asyncio.run(bounded())
+
+
+async def begin(path, at=100.0):
+    store = SqliteStore(str(path))
+    await store.open(node_id="n", at=at)
+    return store
+
+
+async def start(store, key, message_id):
+    sent = await store.send(
+        Send(
+            principal="p", key=key, agent=None, default_agent="demo", message_id=message_id, content="x",
+            policy="queue", at=101.0, run_id=f"r_{message_id}",
+        )
+    )  # fmt: skip
+    return sent.claim
+
+
+def piece(claim, number):
+    return encode_event(TextDelta(run_id=claim.lease.run_id, text=f"piece {number} ", at=1.7e9 + number / 49))
+
+
+async def stream(store, claim, first, last):
+    for number in range(first, last + 1):
+        yield await store.append(claim.lease, [piece(claim, number)], nth=number)
+
+
+def rows(path):
+    with closing(sqlite3.connect(path)) as connection:
+        return connection.execute(
+            "SELECT commit_no, session, first_seq, last_seq, body FROM event ORDER BY rowid"
+        ).fetchall()
+
+
+async def a_merge(path, shown, point, nth):
+    """Show what is appended, then die at a failpoint of the transaction that merges it."""
+    store = await begin(path)
+    claim = await start(store, "k", "m")
+    async for appended in stream(store, claim, 1, PIECES):
+        for event in appended.events:
+            os.write(shown, event.body + b"\n")
+    with failpoints.arm(point, error=None, nth=nth):
+        await store.commit_run(RunCommit(lease=claim.lease, status="completed", at=102.0, text="done"))
+    os._exit(0)
+
+
+@pytest.mark.parametrize(
+    ("point", "nth"),
+    [("before_write", 1), ("between_writes", 1), ("between_writes", 2), ("before_commit", 1), ("after_commit", 1)],
+)
+def test_a_kill_while_rows_are_merged_loses_nothing_that_a_reader_saw(tmp_path, point, nth):
+    path, answers = tmp_path / "store.db", tmp_path / "shown"
+    pid = os.fork()
+    if pid == 0:
+        try:
+            shown = os.open(answers, os.O_WRONLY | os.O_CREAT)
+            asyncio.run(a_merge(path, shown, f"sqlite.commit_run.{point}", nth))
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(pid, 0)
+    assert status == signal.SIGKILL, "the merge did not pass this point"
+
+    async def main():
+        store = await begin(path, 200.0)
+        log = await store.read_events(1, after=0, limit=1000)
+        await store.close()
+        return log
+
+    log = run(main())
+    assert [event.seq for event in log] == list(range(1, len(log) + 1))
+    bodies = [event.body for event in log if event.kind == "text.delta"]
+    assert bodies == answers.read_bytes().splitlines()
+    assert len(bodies) == PIECES
+    assert ("run.finished" in [event.kind for event in log]) == (point == "after_commit")
+
+
+def test_numbers_of_commits_only_grow_in_the_order_of_the_rows_whatever_becomes_of_the_rows(tmp_path):
+    path = tmp_path / "store.db"
+    highest = 0
+
+    def check():
+        nonlocal highest
+        found = [number for number, *_ in rows(path)]
+        assert found == sorted(set(found)), "in order of rowid, and none twice"
+        new = [number for number in found if number > highest]
+        highest = max([highest, *found])
+        return new
+
+    async def main():
+        for opening in range(3):
+            store = await begin(path)
+            claims = [await start(store, f"k{n}", f"m{opening}{n}") for n in range(3)]
+            for number in range(1, PIECES + 1):
+                await asyncio.gather(*[store.append(c.lease, [piece(c, number)], nth=number) for c in claims])
+            assert check()
+            for claim in claims:
+                await store.commit_run(RunCommit(lease=claim.lease, status="completed", at=102.0))
+                assert check(), "what a run's end writes has a new number, merged or not"
+            await store.prune(events_before=999.0 if opening else 0.0, tombstones_before=0.0, idempotency_before=0.0)
+            check()
+            await store.close()
+            with closing(sqlite3.connect(path)) as connection:
+                connection.execute("VACUUM")
+            check()
+
+    run(main())
+
+
+def test_a_merged_stream_is_one_row_that_is_not_written_again(tmp_path):
+    path = tmp_path / "store.db"
+
+    async def main():
+        store = await begin(path)
+        claim = await start(store, "k", "m")
+        for first, last in ((1, 600), (601, 900)):
+            async for _ in stream(store, claim, first, last):
+                pass
+            if first == 1:
+                merged = [row for row in rows(path) if row[4][:1] == b"\x01"]
+        assert len(merged) == 1
+        await store.commit_run(RunCommit(lease=claim.lease, status="completed", at=102.0))
+        await store.close()
+        return merged
+
+    first = run(main())
+    assert first == rows(path)[1:2]
+    assert len(rows(path)) == 3, "the message, the first merge, the rest"
+
+
+def test_a_row_of_an_older_form_is_read_beside_a_merged_one():
+    deltas = [Stored(n, *encode_event(TextDelta(run_id="r", text=str(n), at=1.5 * n))) for n in range(1, 9)]
+    assert unpack_events(8, pack_events(deltas)) == deltas
+    merged = merge_events(deltas)
+    assert merged[:1] == b"\x01"
+    assert unpack_events(8, merged) == deltas
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"kind":"text.delta","at":1.0,"run_id":"r","text":"x"}',
+        b'{"kind":"text.delta","at":01.0,"run_id":"r","text":"x"}',
+        b'{"kind":"text.delta","at":1.10,"run_id":"r","text":"x"}',
+        b'{"kind":"text.delta","at":1e9,"run_id":"r","text":"x"}',
+        b'{"kind":"text.delta","at":-1.5,"run_id":"r","text":"x"}',
+        b'{"kind":"text.delta","at":1.12345678,"run_id":"r","text":"x"}',
+        b'{"kind":"text.delta","at":.5,"run_id":"r","text":"x"}',
+        b'{"kind":"text.delta","run_id":"r","text":"x"}',
+        b'{"kind":"text.delta","at":1.0,"run_id":"r","text":"x","more":"y"}',
+        b'{"kind":"text.delta","at":1.0,"run_id":"r","text":"\\",\\"text\\":\\""}',
+        b"{}",
+        b"",
+    ],
+)
+def test_every_body_is_kept_to_the_byte(body):
+    plain = encode_event(TextDelta(run_id="r", text="between", at=7.25))
+    for bodies in ([body] * 30, [body, plain[1]] * 15, [plain[1], plain[1], body] * 10):
+        events = [Stored(n, "text.delta", json) for n, json in enumerate(bodies, 1)]
+        merged = merge_events(events)
+        assert merged[:1] == b"\x01"
+        assert unpack_events(len(bodies), merged) == events
+    assert zlib.decompress(merged[1:])
