@@ -17,6 +17,7 @@ from holdfast.protocol.schedules import ScheduleSpec
 from holdfast.protocol.stopping import Cause
 from holdfast.storage import SqliteStore
 from holdfast.storage.port import Claim, EditHistory, Fire, InterruptRequest, KeyRecord, PutSchedule, RunCommit, Send
+from holdfast.storage.sqlite import checkpoints
 
 USER = Cause(kind="user", reason="enough")
 
@@ -124,6 +125,13 @@ class Load:
         )
         await store.close()
 
+    async def checkpoints(self):
+        """Their thread passes a failpoint sooner or later; each write asks for another checkpoint."""
+        await self.open()
+        for n in range(1000):
+            await self.send("busy", f"x{n}", room=False, mailbox_limit=2000)
+        await self.store.close()
+
     async def people(self):
         store = self.store
         for digest in ("used", "unused"):
@@ -199,9 +207,16 @@ class Load:
 async def child(folder, name):
     answers = os.open(os.path.join(folder, f"{name}.answers"), os.O_WRONLY | os.O_CREAT)
     load = Load(os.path.join(folder, f"{name}.db"), answers)
-    with failpoints.arm(name, error=None):
+    nth = 1
+    if name.startswith("sqlite.checkpoint."):  # one after each write, of the whole log
+        checkpoints._FIRST_AFTER = checkpoints._AT_MOST_AFTER = 1
+        checkpoints._REUSE_AT = 0
+        nth = 20
+    with failpoints.arm(name, error=None, nth=nth):
         await load.open()
         await load.run()
+        if name.startswith("sqlite.checkpoint."):
+            await load.checkpoints()
 
 
 def main(folder):

@@ -85,12 +85,12 @@ async def audit_schedules(store, known, logs):
     assert ticks.next_at == 100.0 + 10.0 * (ticks.fired + ticks.refused)
 
 
-def test_every_write_path_has_its_four_failpoints():
+def test_every_write_path_and_the_checkpoints_have_four_failpoints():
     verbs = {name.split(".")[1] for name in POINTS}
     assert verbs == {
         "open", "send", "claim", "append", "commit_run", "interrupt", "stop_session", "withdraw", "delete_session",
         "rescue", "restart", "prune", "add_key", "revoke_key", "steer", "suspend", "answer", "park", "edit_history",
-        "add_attachment", "put_schedule", "pause_schedule", "delete_schedule", "fire_schedule",
+        "add_attachment", "put_schedule", "pause_schedule", "delete_schedule", "fire_schedule", "checkpoint",
     }  # fmt: skip
     assert len(POINTS) == 4 * len(verbs)
 
