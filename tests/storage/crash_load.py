@@ -8,6 +8,7 @@ import asyncio
 import json
 import os
 import sys
+from unittest.mock import patch
 
 import msgspec
 
@@ -207,16 +208,20 @@ class Load:
 async def child(folder, name):
     answers = os.open(os.path.join(folder, f"{name}.answers"), os.O_WRONLY | os.O_CREAT)
     load = Load(os.path.join(folder, f"{name}.db"), answers)
-    nth = 1
-    if name.startswith("sqlite.checkpoint."):  # one after each write, of the whole log
-        checkpoints._FIRST_AFTER = checkpoints._AT_MOST_AFTER = 1
-        checkpoints._REUSE_AT = 0
-        nth = 20
-    with failpoints.arm(name, error=None, nth=nth):
+    if not name.startswith("sqlite.checkpoint."):
+        with failpoints.arm(name, error=None):
+            await load.open()
+            await load.run()
+        return
+    with (
+        patch.multiple(
+            checkpoints, _FIRST_AFTER=1, _AT_MOST_AFTER=1, _REUSE_AT=0
+        ),  # after each write, of the whole log
+        failpoints.arm(name, error=None, nth=20),
+    ):
         await load.open()
         await load.run()
-        if name.startswith("sqlite.checkpoint."):
-            await load.checkpoints()
+        await load.checkpoints()
 
 
 def main(folder):
