@@ -4,7 +4,6 @@ How the log is kept short:
 
 1. After each ``_PIECE`` pages, about, the thread copies the new part of the log into the database and syncs it, over
    its own connection. This blocks neither the writer nor the readers (https://sqlite.org/wal.html, "Checkpointing").
-   Small pieces keep the disk free for the writer's syncs.
 2. SQLite reuses the log from its beginning once all of it is copied. Beside a busy writer, the thread never gets there:
    while it copies, the log grows. So from ``_REUSE_AT`` pages on, the last few pages are copied between two
    transactions: by the thread, or, if a transaction is open, by the writer after its commit.
@@ -37,13 +36,14 @@ __all__ = ["Checkpoints"]
 
 _log = logging.getLogger("holdfast.storage")
 
-_PIECE: Final = 256
-_REUSE_AT: Final = 2_000
-_FEW: Final = 64
+_PIECE: Final = 2_000
+"""Smaller pieces cost more in total: a page is copied once per piece, and each piece waits for the disk."""
+_REUSE_AT: Final = 4_000
+_FEW: Final = 128
 _PIECES_TOGETHER: Final = 4
 """Pieces that are copied one after the other until only a few pages are left for the pause between transactions."""
-_FIRST_AFTER: Final = 128
-_AT_MOST_AFTER: Final = 2_000
+_FIRST_AFTER: Final = 500
+_AT_MOST_AFTER: Final = 4_000
 """Changed rows after which a checkpoint is requested. The ratio of rows and pages is that of the last piece."""
 _WARN_AT: Final = 32_000
 
@@ -134,29 +134,32 @@ class Checkpoints:
         if pages < _REUSE_AT or self._closing:
             return
         if copied == pages:
-            self._reuse(connection, pages)
+            self._reuse(connection)
         elif pages >= self._end_reads_at and self._snapshots.end(pages):
             try:
                 pages, copied = self._copy_piece(connection)
                 if copied == pages:
-                    self._reuse(connection, pages)
+                    self._reuse(connection)
                 else:
                     self._report(pages)
             finally:
                 self._snapshots.resume()
 
-    def _reuse(self, connection: sqlite3.Connection, pages: int) -> None:
+    def _reuse(self, connection: sqlite3.Connection) -> None:
         """Copy the rest of the log, so that the next commit reuses the log from its beginning."""
         for _ in range(_PIECES_TOGETHER):
-            before = pages
-            pages, _ = self._copy_piece(connection)
-            if pages - before <= _FEW or self._closing:
+            if self._uncopied() <= _FEW or self._closing:
                 break
+            self._copy_piece(connection)
         self._end_reads_at = READS_END_AT
         self._last_wanted = True
         with self._transaction:
             if self._last_wanted:
                 self._copy_last(connection)
+
+    def _uncopied(self) -> int:
+        """About how many pages were committed since the last piece."""
+        return (self._changes - self._copied_changes) * _PIECE // self._after
 
     def _report(self, pages: int) -> None:
         """Report a reader that no checkpoint can end, and wait longer before the reads are ended again in vain."""
