@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import sqlite3
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
@@ -19,9 +21,12 @@ from holdfast.storage import SqliteStore
 from holdfast.storage.backend import Tables
 from holdfast.storage.port import Claim, InterruptRequest, NotReady, RunCommit, Send
 from holdfast.storage.sql.tables import SqlTables
-from holdfast.storage.sqlite import readers, writer
+from holdfast.storage.sqlite import checkpoints, readers, writer
+from holdfast.storage.sqlite import snapshots as snapshots_module
 from holdfast.storage.sqlite.checkpoints import Checkpoints
+from holdfast.storage.sqlite.snapshots import Snapshots
 from holdfast.storage.sqlite.writer import Writer
+from holdfast.testing import start_thread
 from tests.explored.model import Model, fault
 from tests.explored.session_faults import a_session_that_is_busy_starts_another_run
 from tests.storage.audit import audit
@@ -204,6 +209,143 @@ async def _race(store: SqliteStore) -> None:
         group.create_task(interrupt())
 
 
+class Log:
+    """A write-ahead log as SQLite keeps it: a commit uses it again when all of it is copied and no read needs it."""
+
+    def __init__(self) -> None:
+        self.pages = 0
+        self.copied = 0
+        self.longest = 0
+        self.reads: dict[LogConnection, int] = {}
+
+    def commit(self, pause: Callable[[], object]) -> None:
+        """Write a page, in a transaction that others run beside."""
+        used_again = self.copied == self.pages and not any(self.reads.values())
+        pause()
+        if used_again and self.copied == self.pages:
+            self.pages = self.copied = 0
+            self.reads = dict.fromkeys(self.reads, 0)
+        self.pages += 1
+        self.longest = max(self.longest, self.pages)
+
+
+class LogConnection:
+    """A connection to the log: the writer's, the checkpoints' or a read's."""
+
+    total_changes = 0
+
+    def __init__(self, log: Log, pause: Callable[[], object]) -> None:
+        self._log = log
+        self._pause = pause
+        self._ended = False
+
+    def execute(self, sql: str) -> LogConnection:
+        """Copy what the reads allow, while others go on."""
+        assert "PASSIVE" in sql
+        pages = self._log.pages
+        upto = min((pages, *(mark or pages for mark in self._log.reads.values())))
+        self._pause()
+        self._log.copied = max(self._log.copied, min(upto, self._log.pages))
+        return self
+
+    def fetchone(self) -> tuple[int, int, int]:
+        """What the checkpoint answers."""
+        return 0, self._log.pages, self._log.copied
+
+    def interrupt(self) -> None:
+        """End the read that runs, if one does."""
+        self._ended = self in self._log.reads
+
+    def close(self) -> None:
+        """Close it."""
+
+    def read(self) -> str:
+        """Read for ever; finish only when the log is so short that nobody ends the read."""
+        log = self._log
+        log.reads[self] = 0 if log.copied == log.pages else log.pages
+        self._ended = False
+        try:
+            for _ in range(3):
+                self._pause()
+                if self._ended:
+                    error = sqlite3.OperationalError("interrupted")
+                    error.sqlite_errorcode = sqlite3.SQLITE_INTERRUPT
+                    raise error
+            return "rows"
+        finally:
+            del log.reads[self]
+
+
+async def checkpoints_beside_commits_and_reads() -> None:
+    """A writer commits, one transaction fails, another never ends; a read is ended and runs again."""
+    with (
+        patch.multiple(checkpoints, _FIRST_AFTER=1, _REUSE_AT=1, READS_END_AT=1),
+        patch.multiple(snapshots_module, READS_END_AT=1, _INTERRUPTIONS=3),
+    ):
+        await _commit_and_read()
+
+
+async def _commit_and_read() -> None:
+    log, turns = Log(), threading.Lock()
+
+    def pause() -> None:
+        with turns:
+            pass
+
+    def connection() -> sqlite3.Connection:
+        return cast(sqlite3.Connection, LogConnection(log, pause))
+
+    snapshots = Snapshots()
+    work = Checkpoints(connection, snapshots)
+
+    def write() -> None:
+        writing = LogConnection(log, pause)
+        work.open()
+        for number in range(1, 5):
+            work.begin()
+            if number == 2:
+                work.rolled_back()
+                continue
+            log.commit(pause)
+            writing.total_changes = number
+            work.committed(cast(sqlite3.Connection, writing))
+        work.begin()  # never ended, as when the writer fails
+        work.close()
+
+    def read() -> str:
+        reader = LogConnection(log, pause)
+        return snapshots.read(cast(sqlite3.Connection, reader), reader.read)
+
+    async with asyncio.timeout(60):
+        _, rows = await asyncio.gather(start_thread(write), start_thread(read))
+    assert rows == "rows"
+    assert log.copied <= log.pages
+
+
+@fault
+def a_transaction_that_failed_is_never_ended(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Checkpoints, "rolled_back", lambda self: None)
+
+
+@fault
+def reads_are_held_back_for_ever(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Snapshots, "resume", lambda self: None)
+
+
+@fault
+def closing_does_not_end_the_transaction(patch: pytest.MonkeyPatch) -> None:
+    rolled_back = Checkpoints.rolled_back
+
+    def close(self: Checkpoints) -> None:
+        self._closing = True
+        self._requests.put(False)
+        assert self._thread is not None
+        self._thread.join()
+        rolled_back(self)
+
+    patch.setattr(Checkpoints, "close", close)
+
+
 @fault
 def answered_before_it_is_durable(patch: pytest.MonkeyPatch) -> None:
     submit = Writer.submit
@@ -279,6 +421,18 @@ MODELS = (
         promise="P12: what was accepted is written, the rest is refused; P8: the thread ends",
         scenario=close_while_writing,
         faults=(close_does_not_wait_for_what_was_accepted,),
+    ),
+    Model(
+        item=ITEM,
+        name="checkpoints beside commits and reads",
+        promise="P10: no deadlock of the writer, the checkpoints and the reads; P8: the thread ends",
+        scenario=checkpoints_beside_commits_and_reads,
+        faults=(
+            a_transaction_that_failed_is_never_ended,
+            reads_are_held_back_for_ever,
+            closing_does_not_end_the_transaction,
+        ),
+        share=0.3,
     ),
     Model(
         item=ITEM,

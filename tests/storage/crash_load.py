@@ -8,6 +8,7 @@ import asyncio
 import json
 import os
 import sys
+from unittest.mock import patch
 
 import msgspec
 
@@ -17,6 +18,7 @@ from holdfast.protocol.schedules import ScheduleSpec
 from holdfast.protocol.stopping import Cause
 from holdfast.storage import SqliteStore
 from holdfast.storage.port import Claim, EditHistory, Fire, InterruptRequest, KeyRecord, PutSchedule, RunCommit, Send
+from holdfast.storage.sqlite import checkpoints
 
 USER = Cause(kind="user", reason="enough")
 
@@ -124,6 +126,13 @@ class Load:
         )
         await store.close()
 
+    async def checkpoints(self):
+        """Their thread passes a failpoint sooner or later; each write asks for another checkpoint."""
+        await self.open()
+        for n in range(1000):
+            await self.send("busy", f"x{n}", room=False, mailbox_limit=2000)
+        await self.store.close()
+
     async def people(self):
         store = self.store
         for digest in ("used", "unused"):
@@ -199,9 +208,20 @@ class Load:
 async def child(folder, name):
     answers = os.open(os.path.join(folder, f"{name}.answers"), os.O_WRONLY | os.O_CREAT)
     load = Load(os.path.join(folder, f"{name}.db"), answers)
-    with failpoints.arm(name, error=None):
+    if not name.startswith("sqlite.checkpoint."):
+        with failpoints.arm(name, error=None):
+            await load.open()
+            await load.run()
+        return
+    with (
+        patch.multiple(
+            checkpoints, _FIRST_AFTER=1, _AT_MOST_AFTER=1, _REUSE_AT=0
+        ),  # after each write, of the whole log
+        failpoints.arm(name, error=None, nth=20),
+    ):
         await load.open()
         await load.run()
+        await load.checkpoints()
 
 
 def main(folder):

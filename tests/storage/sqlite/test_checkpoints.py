@@ -1,7 +1,8 @@
-"""The log is copied into the database beside the writer, in parts, and whatever becomes of that nothing is lost."""
+"""The log is copied into the database beside the writer, stays short, and whatever becomes of that nothing is lost."""
 
 from __future__ import annotations
 
+import itertools
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
@@ -11,118 +12,304 @@ from typing import Any
 
 import pytest
 
+from holdfast import failpoints
+from holdfast.errors import StorageError
+from holdfast.storage.sqlite import checkpoints as module
+from holdfast.storage.sqlite import snapshots as of_reads
 from holdfast.storage.sqlite.checkpoints import Checkpoints
+from holdfast.storage.sqlite.snapshots import Snapshots
 
 PAGE_BYTES = 4096
+POINTS = [name for name in failpoints.names() if name.startswith("sqlite.checkpoint.")]
 
 
 def connect(path: Path, kind: type[sqlite3.Connection] = sqlite3.Connection) -> sqlite3.Connection:
-    return sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0, factory=kind)
-
-
-@contextmanager
-def writer(path: Path) -> Iterator[Callable[[int], None]]:
-    """Commits so many pages at once; SQLite itself copies none of them."""
-    with closing(connect(path)) as connection:
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA wal_autocheckpoint = 0")
-        connection.execute("CREATE TABLE page (body)")
-
-        def commit(pages: int) -> None:
-            connection.execute("INSERT INTO page VALUES (zeroblob(?))", (pages * PAGE_BYTES,))
-
-        yield commit
-
-
-class Watched(sqlite3.Connection):
-    """A connection that tells of its checkpoints, and can hold one up or fail it."""
-
-    copied = threading.Semaphore(0)
-    problem: Exception | None = None
-
-    def execute(self, sql: str, *values: Any) -> sqlite3.Cursor:
-        if "wal_checkpoint" in sql and self.problem is not None:
-            type(self).copied.release()
-            raise self.problem
-        found = super().execute(sql, *values)
-        if "wal_checkpoint" in sql:
-            type(self).copied.release()
-        return found
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0, factory=kind)
+    connection.execute("PRAGMA wal_autocheckpoint = 0")
+    connection.execute("PRAGMA synchronous = OFF")
+    return connection
 
 
 @pytest.fixture
-def watched() -> type[Watched]:
-    class Fresh(Watched):
-        copied = threading.Semaphore(0)
-
-    return Fresh
-
-
-def opened(path: Path, kind: type[Watched]) -> Checkpoints:
-    checkpoints = Checkpoints(
-        lambda: sqlite3.connect(path, isolation_level=None, check_same_thread=False, factory=kind)
-    )
-    checkpoints.open()
-    return checkpoints
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lengths of the log, divided by ten."""
+    monkeypatch.setattr(module, "READS_END_AT", 800)
+    monkeypatch.setattr(module, "_REUSE_AT", 200)
+    monkeypatch.setattr(module, "_WARN_AT", 3_200)
+    monkeypatch.setattr(of_reads, "READS_END_AT", 800)
+    monkeypatch.setattr(of_reads, "_LONGEST_LOG", 3_200)
 
 
-def commits_until_copied(
-    commit: Callable[[int], None], pages: int, checkpoints: Checkpoints, watched: type[Watched]
-) -> int:
-    """Commit so many pages each time, until the log is copied; how many commits it took."""
-    for number in range(1, 2000):
-        commit(pages)
-        checkpoints.committed()
-        while checkpoints._requested:
-            if watched.copied.acquire(timeout=0.01):
-                return number
-        if watched.copied.acquire(blocking=False):
-            return number
-    raise AssertionError("nothing was copied")
+class Database:
+    """A file with a log, its writer, and the checkpoints of it, which run when the test says so."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.writer = connect(path)
+        self.writer.execute("PRAGMA journal_mode = WAL")
+        self.writer.execute("CREATE TABLE page (body)")
+        self.snapshots = Snapshots()
+        self.busy = False
+        self.problem: Exception | None = None
+        self.checkpoints = Checkpoints(self._watched, self.snapshots)
+        self.committed = 0
+        self.longest = 0
+
+    def _watched(self) -> sqlite3.Connection:
+        database = self
+
+        class Watched(sqlite3.Connection):
+            def execute(self, sql: str, *values: Any) -> sqlite3.Cursor:
+                if "wal_checkpoint" in sql and database.problem is not None:
+                    raise database.problem
+                busy = database.busy and "wal_checkpoint" in sql and not database.checkpoints._transaction.locked()
+                if busy:  # a transaction that is open before the checkpoint, and committed after it
+                    database.begin()
+                found = super().execute(sql, *values)
+                if busy:
+                    database.end(4)
+                return found
+
+        return connect(self.path, Watched)
+
+    def commit(self, rows: int = 4) -> None:
+        """Commit so many rows, each of which has a page of its own."""
+        self.begin()
+        self.end(rows)
+
+    def begin(self) -> None:
+        """Begin a transaction."""
+        self.checkpoints.begin()
+        self.writer.execute("BEGIN IMMEDIATE")
+
+    def end(self, rows: int) -> None:
+        """Commit the transaction, with so many rows."""
+        self.writer.executemany("INSERT INTO page VALUES (?)", [(b"x" * (PAGE_BYTES - 500),)] * rows)
+        self.writer.execute("COMMIT")
+        self.checkpoints.committed(self.writer)
+        self.committed += rows
+        self.longest = max(self.longest, self.path.with_name(self.path.name + "-wal").stat().st_size // PAGE_BYTES)
+
+    def check(self) -> None:
+        """Nothing is lost, as far as a new connection sees."""
+        with closing(connect(self.path)) as connection:
+            assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+            assert connection.execute("SELECT count(*) FROM page").fetchone() == (self.committed,)
 
 
-def test_the_log_is_copied_while_the_writer_goes_on(tmp_path: Path, watched: type[Watched]) -> None:
-    path = tmp_path / "x.db"
-    with writer(path) as commit:
-        checkpoints = opened(path, watched)
-        commits = commits_until_copied(commit, 4, checkpoints, watched)
-        assert path.stat().st_size >= commits * 4 * PAGE_BYTES
-        checkpoints.close()
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    made = Database(tmp_path / "x.db")
+    try:
+        yield made
+    finally:
+        made.checkpoints.close()
+        made.writer.close()
 
 
-def test_large_commits_are_copied_sooner_and_small_ones_later(tmp_path: Path, watched: type[Watched]) -> None:
-    with writer(tmp_path / "x.db") as commit:
-        checkpoints = opened(tmp_path / "x.db", watched)
-        commits_until_copied(commit, 100, checkpoints, watched)  # as many as a new one waits for
-        assert commits_until_copied(commit, 100, checkpoints, watched) <= 10
-        commits_until_copied(commit, 1, checkpoints, watched)
-        assert commits_until_copied(commit, 1, checkpoints, watched) >= 50
-        checkpoints.close()
+@contextmanager
+def stepped(database: Database) -> Iterator[Callable[[], int]]:
+    """The checkpoints without their thread: each call does what is requested, and counts it."""
+    checkpoints = database.checkpoints
+    with closing(database._watched()) as connection:
+
+        def step() -> int:
+            done = 0
+            while not checkpoints._requests.empty():
+                checkpoints._requests.get()
+                checkpoints._serve(connection)
+                done += 1
+            return done
+
+        yield step
 
 
-def test_a_checkpoint_that_fails_is_tried_again(tmp_path: Path, watched: type[Watched]) -> None:
-    path = tmp_path / "x.db"
-    with writer(path) as commit:
-        checkpoints = opened(path, watched)
-        watched.problem = sqlite3.OperationalError("database or disk is full")
-        commits = commits_until_copied(commit, 4, checkpoints, watched)
-        assert path.stat().st_size < commits * 4 * PAGE_BYTES
-        watched.problem = None
-        commits += commits_until_copied(commit, 4, checkpoints, watched)
-        assert path.stat().st_size >= commits * 4 * PAGE_BYTES
-        checkpoints.close()
+def test_the_log_is_copied_in_pieces(database: Database) -> None:
+    with stepped(database) as step:
+        pieces = []
+        for number in range(3_000):
+            database.commit()
+            if step():
+                pieces.append(number)
+    assert database.path.stat().st_size >= (12_000 - 2 * module._PIECE) * PAGE_BYTES
+    gaps = [(late - early) * 4 for early, late in itertools.pairwise(pieces[1:])]
+    assert all(module._PIECE // 4 <= gap <= 2 * module._PIECE for gap in gaps), "pages between two checkpoints"
+    database.check()
 
 
-def test_closing_ends_the_thread_and_its_connection(tmp_path: Path, watched: type[Watched]) -> None:
-    path = tmp_path / "x.db"
-    with writer(path) as commit:
-        checkpoints = opened(path, watched)
-        commit(2000)
+def test_the_log_stays_short_beside_a_writer_that_commits_during_each_checkpoint(database: Database) -> None:
+    with stepped(database) as step:
+        database.busy = True
+        for _ in range(1_500):
+            database.commit()
+            step()
+    assert database.committed > 6_000
+    assert database.longest <= module._REUSE_AT + 4 * module._PIECE
+    database.check()
+
+
+def test_a_writer_in_a_transaction_copies_the_last_pages_itself(database: Database) -> None:
+    """The thread waits for the transaction; the writer must not wait for the thread."""
+    with stepped(database) as step:
+        while database.longest < module._REUSE_AT + 200:
+            database.commit()
+        database.commit()
+        assert database.checkpoints._requested
+        database.checkpoints.begin()
+        thread = threading.Thread(target=step)
+        thread.start()
+        while not database.checkpoints._last_wanted:
+            thread.join(0.001)
+        database.writer.execute("INSERT INTO page VALUES (1)")
+        database.checkpoints.committed(database.writer)
+        database.committed += 1
+        thread.join(30)
+        assert not thread.is_alive()
+        size = database.path.with_name("x.db-wal").stat().st_size
+        database.commit()
+        assert database.path.with_name("x.db-wal").stat().st_size == size, "the log is used from its beginning again"
+    database.check()
+
+
+def endless(connection: sqlite3.Connection, ended: list[int]) -> Callable[[], object]:
+    """A read that never finishes, on one snapshot; notes when it is ended."""
+
+    def query() -> object:
+        rows = connection.execute(
+            "WITH RECURSIVE g(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM g) SELECT count(*) FROM g, page"
+        )
+        return rows.fetchone()
+
+    def noting() -> object:
+        try:
+            return query()
+        except sqlite3.OperationalError:
+            ended.append(1)
+            raise
+
+    return noting
+
+
+@pytest.mark.usefixtures("small")
+def test_the_log_stays_short_beside_reads_that_never_finish(database: Database) -> None:
+    """Each ended read is followed by another one; the pages and the ends are counted, no time is."""
+    ended: list[int] = []
+    over = threading.Event()
+    database.commit()
+
+    def read() -> None:
+        with closing(connect(database.path)) as connection:
+            while not over.is_set():
+                with pytest.raises(StorageError, match="was ended"):
+                    database.snapshots.read(connection, endless(connection, ended))
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    with stepped(database) as step:
+        for _ in range(300):
+            database.commit(100)
+            step()
+        over.set()
+        while thread.is_alive():
+            database.snapshots.end(1_000_000)
+            database.snapshots.resume()
+            thread.join(0.001)
+    assert len(ended) >= 3, "ended three times before the read fails"
+    assert database.longest <= of_reads._LONGEST_LOG + 4 * module._PIECE, "of 30,000 pages that were written"
+    database.check()
+
+
+@pytest.mark.usefixtures("small")
+def test_a_reader_of_another_program_is_reported_and_blocks_nobody(
+    database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    with closing(connect(database.path)) as other, stepped(database) as step:
+        other.execute("BEGIN")
+        other.execute("SELECT count(*) FROM page").fetchall()
+        for _ in range(100):
+            database.commit(100)
+            step()
+        assert [record.message for record in caplog.records if "another program" in record.message]
+        assert len(caplog.records) <= 3, "once for each doubling"
+        assert not database.snapshots._held_back
+        other.execute("COMMIT")
+        size = database.longest
+        while step() == 0:
+            database.commit(100)
+        database.commit(100)
         for _ in range(50):
-            checkpoints.committed()
-        checkpoints.close()
-        assert "holdfast-checkpoints" not in [thread.name for thread in threading.enumerate()]
-        checkpoints.close()
-    with closing(connect(path)) as connection:
-        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-        assert connection.execute("SELECT sum(length(body)) FROM page").fetchone() == (2000 * PAGE_BYTES,)
+            database.commit(100)
+            step()
+        assert database.longest <= size + 4 * module._PIECE, "the log is used from its beginning again"
+    database.check()
+
+
+def test_a_checkpoint_that_fails_is_tried_again(database: Database) -> None:
+    with stepped(database) as step:
+        database.problem = sqlite3.OperationalError("database or disk is full")
+        for _ in range(600):
+            database.commit()
+            step()
+        before = database.path.stat().st_size
+        database.problem = None
+        database.commit()
+        assert step() == 1
+        assert database.path.stat().st_size >= before + 2_000 * PAGE_BYTES
+    database.check()
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_an_error_at_any_point_of_a_checkpoint_loses_nothing(database: Database, point: str) -> None:
+    full = sqlite3.OperationalError("database or disk is full")
+    with stepped(database) as step:
+        with failpoints.arm(point, error=full):
+            for _ in range(1_000):
+                database.commit()
+                step()
+        database.commit()
+        assert not database.checkpoints._in_transaction
+        assert database.longest <= module._REUSE_AT + 8 * module._PIECE
+    database.check()
+
+
+def test_an_error_while_the_writer_copies_the_last_pages_does_not_fail_its_commit(database: Database) -> None:
+    database.checkpoints._last_wanted = True
+    with failpoints.arm("sqlite.checkpoint.before_last", error=sqlite3.OperationalError("disk I/O error")):
+        database.commit()
+    database.commit()
+    database.check()
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_closing_within_a_checkpoint_ends_the_thread(database: Database, point: str) -> None:
+    there, go_on = threading.Event(), threading.Event()
+
+    def passed(name: str) -> None:
+        if name == point and threading.current_thread().name == "holdfast-checkpoints":
+            there.set()
+            assert go_on.wait(60)
+
+    database.commit(module._REUSE_AT + 200)
+    with failpoints.attend(passed):
+        database.checkpoints.open()
+        database.checkpoints._requests.put(True)
+        assert there.wait(60)
+        closing_thread = threading.Thread(target=database.checkpoints.close)
+        closing_thread.start()
+        while not database.checkpoints._closing:
+            closing_thread.join(0.001)
+        go_on.set()
+        closing_thread.join(60)
+        assert not closing_thread.is_alive()
+    assert "holdfast-checkpoints" not in [thread.name for thread in threading.enumerate()]
+    database.checkpoints.close()
+    database.check()
+
+
+def test_closing_after_a_transaction_that_never_ended_ends_the_thread(database: Database) -> None:
+    """As when the writer fails: the thread may wait for the transaction."""
+    database.checkpoints.open()
+    database.checkpoints.begin()
+    database.checkpoints._requests.put(True)
+    database.checkpoints.close()
+    assert "holdfast-checkpoints" not in [thread.name for thread in threading.enumerate()]

@@ -4,7 +4,7 @@
 - One thread performs all writes as group commits (`holdfast.storage.sqlite.writer`), in WAL mode with
   ``synchronous=FULL``.
 - Reads use separate threads and connections. A read sees all data committed before it starts, including every write
-  that was acknowledged.
+  that was acknowledged. A read may run several times (`holdfast.storage.sqlite.snapshots`).
 - A lock on ``<file>-lock`` keeps a second host, in this process or another, from opening the file.
 """
 
@@ -20,6 +20,7 @@ from holdfast.storage.backend import Counters, Reads, Tables
 from holdfast.storage.sql.tables import SqlTables
 from holdfast.storage.sqlite.private_file import store_path
 from holdfast.storage.sqlite.readers import Readers
+from holdfast.storage.sqlite.snapshots import Snapshots
 from holdfast.storage.sqlite.write_connection import SCHEMA_VERSION, WriteConnection
 from holdfast.storage.sqlite.writer import Writer
 
@@ -51,7 +52,9 @@ class SqliteBackend:
     async def open(self, *, node_id: str, at: float) -> None:
         if self.writer is not None:
             raise StoreLocked(f"{self.path} is already open")
-        writer = Writer(WriteConnection(self.path, node_id=node_id, at=at), name="holdfast-writer")
+        snapshots = Snapshots()
+        connection = WriteConnection(self.path, node_id=node_id, at=at, snapshots=snapshots)
+        writer = Writer(connection, name="holdfast-writer")
         try:
             self.tables = await writer.open()
         except BaseException:
@@ -59,7 +62,7 @@ class SqliteBackend:
             raise
         self.counters = self.tables.counters
         self.writer = writer
-        self._readers = Readers(self.path, _READERS)
+        self._readers = Readers(self.path, _READERS, snapshots)
 
     async def close(self) -> None:
         writer, self.writer = self.writer, None

@@ -1,14 +1,27 @@
-"""Checkpoints of the write-ahead log in a separate thread, so that commits do not wait for long checkpoints.
+"""Checkpoints of the write-ahead log in a separate thread, so that commits do not wait for the disk of the database.
 
-If a commit finds the log too long (``wal_autocheckpoint``), SQLite copies the log into the database within that commit,
-which then takes as long as the copy. This thread copies the log earlier, a small part at a time, over a separate
-connection, and blocks neither the writer nor the readers. SQLite's own limit stays in place: when a commit reaches the
-limit, little is left to copy. Even if this thread is late or fails, the log does not grow longer than it would without
-the thread. A passive checkpoint takes no lock that a commit needs (https://sqlite.org/wal.html, "Checkpointing").
+How the log is kept short:
+
+1. After each ``_PIECE`` pages, about, the thread copies the new part of the log into the database and syncs it, over
+   its own connection. This blocks neither the writer nor the readers (https://sqlite.org/wal.html, "Checkpointing").
+2. SQLite reuses the log from its beginning once all of it is copied. Beside a busy writer, the thread never gets there:
+   while it copies, the log grows. So from ``_REUSE_AT`` pages on, the last few pages are copied between two
+   transactions: by the thread, or, if a transaction is open, by the writer after its commit.
+3. Reads that keep the log from being reused are ended at `READS_END_AT` pages (`holdfast.storage.sqlite.snapshots`).
+4. If the thread is late or fails, SQLite copies the log within the first commit that makes it too long
+   (``wal_autocheckpoint``).
+
+Invariants:
+
+- A commit is durable in the log before any of this concerns it, so an error or a kill here loses nothing. Errors of
+  checkpoints are dropped: the next checkpoint tries again, and a full disk is reported by the writer.
+- The writer holds ``_transaction`` from the begin of a transaction to its end, and the thread while it copies the last
+  pages. The writer waits for the thread only then. The thread holds no other lock meanwhile.
 """
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 import threading
 from collections.abc import Callable
@@ -16,30 +29,55 @@ from contextlib import closing, suppress
 from queue import SimpleQueue
 from typing import Final
 
+from holdfast import failpoints
+from holdfast.storage.sqlite.snapshots import READS_END_AT, Snapshots
+
 __all__ = ["Checkpoints"]
 
-_PAGES: Final = 1000
-"""Target number of log pages per checkpoint. A checkpoint copies a page once, even if many commits wrote the page.
-Smaller checkpoints would cost more in total, because each checkpoint waits for the disk."""
-_FIRST_AFTER: Final = 50
-_AT_MOST_AFTER: Final = 1000
+_log = logging.getLogger("holdfast.storage")
+
+_PIECE: Final = 2_000
+"""Smaller pieces cost more in total: a page is copied once per piece, and each piece waits for the disk."""
+_REUSE_AT: Final = 4_000
+_FEW: Final = 128
+_PIECES_TOGETHER: Final = 4
+"""Pieces that are copied one after the other until only a few pages are left for the pause between transactions."""
+_FIRST_AFTER: Final = 500
+_AT_MOST_AFTER: Final = 4_000
+"""Changed rows after which a checkpoint is requested. The ratio of rows and pages is that of the last piece."""
+_WARN_AT: Final = 32_000
+
+_POINTS: Final = {
+    point: failpoints.register(f"sqlite.checkpoint.{point}")
+    for point in ("before_piece", "after_piece", "before_last", "after_last")
+}
 
 
 class Checkpoints:
-    """Copies the log into the database regularly. The writer's thread calls `open`, `committed` and `close`.
+    """Copies the log into the database regularly. The writer's thread calls the public methods.
 
     Parameters:
         connect: callback that opens a connection to the database.
+        snapshots: the reads that keep the log from being reused.
     """
 
-    def __init__(self, connect: Callable[[], sqlite3.Connection]) -> None:
+    def __init__(self, connect: Callable[[], sqlite3.Connection], snapshots: Snapshots) -> None:
         self._connect = connect
+        self._snapshots = snapshots
         self._requests: SimpleQueue[bool] = SimpleQueue()
         self._requested = False
         self._connection: sqlite3.Connection | None = None
         self._thread: threading.Thread | None = None
-        self._commits = 0
+        self._closing = False
+        self._transaction = threading.Lock()
+        self._in_transaction = False
+        self._last_wanted = False
+        self._changes = 0
+        self._copied_changes = 0
+        self._pages = 0
+        self._all_copied = False
         self._after = _FIRST_AFTER
+        self._end_reads_at = READS_END_AT
 
     def open(self) -> None:
         """Start the thread. The database must be in WAL mode."""
@@ -47,18 +85,34 @@ class Checkpoints:
         self._thread = threading.Thread(target=self._run, name="holdfast-checkpoints", daemon=True)
         self._thread.start()
 
-    def committed(self) -> None:
-        """Count a commit, and request a checkpoint after enough commits."""
-        self._commits += 1
-        if self._commits >= self._after and not self._requested:
-            self._commits = 0
+    def begin(self) -> None:
+        """Announce a transaction. Waits while the thread copies the last pages of the log, which are few."""
+        self._transaction.acquire()
+        self._in_transaction = True
+
+    def committed(self, connection: sqlite3.Connection) -> None:
+        """End a transaction that was committed over this connection, and request a checkpoint after enough changes."""
+        self._changes = connection.total_changes
+        if self._last_wanted:
+            with suppress(sqlite3.Error):
+                self._copy_last(connection)
+        self.rolled_back()
+        if self._changes - self._copied_changes >= self._after and not self._requested:
             self._requested = True
             self._requests.put(True)
 
+    def rolled_back(self) -> None:
+        """End a transaction, if one was announced."""
+        if self._in_transaction:
+            self._in_transaction = False
+            self._transaction.release()
+
     def close(self) -> None:
         """End the thread. A running checkpoint is interrupted, which loses no data."""
+        self.rolled_back()
         if self._thread is None or self._connection is None:
             return
+        self._closing = True
         self._requests.put(False)
         with suppress(sqlite3.Error):
             self._connection.interrupt()
@@ -66,12 +120,73 @@ class Checkpoints:
 
     def _run(self) -> None:
         assert self._connection is not None
-        in_log = 0
         with closing(self._connection) as connection:
             while self._requests.get():
-                with suppress(sqlite3.Error):  # such as a full disk: the writer hits it too, and reports it
-                    _, pages, _ = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-                    written = max(1, pages - in_log if pages >= in_log else pages)
-                    in_log = pages
-                    self._after = min(max(1, self._after * _PAGES // written), _AT_MOST_AFTER)
-                self._requested = False
+                self._serve(connection)
+
+    def _serve(self, connection: sqlite3.Connection) -> None:
+        with suppress(sqlite3.Error):
+            self._copy(connection)
+        self._requested = False
+
+    def _copy(self, connection: sqlite3.Connection) -> None:
+        pages, copied = self._copy_piece(connection)
+        if pages < _REUSE_AT or self._closing:
+            return
+        if copied == pages:
+            self._reuse(connection)
+        elif pages >= self._end_reads_at and self._snapshots.end(pages):
+            try:
+                pages, copied = self._copy_piece(connection)
+                if copied == pages:
+                    self._reuse(connection)
+                else:
+                    self._report(pages)
+            finally:
+                self._snapshots.resume()
+
+    def _reuse(self, connection: sqlite3.Connection) -> None:
+        """Copy the rest of the log, so that the next commit reuses the log from its beginning."""
+        for _ in range(_PIECES_TOGETHER):
+            if self._uncopied() <= _FEW or self._closing:
+                break
+            self._copy_piece(connection)
+        self._end_reads_at = READS_END_AT
+        self._last_wanted = True
+        with self._transaction:
+            if self._last_wanted:
+                self._copy_last(connection)
+
+    def _uncopied(self) -> int:
+        """About how many pages were committed since the last piece."""
+        return (self._changes - self._copied_changes) * _PIECE // self._after
+
+    def _report(self, pages: int) -> None:
+        """Report a reader that no checkpoint can end, and wait longer before the reads are ended again in vain."""
+        self._end_reads_at = 2 * pages
+        if pages >= _WARN_AT:
+            _log.warning("another program reads the store, which now has a write-ahead log of %d MB", pages // 256)
+
+    def _copy_last(self, connection: sqlite3.Connection) -> None:
+        self._last_wanted = False
+        failpoints.hit(_POINTS["before_last"])
+        self._checkpoint(connection)
+        failpoints.hit(_POINTS["after_last"])
+
+    def _copy_piece(self, connection: sqlite3.Connection) -> tuple[int, int]:
+        """Copy what the readers allow. Return the length of the log, and how much of it is copied, in pages."""
+        failpoints.hit(_POINTS["before_piece"])
+        lengths = self._checkpoint(connection)
+        failpoints.hit(_POINTS["after_piece"])
+        return lengths
+
+    def _checkpoint(self, connection: sqlite3.Connection) -> tuple[int, int]:
+        changes = self._changes
+        _, pages, copied = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        if pages >= 0:  # no other checkpoint is running
+            used_again = self._all_copied or pages < self._pages
+            written = pages if used_again else pages - self._pages
+            if written >= _FEW:
+                self._after = min(max(1, (changes - self._copied_changes) * _PIECE // written), _AT_MOST_AFTER)
+            self._copied_changes, self._pages, self._all_copied = changes, pages, pages == copied
+        return pages, copied

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
 
@@ -14,6 +15,7 @@ from holdfast.storage.sql.reads import SqlReads
 from holdfast.storage.sqlite import errors
 from holdfast.storage.sqlite.database import SqliteDatabase, connect
 from holdfast.storage.sqlite.private_file import set_journal_aside
+from holdfast.storage.sqlite.snapshots import Snapshots
 from holdfast.storage.sqlite.writer import call_loop, fail, succeed
 
 __all__ = ["Readers"]
@@ -28,8 +30,9 @@ _LONG_READ_S: Final = 0.001
 class Readers:
     """Reader threads, each with its own connection. A thread delivers results of short reads to the loop in batches."""
 
-    def __init__(self, path: str, count: int) -> None:
+    def __init__(self, path: str, count: int, snapshots: Snapshots) -> None:
         self._path = path
+        self._snapshots = snapshots
         self._loop = asyncio.get_running_loop()
         self._requests: SimpleQueue[tuple[Callable[[Reads], Any], asyncio.Future[Any]] | None] = SimpleQueue()
         self._ended: list[asyncio.Future[None]] = [self._loop.create_future() for _ in range(count)]
@@ -71,7 +74,8 @@ class Readers:
                             connection = connect(self._path)
                             connection.execute("PRAGMA query_only = ON")
                             connection.execute("PRAGMA cache_size = -4096")
-                        answers.append((future, query(SqlReads(SqliteDatabase(connection))), None))
+                        reads = SqlReads(SqliteDatabase(connection))
+                        answers.append((future, self._snapshots.read(connection, partial(query, reads)), None))
                     except Exception as error:
                         answers.append((future, None, errors.translate(error, self._path)))
                     if len(answers) == _READS_TOGETHER or system_clock.monotonic() - began > _LONG_READ_S:

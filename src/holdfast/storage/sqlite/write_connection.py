@@ -25,6 +25,7 @@ from holdfast.storage.sqlite.private_file import (
     refuse_other_content,
     set_journal_aside,
 )
+from holdfast.storage.sqlite.snapshots import Snapshots
 
 __all__ = ["SCHEMA_VERSION", "WriteConnection"]
 
@@ -88,15 +89,16 @@ class WriteConnection:
         path: path of the database file.
         node_id: id of the node that opens the file.
         at: current time, in seconds since the epoch.
+        snapshots: the reads of the same file, in this process.
     """
 
-    def __init__(self, path: str, *, node_id: str, at: float) -> None:
+    def __init__(self, path: str, *, node_id: str, at: float, snapshots: Snapshots) -> None:
         self._path = path
         self._lock = FileLock(path + "-lock")
         self._node_id = node_id
         self._at = at
         self._connection: sqlite3.Connection | None = None
-        self._checkpoints = Checkpoints(lambda: connect(path))
+        self._checkpoints = Checkpoints(lambda: connect(path), snapshots)
         self._file = (0, 0)
         self._verbs: Sequence[str] = ()
 
@@ -169,18 +171,20 @@ class WriteConnection:
                 f"{self._path} was moved, deleted or replaced while it was open; nothing was written",
                 hint="put the file back where it was, or restart the host with the file that is there now",
             )
+        self._checkpoints.begin()
         self._connection.execute("BEGIN IMMEDIATE")
 
     def commit(self) -> None:
         assert self._connection is not None
         self._connection.execute("COMMIT")
-        self._checkpoints.committed()
+        self._checkpoints.committed(self._connection)
 
     def roll_back(self) -> None:
         if self._connection is not None and self._connection.in_transaction:
             # Callers get the original error; a transaction that stays open makes the next one fail.
             with suppress(sqlite3.Error):
                 self._connection.execute("ROLLBACK")
+        self._checkpoints.rolled_back()
 
     def translate(self, error: Exception) -> Exception:
         return errors.translate(error, self._path)

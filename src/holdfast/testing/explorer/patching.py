@@ -30,7 +30,7 @@ from holdfast.runtime.adoption import tasks as adoption
 from holdfast.runtime.interrupt import dispatch as interrupt_dispatch
 from holdfast.runtime.interrupt import interrupt
 from holdfast.runtime.scope import state as scope_state
-from holdfast.storage.sqlite import checkpoints, readers, writer
+from holdfast.storage.sqlite import checkpoints, readers, snapshots, writer
 from holdfast.testing.explorer.controlled_threads import ControlledThread, Unwound, end_carriers, strands_here
 from holdfast.testing.explorer.runtime_primitives import Lock, RLock, SimpleQueue, Thread
 from holdfast.testing.explorer.thread_primitives import (
@@ -258,6 +258,7 @@ _SWAPPED: Final[tuple[tuple[ModuleType | type, str, Any], ...]] = (
     (readers, "threading", _threading),
     (readers, "SimpleQueue", _queue.SimpleQueue),
     (readers, "system_clock", _time),
+    (snapshots, "threading", _threading),
     # With these, the standard library's conditions, events, queues and futures wait.
     (threading, MAKE_LOCK, _gate_of_condition),
     (threading, CLOCK, _now),
