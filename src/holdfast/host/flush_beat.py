@@ -2,7 +2,7 @@
 
 Invariants
 - All flushes of a beat share one timer. A beat that nobody joined has no timer.
-- A flush that raises is reported to the loop's exception handler. The other flushes of the beat still happen.
+- A flush that raises is reported as an incident. The other flushes of the beat still happen.
 - The beat only delays output. What a run commits, and what a caller waits for, does not wait for the beat.
 """
 
@@ -59,12 +59,11 @@ class FlushBeat:
 
     def is_busy(self) -> bool:
         """Whether many runs have output, so that each of them flushes on the beat only, every `FLUSH_EVERY_S`."""
-        self._count(0)
-        return max(self._joined, self._joined_before) >= BUSY_AT
+        return self._count(self._context.loop.time(), 0)
 
     def count(self) -> None:
         """Count a flush that does not happen on a beat."""
-        self._count(1)
+        self._count(self._context.loop.time(), 1)
 
     def join(self, flush: Callable[[], object], *, last_flush: float) -> BeatTurn:
         """Call `flush` on the next beat that is due, and return the turn, with which the call can be cancelled.
@@ -73,9 +72,9 @@ class FlushBeat:
             last_flush: time of the run's last flush, by the loop's clock. The next one is about `FLUSH_EVERY_S` later.
         """
         loop = self._context.loop
-        self._count(1)
-        every_s = FLUSH_EVERY_S if self.is_busy() else BEAT_S
-        at = math.ceil(max(loop.time(), last_flush + FLUSH_EVERY_S - every_s) / every_s) * every_s
+        now = loop.time()
+        every_s = FLUSH_EVERY_S if self._count(now, 1) else BEAT_S
+        at = math.ceil(max(now, last_flush + FLUSH_EVERY_S - every_s) / every_s) * every_s
         turns = self._beats.get(at)
         if turns is None:
             turns = self._beats[at] = []
@@ -89,11 +88,13 @@ class FlushBeat:
             try:
                 turn.run()
             except Exception as error:
-                self._context.loop.call_exception_handler({"message": "a run's flush failed", "exception": error})
+                self._context.store_failed(None, None, "flush", error)
 
-    def _count(self, flushes: int) -> None:
-        window = int(self._context.loop.time() / FLUSH_EVERY_S)
+    def _count(self, now: float, flushes: int) -> bool:
+        """Count flushes, and return whether the host is busy."""
+        window = int(now / FLUSH_EVERY_S)
         if window != self._window:
             self._joined_before = self._joined if window == self._window + 1 else 0
             self._window, self._joined = window, 0
         self._joined += flushes
+        return self._joined >= BUSY_AT or self._joined_before >= BUSY_AT
