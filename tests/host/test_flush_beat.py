@@ -109,7 +109,7 @@ class Talkers:
 def test_text_before_an_interrupt_is_stored_wherever_the_beat_is() -> None:
     async def test() -> None:
         talkers = Talkers()
-        async with Host(agent(talkers.__call__, name="talks"), store=MemoryStore(), clock=VirtualClock()) as host:
+        async with Host(agent(name="talks")(talkers.__call__), store=MemoryStore(), clock=VirtualClock()) as host:
             keys = [f"s{number}" for number in range(SESSIONS)]
             for key in keys:
                 await host.session(key).send("go")
@@ -127,7 +127,7 @@ def test_text_before_an_interrupt_is_stored_wherever_the_beat_is() -> None:
 def test_text_of_a_beat_that_the_shutdown_cuts_short_is_stored(tmp_path: Path) -> None:
     async def test() -> None:
         talkers = Talkers()
-        talks = agent(talkers.__call__, name="talks")
+        talks = agent(name="talks")(talkers.__call__)
         url = f"sqlite:///{tmp_path}/store.db"
         async with Host(talks, store=url) as host:
             for number in range(SESSIONS):

@@ -160,11 +160,12 @@ class OffersAwake(Broadcast[str]):
 
     def _offer(self, items: Sequence[str]) -> None:
         reader, on_publish = getattr(self, "offered", (None, None))
-        follows = reader is not None and reader.cursor + 1 == self.next_seq - len(items)
-        if follows and on_publish is not None and on_publish(items):
+        if reader is None or on_publish is None or reader.cursor + 1 != self.next_seq - len(items):
+            self._wake()
+        elif on_publish(items):
             reader._cursor += len(items)
-            return
-        self._wake()
+        else:
+            self._wake()
 
 
 class WakesTakers(Broadcast[str]):
