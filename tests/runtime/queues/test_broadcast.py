@@ -290,6 +290,26 @@ def test_the_explorer_finds_an_offer_to_a_cancelled_reader() -> None:
         explore(lambda: a_reader_is_cancelled(lambda limit: Cancelled(10, limit=limit)), schedules=100)
 
 
+def test_items_after_a_hole_are_not_offered() -> None:
+    async def test() -> None:
+        broadcast = make(100)
+        offered: list[str] = []
+
+        def on_publish(items: Sequence[str]) -> bool:
+            offered.extend(items)
+            return True
+
+        with broadcast.reader() as behind, broadcast.reader(after=11) as ahead:
+            tasks = [asyncio.create_task(reader.read(on_publish=on_publish)) for reader in (behind, ahead)]
+            await asyncio.sleep(0.1)
+            broadcast.publish(["item 15"], first_seq=15)
+            assert await tasks[0] == BroadcastGap(9, 14)
+            assert await tasks[1] == BroadcastGap(11, 14)
+            assert not offered
+
+    run_virtual(test())
+
+
 def test_a_callback_that_raises_ends_its_own_read_and_no_other() -> None:
     async def test() -> None:
         broadcast = make(100)
