@@ -99,9 +99,13 @@ class Progress:
 
 
 def run_pip(pip: tuple[str, ...], lock: Path) -> None:
-    """Install what the lock lists and show the progress; if pip fails, show the end of its output."""
+    """Install what the lock lists and show the progress; if pip fails, show the end of its output.
+
+    A lock is complete, so pip need not look for dependencies. The pip that comes with Python 3.11 would refuse some
+    that are pinned: to it, ``a[b]==1`` does not pin the ``a`` that another package asks for.
+    """
     total = sum(1 for line in lock.read_text().splitlines() if "==" in line.split(" ;")[0])
-    argv = (*pip, "--require-hashes", "--requirement", str(lock))
+    argv = (*pip, "--require-hashes", "--no-deps", "--requirement", str(lock))
     output: list[str] = []
     progress = Progress(total)
     with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:

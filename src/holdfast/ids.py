@@ -25,18 +25,14 @@ _drawn: list[str] = []
 os.register_at_fork(after_in_child=_drawn.clear)
 
 
-def _random() -> str:
-    """Return 16 unused random hexadecimal digits. Callable from any thread, because `list.pop` is atomic."""
+def _make(prefix: str) -> str:
+    """Return an id: the prefix, the time, and 16 random digits. Callable from any thread: `list.pop` is atomic."""
     while True:
         try:
-            return _drawn.pop()
+            return f"{prefix}{time.time_ns() // 1_000_000:011x}{_drawn.pop()}"
         except IndexError:
             drawn = os.urandom(_BYTES * _DRAW).hex()
             _drawn.extend(drawn[at : at + 2 * _BYTES] for at in range(0, len(drawn), 2 * _BYTES))
-
-
-def _make(prefix: str) -> str:
-    return f"{prefix}{time.time_ns() // 1_000_000:011x}{_random()}"
 
 
 def message_id() -> str:

@@ -144,6 +144,13 @@ def test_progress_in_a_log_is_a_line_for_every_tenth_package(tmp_path: Path) -> 
     assert written.splitlines() == ["  10/25 package9", "  20/25 package19", "  unpacking", "» done"]
 
 
+def test_an_installation_takes_the_lock_as_it_is(tmp_path: Path) -> None:
+    show = PIP.replace('print("Installing', 'import sys; print("Installing", *sys.argv[1:]); sys.exit(1); print("')
+    argv = [sys.executable, "-c", show, str(tmp_path / "lock.txt")]
+    written = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    assert f"Installing --require-hashes --no-deps --requirement {tmp_path / 'lock.txt'}" in written
+
+
 def test_ctrl_c_during_an_installation_ends_it_without_a_traceback(tmp_path: Path) -> None:
     argv = [sys.executable, str(ROOT / "requirements" / "install.py"), "serve", str(tmp_path / "env")]
     code, written = on_terminal(argv, interrupt_after="» making")

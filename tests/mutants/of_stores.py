@@ -208,8 +208,8 @@ MUTANTS = (
         of="P14",
         breaks="each large message that is refused stays in memory until the collector comes",
         file="storage/sqlite/writer.py",
-        old="_Outcome(None, refusal.with_traceback(None))",
-        new="_Outcome(None, refusal)",
+        old="(None, refusal.with_traceback(None))",
+        new="(None, refusal)",
         tests=("tests/storage/sqlite/test_sqlite_file.py",),
     ),
     Mutant(

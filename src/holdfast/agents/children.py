@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
+
+import msgspec
 
 from holdfast.agents.context import RunContext
 from holdfast.agents.results import summarize_error
@@ -27,8 +28,7 @@ _LOGGED = 10
 """Maximum number of errors logged for one child when several of its tasks raised."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChildTask:
+class ChildTask(msgspec.Struct, frozen=True, kw_only=True):
     """A child's agent and request, and its relation to its parent.
 
     Parameters:
@@ -193,25 +193,25 @@ class Child:
         self.scope = around.child(task.label, deadline_s=task.deadline_s)
         path = task.branch.path
         self.handle: Handle[None] | None = None
-        self.context = RunContext(
-            run_id=path,
-            root_id=parent.root_id,
-            agent=task.agent,
-            principal=parent.principal,
-            session_key=parent.session_key,
-            session_id=parent.session_id,
-            messages=(Message(message_id=path, seq=0, content=task.text, attachments=task.attachments),),
-            attempt=parent.attempt,
-            scope=self.scope,
-            recorder=parent.recorder,
-            journal=parent.journal,
-            host=parent.host,
-            limits=parent.limits,
-            call_path=task.branch,
-            perform=parent.perform,
-            parent=parent,
-            inherits_history=task.inherits_history,
-            streams_to_parent=task.streams_to_parent,
+        self.context = RunContext(  # by position: a class with keywords takes a microsecond more
+            path,
+            parent.root_id,
+            task.agent,
+            parent.principal,
+            parent.session_key,
+            parent.session_id,
+            (Message(message_id=path, seq=0, content=task.text, attachments=task.attachments),),
+            parent.attempt,
+            self.scope,
+            parent.recorder,
+            parent.journal,
+            parent.host,
+            parent.limits,
+            task.branch,
+            parent.perform,
+            parent,
+            task.inherits_history,
+            task.streams_to_parent,
         )
         parent.write(
             ChildStarted(
@@ -281,7 +281,10 @@ class Child:
     def _log_failures(self) -> None:
         handle = self.handle
         raised = handle.exception() if handle is not None and handle.done() else None
-        for error in (*self.scope.errors[:_LOGGED], *(() if raised is None else (raised,))):
+        errors = self.scope.errors
+        if raised is not None:
+            errors = [*errors[:_LOGGED], raised]
+        for error in errors[: _LOGGED + 1]:
             self.context.log_failure(f"child {self.task.label!r} failed", error)
 
     @property

@@ -132,7 +132,6 @@ class RunContext:
 
     def __init__(
         self,
-        *,
         run_id: str,
         root_id: str,
         agent: Agent,

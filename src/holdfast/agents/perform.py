@@ -49,12 +49,12 @@ async def _call_agent(agent: Agent, work: AgentWork, run: Run) -> None:
         result = work(run)
     if inspect.isawaitable(result):
         result = await result
-    if isinstance(result, AsyncIterator):
-        async with aclosing(result) if isinstance(result, AsyncGenerator) else nullcontext():
-            async for part in result:
-                await _emit(agent, run, part)
-    else:
+    if isinstance(result, str) or not isinstance(result, AsyncIterator):  # `str` first: it is quicker to tell
         await _emit(agent, run, result)
+        return
+    async with aclosing(result) if isinstance(result, AsyncGenerator) else nullcontext():
+        async for part in result:
+            await _emit(agent, run, part)
 
 
 def _call_in_thread(agent: Agent, work: AgentWork, run: Run) -> Any:

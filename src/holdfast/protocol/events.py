@@ -347,7 +347,10 @@ def encode_json(value: object) -> bytes:
 
 def encode_event(event: Event) -> tuple[str, bytes]:
     """Return the kind and the JSON of an event that has no number yet."""
-    return _kinds[type(event)], encode_json(event)
+    try:
+        return _kinds[type(event)], _encoder.encode(event)
+    except UnicodeEncodeError:
+        return _kinds[type(event)], encode_json(event)
 
 
 def _all_plain(value: Any) -> Any:

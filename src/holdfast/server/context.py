@@ -6,7 +6,7 @@ Both methods return only sessions of the caller's principal.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping
 
 from holdfast import errors
@@ -62,7 +62,7 @@ class ServerContext:
         self.streams = Streams(host.budgets)
         self.stops = Stops(host.budgets.stops)
         self.waits = SettlementWaits()
-        self.responses: Counter[int] = Counter()
+        self.responses: defaultdict[int, int] = defaultdict(int)
         """Number of responses by HTTP status."""
         self.approval_key_required = any(agent.unwalled for agent in host.agents.values())
         """Whether an approval requires an approval key, because an agent's programs could use any other credential."""

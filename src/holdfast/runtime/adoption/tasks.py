@@ -114,6 +114,8 @@ class TaskAdopter:
         context: contextvars.Context,
     ) -> asyncio.Task[T]:
         """Create a task that already belongs to a scope."""
+        if self.previous is None:
+            return asyncio.Task(coroutine, loop=loop, name=name, context=context)
         return self._make(loop, coroutine, {"name": name, "context": context})
 
     def _make(

@@ -109,14 +109,14 @@ class Scope:
             interrupt = above.linked(nearest, name=name)
         core = ScopeState(
             name,
-            parent=None if parent is None else parent.core,
-            interrupt=interrupt,
-            grace_s=grace_s,
-            abandon_after_s=abandon_after_s,
-            threads=threads,
-            owner=owner,
-            sharer=sharer,
-            new_stop=Stopping,
+            None if parent is None else parent.core,
+            interrupt,
+            grace_s,
+            abandon_after_s,
+            threads,
+            owner,
+            sharer,
+            Stopping,
         )
         self.core: ScopeState = core
         """State that the scope shares with its handles and its stop."""

@@ -130,7 +130,6 @@ class ScopeState:
     def __init__(
         self,
         name: str,
-        *,
         parent: ScopeState | None,
         interrupt: Interrupt,
         grace_s: float | None,

@@ -55,9 +55,8 @@ class Write(NamedTuple):
     future: asyncio.Future[Any]
 
 
-class _Outcome(NamedTuple):
-    result: Any
-    error: BaseException | None
+_Outcome = tuple[Any, BaseException | None]
+"""The result of a write, and its error; one of them is None."""
 
 
 class DatabaseConnection(Protocol):
@@ -268,17 +267,17 @@ class Writer:
         counters = tables.counters
         before = (counters.commits, counters.stale_writes_refused, counters.duplicates_prevented)
         verbs = [write.verb for write in batch]
-        outcomes = []
+        outcomes: list[_Outcome] = []
         try:
             connection.begin(verbs)
             for write in batch:
                 try:
                     connection.passing("before_write", (write.verb,))
-                    outcomes.append(_Outcome(write.action(tables), None))
+                    outcomes.append((write.action(tables), None))
                     counters.commits += 1
                 except HoldfastError as refusal:
                     # The frames it passed through hold it too, and with it the whole batch, until a garbage collection.
-                    outcomes.append(_Outcome(None, refusal.with_traceback(None)))
+                    outcomes.append((None, refusal.with_traceback(None)))
             tables.flush()
             connection.passing("before_commit", verbs)
             self._prepared()
@@ -288,14 +287,14 @@ class Writer:
             tables.forget()
             counters.commits, counters.stale_writes_refused, counters.duplicates_prevented = before
             if len(batch) == 1:
-                return [_Outcome(None, connection.translate(error))]
+                return [(None, connection.translate(error))]
             return [outcome for write in batch for outcome in self._write(tables, [write])]
         counters.batches += 1
         tables.trim()
         try:
             connection.passing("after_commit", verbs)
         except Exception as error:
-            return [_Outcome(None, connection.translate(error))] * len(batch)
+            return [(None, connection.translate(error))] * len(batch)
         return outcomes
 
 

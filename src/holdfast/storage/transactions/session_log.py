@@ -59,7 +59,8 @@ class EventLog:
         seq = row.next_seq
         if not self.closed:
             row.next_seq = seq + 1
-            self.events.append(Stored(seq, *encode_event(event)))
+            kind, body = encode_event(event)
+            self.events.append(Stored(seq, kind, body))
         return seq
 
     def add_raw(self, kind: str, body: bytes) -> int:
