@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import sqlite3
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import uvloop
@@ -90,12 +92,12 @@ def bare_loop_s(batches: int = 400) -> float:
                 s, n, seq, "demo", 1.5, seq + 2, n + 1, n + 1, 1, r, run, 0, 0, 0, None, None, 0, None, 0.0, None, None
             )  # fmt: skip
             begin["add_messages"] += (s, m, seq, 1.5, None, b"", seq, 0.0, None, r, None, b"m" * 130)
-            begin["add_events"] += (s, seq + 1, seq, r, 1.5, b"e" * 300)
+            begin["add_events"] += (s, seq + 1, seq, r, 1.5, seq, b"e" * 300)
             end["save_sessions"] += (
                 s, n + 1, seq + 2, "demo", 1.5, seq + 4, n + 2, n + 1, 1, None, None, 0, 0, 0, r, r, 0, None, 0.0, None,
                 None,
             )  # fmt: skip
-            end["add_events"] += (s, seq + 3, seq + 2, r, 1.5, b"e" * 340)
+            end["add_events"] += (s, seq + 3, seq + 2, r, 1.5, seq, b"e" * 340)
             end["add_runs"] += (r, s, r, None, n, seq, seq, seq, n, b"v" * 230, b"t" * 90, r, 0, 0)
         work.append((begin, end))
     with tempfile.TemporaryDirectory() as folder:
@@ -291,9 +293,55 @@ def starvation_rows(seconds: float = 5.0) -> list[Row]:
     ]
 
 
+_PIECES = 400
+
+
+def _written_bytes() -> int:
+    """Bytes that this process has passed to writing system calls so far (Linux)."""
+    return int(Path("/proc/self/io").read_text("ascii").split("wchar: ")[1].split()[0])
+
+
+async def _streamed(store: Store, *, streams: int) -> tuple[float, float]:
+    """Bytes at rest and bytes written for one 2 kB answer, of answers streamed at once in an append for each piece."""
+    claims = [sent.claim for n in range(streams) if (sent := await store.send(_request(f"s{n}"))).claim is not None]
+    chosen = random.Random(1)  # of words, so that the text compresses as prose does
+    words = Path(__file__).read_text("utf-8").split()
+    text = " ".join([chosen.choice(words) for _ in range(2000)])[: 5 * _PIECES]
+    at = 1.7e9
+    stored, written = await store.stored_bytes("p"), _written_bytes()
+    for piece in range(_PIECES):
+        at += 0.02 + chosen.random() * 0.002
+        part = text[5 * piece : 5 * piece + 5]
+        await asyncio.gather(
+            *[
+                store.append(
+                    claim.lease, [encode_event(TextDelta(run_id=claim.lease.run_id, text=part, at=at))], nth=piece + 1
+                )
+                for claim in claims
+            ]
+        )
+    entries = [Entry(role="assistant", content=text)]
+    for claim in claims:
+        await store.commit_run(RunCommit(lease=claim.lease, status="completed", at=2e9, text=text, entries=entries))
+    rest = await store.stored_bytes("p") - stored
+    return rest / streams, (_written_bytes() - written) / streams
+
+
+def chunk_rows(streams: int = 20) -> list[Row]:
+    """The disk that a streamed answer takes, and what is written for it."""
+    rest, written = _on_disk(lambda store: _streamed(store, streams=streams))
+    note = f"an answer of 2 kB in {_PIECES} pieces, an append for each, {streams} at once"
+    return [
+        Row(
+            name="streamed answer, rows at rest", value=rest / 1e3, unit="kB", target="<= 8", met=rest <= 8e3, note=note
+        ),
+        Row(name="streamed answer, written to disk", value=written / 1e3, unit="kB", note=note),
+    ]
+
+
 def rows() -> list[Row]:
     """All rows of this benchmark."""
-    return [*memory_rows(), *sqlite_rows(), *open_loop_rows(), *starvation_rows()]
+    return [*memory_rows(), *sqlite_rows(), *open_loop_rows(), *starvation_rows(), *chunk_rows()]
 
 
 if __name__ == "__main__":

@@ -80,7 +80,7 @@ CREATE TABLE event (
     first_seq bigint NOT NULL,
     run_id text,
     at double precision NOT NULL,
-    commit_no bigint NOT NULL,
+    commit_no bigint NOT NULL DEFAULT 0,
     body blob NOT NULL,
     PRIMARY KEY (session, last_seq)
 );
