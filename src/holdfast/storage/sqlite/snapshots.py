@@ -69,9 +69,9 @@ class Snapshots:
                         self._changed.notify_all()
 
     def end(self, log_pages: int) -> bool:
-        """End all snapshots and hold new reads back until `resume`. Return False if the reads go on.
+        """End all snapshots and hold new reads back until `resume`. Return False if reads continue.
 
-        Reads go on if one of them may let the log grow beyond `log_pages`, or does not end within a second.
+        Reads continue if one of them may let the log grow beyond `log_pages`, or does not end within a second.
         """
         with self._changed:
             if any(patience > log_pages for patience in self._running.values()):
