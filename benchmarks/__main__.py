@@ -36,6 +36,7 @@ PARTS = (
     "compose",
     "models",
     "http",
+    "chunks",
     "schedules",
     "explorer",
     "langgraph",
