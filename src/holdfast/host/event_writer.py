@@ -10,7 +10,6 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-import math
 from typing import TYPE_CHECKING, Literal
 
 from holdfast.errors import HoldfastError, QuotaExceeded, RunClosed, StaleFence
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.host.context import HostContext
+    from holdfast.host.flush_beat import BeatTurn, FlushBeat
     from holdfast.host.live_session import LiveSession
     from holdfast.storage.port import Appended, Lease
 
@@ -30,12 +30,9 @@ FIRST_FLUSH_S = 0.0005
 FIRST_FLUSH_TICKS = 4
 """Delay of a run's first flush: `FIRST_FLUSH_S`, then this number of loop iterations. The output of a short run is
 therefore written with the run's commit, even if iterations are slow."""
-FLUSH_EVERY_S = 0.02
-"""Approximate interval between the flushes of a run with steady output."""
-BEAT_S = 0.005
-"""Interval of the beat on which all runs flush, so that the store receives the output of many runs at once."""
 SILENT_S = 0.1
-"""If a run has not flushed for this many seconds, its next event is flushed after `FIRST_FLUSH_S`, not on the beat."""
+"""If a run has not flushed for this many seconds, its next event is flushed after `FIRST_FLUSH_S`, not on the beat,
+unless the host is busy."""
 BEHIND_AT = 1024
 """Number of buffered events at which the run starts to wait for the log."""
 BEHIND_BYTES = 262_144
@@ -53,6 +50,7 @@ class EventWriter:
 
     __slots__ = (
         "_batch",
+        "_beat",
         "_buffered_bytes",
         "_context",
         "_failure",
@@ -74,11 +72,13 @@ class EventWriter:
     def __init__(
         self,
         context: HostContext,
+        beat: FlushBeat,
         session: LiveSession,
         lease: Lease,
         on_append: Callable[[BaseException | None], object],
     ) -> None:
         self._context = context
+        self._beat = beat
         self._session = session
         self._lease = lease
         self._on_append = on_append
@@ -90,7 +90,7 @@ class EventWriter:
         self._batch: list[tuple[str, bytes]] = []  # passed to the store, not yet confirmed
         self._nth = 0
         self._inflight: asyncio.Future[Appended] | None = None
-        self._timer: asyncio.Handle | None = None
+        self._timer: asyncio.Handle | BeatTurn | None = None
         self._last_flush = 0.0
         self._taken = 0
         self._stored = 0
@@ -233,14 +233,13 @@ class EventWriter:
 
     # ── appends ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _flush_later(self) -> asyncio.Handle:
-        """Schedule a flush, soon if the run has not flushed for `SILENT_S`, otherwise on the shared beat."""
-        loop, variables = self._context.loop, self._context.variables
-        now = loop.time()
-        if now - self._last_flush >= SILENT_S:
-            return loop.call_later(FIRST_FLUSH_S, self._flush_in, FIRST_FLUSH_TICKS, context=variables)
-        beat = math.ceil(max(now, self._last_flush + FLUSH_EVERY_S - BEAT_S) / BEAT_S) * BEAT_S
-        return loop.call_at(beat, self.flush, context=variables)
+    def _flush_later(self) -> asyncio.Handle | BeatTurn:
+        """Schedule a flush on the shared beat, or soon if the run has not flushed for `SILENT_S` in a host at ease."""
+        context, beat = self._context, self._beat
+        if context.loop.time() - self._last_flush >= SILENT_S and not beat.is_busy():
+            beat.count()
+            return context.loop.call_later(FIRST_FLUSH_S, self._flush_in, FIRST_FLUSH_TICKS, context=context.variables)
+        return beat.join(self.flush, last_flush=self._last_flush)
 
     def _flush_in(self, ticks: int) -> None:
         if ticks:

@@ -122,7 +122,7 @@ class RunExecution:
         self._receipt: StopReceipt | None = None
         self._commit_fields: dict[str, Any] = {}
         self._finished_first = False
-        self._writer = EventWriter(context, actor, claim.lease, self._appended)
+        self._writer = EventWriter(context, parts.beat, actor, claim.lease, self._appended)
         self.scope = Scope(
             claim.lease.run_id,
             parent=context.scope,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.agents.limits import RunLimits
+from holdfast.host.flush_beat import FlushBeat
 
 if TYPE_CHECKING:
     from holdfast.host.agent_registry import AgentRegistry
@@ -21,7 +22,7 @@ __all__ = ["RunParts"]
 class RunParts:
     """The parts of a host that its runs use, and the `RunObserver` that its runs notify."""
 
-    __slots__ = ("accounting", "agents", "context", "directory", "limits", "observer", "queue", "threads")
+    __slots__ = ("accounting", "agents", "beat", "context", "directory", "limits", "observer", "queue", "threads")
 
     def __init__(
         self,
@@ -35,6 +36,7 @@ class RunParts:
         observer: RunObserver,
     ) -> None:
         self.context = context
+        self.beat = FlushBeat(context)
         self.agents = agents
         self.directory = directory
         self.queue = queue

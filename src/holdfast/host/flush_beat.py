@@ -1,0 +1,100 @@
+"""The beat on which the runs of a host flush their output, so that one commit stores the output of many runs.
+
+Invariants
+- All flushes of a beat share one timer. A beat that nobody joined has no timer.
+- A flush that raises is reported as an incident. The other flushes of the beat still happen.
+- The beat only delays output. What a run commits, and what a caller waits for, does not wait for the beat.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from holdfast.host.context import HostContext
+
+__all__ = ["FLUSH_EVERY_S", "BeatTurn", "FlushBeat"]
+
+FLUSH_EVERY_S = 0.02
+"""Approximate interval between the flushes of a run with steady output, and the interval of the beat in a busy host."""
+BEAT_S = 0.005
+"""Interval of the beat if few runs have output."""
+BUSY_AT = 8
+"""Number of flushes within `FLUSH_EVERY_S` at which a host is busy: a commit for each of them would cost more than the
+output itself."""
+
+
+class BeatTurn:
+    """One flush of one run on a beat; made by `FlushBeat.join`."""
+
+    __slots__ = ("_flush",)
+
+    def __init__(self, flush: Callable[[], object]) -> None:
+        self._flush: Callable[[], object] | None = flush
+
+    def cancel(self) -> None:
+        """Do not flush. Idempotent."""
+        self._flush = None
+
+    def run(self) -> None:
+        """Flush, unless this turn was cancelled."""
+        if self._flush is not None:
+            self._flush()
+
+
+class FlushBeat:
+    """The beats of one host. Use it on the host's loop only."""
+
+    __slots__ = ("_beats", "_context", "_joined", "_joined_before", "_window")
+
+    def __init__(self, context: HostContext) -> None:
+        self._context = context
+        self._beats: dict[float, list[BeatTurn]] = {}
+        self._window = 0
+        self._joined = 0
+        self._joined_before = 0
+
+    def is_busy(self) -> bool:
+        """Whether many runs have output, so that each of them flushes on the beat only, every `FLUSH_EVERY_S`."""
+        return self._count(self._context.loop.time(), 0)
+
+    def count(self) -> None:
+        """Count a flush that does not happen on a beat."""
+        self._count(self._context.loop.time(), 1)
+
+    def join(self, flush: Callable[[], object], *, last_flush: float) -> BeatTurn:
+        """Call `flush` on the next beat that is due, and return the turn, with which the call can be cancelled.
+
+        Parameters:
+            last_flush: time of the run's last flush, by the loop's clock. The next one is about `FLUSH_EVERY_S` later.
+        """
+        loop = self._context.loop
+        now = loop.time()
+        every_s = FLUSH_EVERY_S if self._count(now, 1) else BEAT_S
+        at = math.ceil(max(now, last_flush + FLUSH_EVERY_S - every_s) / every_s) * every_s
+        turns = self._beats.get(at)
+        if turns is None:
+            turns = self._beats[at] = []
+            loop.call_at(at, self._beat, at, context=self._context.variables)
+        turn = BeatTurn(flush)
+        turns.append(turn)
+        return turn
+
+    def _beat(self, at: float) -> None:
+        for turn in self._beats.pop(at):
+            try:
+                turn.run()
+            except Exception as error:
+                self._context.store_failed(None, None, "flush", error)
+
+    def _count(self, now: float, flushes: int) -> bool:
+        """Count flushes, and return whether the host is busy."""
+        window = int(now / FLUSH_EVERY_S)
+        if window != self._window:
+            self._joined_before = self._joined if window == self._window + 1 else 0
+            self._window, self._joined = window, 0
+        self._joined += flushes
+        return self._joined >= BUSY_AT or self._joined_before >= BUSY_AT
