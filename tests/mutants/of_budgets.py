@@ -192,8 +192,8 @@ MUTANTS = (
         of="P9",
         breaks="a client that reads a byte now and then keeps its answer in memory for ever",
         file="server/delivery.py",
-        old="self._patience_s - (loop.time() - began) + earned_s)",
-        new="self.settings.stream_stall_s + earned_s)",
+        old="self._patience_s - seconds + count / _LEAST_RATE)",
+        new="self.settings.stream_stall_s + count / _LEAST_RATE)",
         tests=DELIVERY,
     ),
     Mutant(

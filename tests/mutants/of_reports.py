@@ -258,14 +258,50 @@ _everybodys: dict[str, tuple[Cause]] = {}
         breaks="an event stream ends silently when idle for a while",
         file="host/log_reader.py",
         old="""
-                except TimeoutError:
+                        continue  # the sink has taken events in the meantime
                     return None
 """,
         new="""
-                except TimeoutError:
+                        continue  # the sink has taken events in the meantime
                     break
 """,
         tests=("tests/server/test_streams.py::test_an_idle_stream_is_kept_alive",),
+    ),
+    Mutant(
+        name="a reader is offered events across a hole",
+        of="R4 P7",
+        breaks="a reader silently misses the events that its host never learned of",
+        file="runtime/queues/broadcast.py",
+        old="        if self._on_publish is None or self._cursor + 1 != first or waiter.done():",
+        new="        if self._on_publish is None or waiter.done():",
+        tests=("tests/runtime/queues/test_broadcast.py",),
+    ),
+    Mutant(
+        name="a reader that is being ended is offered events",
+        of="P14 P7",
+        breaks="a client gets events after its key was revoked",
+        file="runtime/queues/broadcast.py",
+        old="        if self._on_publish is None or self._cursor + 1 != first or waiter.done():",
+        new="        if self._on_publish is None or self._cursor + 1 != first:",
+        tests=("tests/runtime/queues/test_broadcast.py",),
+    ),
+    Mutant(
+        name="one failed flush holds up the beat",
+        of="P13",
+        breaks="a run whose flush fails keeps the output of the others from the log",
+        file="host/flush_beat.py",
+        old="            except Exception as error:",
+        new="            except ZeroDivisionError as error:",
+        tests=("tests/host/test_flush_beat.py",),
+    ),
+    Mutant(
+        name="events are written to a client that does not read",
+        of="P9",
+        breaks="a client that reads nothing fills the memory with written events",
+        file="server/write_coalescing.py",
+        old="        if cycle is None or self.flow.write_paused or cycle.disconnected or self.transport.is_closing():",
+        new="        if cycle is None or cycle.disconnected or self.transport.is_closing():",
+        tests=("tests/server/test_streams.py",),
     ),
     Mutant(
         name="an end restores an older state",

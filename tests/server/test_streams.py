@@ -11,6 +11,8 @@ import pytest
 
 from holdfast import Run
 from holdfast.protocol.sse import Frame, FrameDecoder
+from holdfast.server.delivery import PIECE_BYTES
+from holdfast.server.write_coalescing import CoalescingProtocol
 from tests.server.live import AGENTS, Live, served
 
 
@@ -148,6 +150,52 @@ def test_a_reader_that_takes_nothing_holds_neither_the_run_nor_others_up_and_is_
 
     # The reader of this test shares the loop with the server, and must not count as stalled when the machine is busy.
     served(scenario, *AGENTS, big, stream_stall_s=3.0, keepalive_s=0.1)
+
+
+def test_a_reader_that_pauses_is_written_no_more_and_then_reads_each_event_once() -> None:
+    servers: list[Live] = []
+
+    async def paced(run: Run) -> None:
+        live = next(live for live in servers[0].host.directory.live.values() if live.key == run.session_key)
+        for _ in range(200):
+            before = live.log.next_seq
+            await run.emit("x" * 50_000)
+            while live.log.next_seq == before:  # so that each is published by itself, in one write
+                await asyncio.sleep(0.001)
+
+    async def scenario(server: Live) -> None:
+        servers.append(server)
+        waiting: list[int] = []
+        write_part = CoalescingProtocol.write_part
+
+        def watched(protocol: CoalescingProtocol, data: bytes) -> bool:
+            written = write_part(protocol, data)
+            waiting.append(protocol.transport.get_write_buffer_size())
+            return written
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(CoalescingProtocol, "write_part", watched)
+            reader, writer = await unread(server, "/v1/sessions/alice/events?after=0")
+            await has_readers(server, 1)
+            receipt = (await server.post("alice", "go", agent="paced")).json()
+            settled = await server.host.session("alice").wait(receipt["message_id"])
+            assert settled.state == "completed", settled.error
+            assert max(waiting) > 0, "the reader fell behind"
+            assert max(waiting) < 4 * PIECE_BYTES, "what is written waits in the store, not in the server"
+            await reader.readuntil(b"\r\n\r\n")
+            decoder, seqs = FrameDecoder(), list[int]()
+            kinds: list[str] = []
+            while "message.settled" not in kinds:
+                size = int(await reader.readline(), 16)
+                found = decoder.feed(await reader.readexactly(size))
+                assert await reader.readexactly(2) == b"\r\n"
+                seqs += [json.loads(frame.data)["seq"] for frame in found]
+                kinds += [frame.event for frame in found]
+        assert seqs == list(range(1, len(seqs) + 1))
+        assert kinds.count("text.delta") == 200
+        writer.close()
+
+    served(scenario, paced, stream_stall_s=60.0)
 
 
 def test_a_reader_that_takes_nothing_does_not_hold_the_shutdown_up() -> None:

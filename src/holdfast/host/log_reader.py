@@ -7,7 +7,7 @@ the reader yields a `Gap` in their place.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -36,6 +36,8 @@ class _Settled(msgspec.Struct):
 
 _settled = msgspec.json.Decoder(_Settled)
 
+Sink = Callable[[Sequence[Stored]], bool]
+
 
 class LogReader:
     """An asynchronous iterator over a session's log, made by `open_log`. Use it in one task, and close it.
@@ -61,10 +63,12 @@ class LogReader:
         "_ended",
         "_follow",
         "_keepalive_s",
+        "_quiet_since",
         "_reader",
         "_stored",
         "cursor",
         "number",
+        "sink",
     )
 
     def __init__(
@@ -91,6 +95,10 @@ class LogReader:
         self._ended = False
         self._done = False
         self._closed = False
+        self._quiet_since = 0.0
+        self.sink: Sink | None = None
+        """Callback that takes new events where they are published, while the iteration waits for them; None takes none.
+        It returns False, having taken nothing, if the iteration has to yield the events. It must not wait."""
         actor.readers += 1
         directory.readers += 1
 
@@ -105,6 +113,7 @@ class LogReader:
     async def __anext__(self) -> Sequence[Stored] | Gap | None:
         batch: Sequence[Stored] | Gap
         self._release()
+        self._quiet_since = self._context.loop.time()
         while not self._done:
             if self.cursor < self._actor.deleted_seq - 1 and self.cursor < self._stored:
                 # Events that were unread when the session was deleted are no longer shown.
@@ -115,10 +124,13 @@ class LogReader:
             elif self._ended or self._actor.deleted:
                 break
             else:
+                silent_at = self._quiet_since + self._keepalive_s
                 try:
-                    async with asyncio.timeout(self._keepalive_s):
-                        shown = await self._reader.read(PAGE)
+                    async with asyncio.timeout_at(silent_at):
+                        shown = await self._reader.read(PAGE, on_publish=self.sink and self._pass_on)
                 except TimeoutError:
+                    if self._quiet_since + self._keepalive_s > silent_at:
+                        continue  # the sink has taken events in the meantime
                     return None
                 if shown is None:
                     break
@@ -142,6 +154,20 @@ class LogReader:
                 return batch
         self._done = True
         raise StopAsyncIteration
+
+    def _pass_on(self, events: Sequence[Stored]) -> bool:
+        """Pass newly published events to the sink. Return False if the iteration has to yield them instead."""
+        if events[0].seq != self.cursor + 1 or events[-1].seq != self.cursor + len(events):
+            return False
+        if len(events) > PAGE or _ending(events, self._follow) is not None:
+            return False
+        assert self.sink is not None
+        if not self.sink(events):
+            return False
+        self.cursor = events[-1].seq
+        self._context.incidents.promises.kept["P7"] += len(events)
+        self._quiet_since = self._context.loop.time()
+        return True
 
     async def look(self, principal: str, key: str) -> None:
         """Determine which events were stored before this reader was attached.
@@ -199,7 +225,7 @@ class AwaitedLog:
     `keepalive_s` seconds; the iteration ends when the host closes its streams. The store has no record of the wait.
     """
 
-    __slots__ = ("_closed", "_context", "_directory", "_keepalive_s", "_key", "_log", "_made", "_principal")
+    __slots__ = ("_closed", "_context", "_directory", "_keepalive_s", "_key", "_log", "_made", "_principal", "sink")
 
     def __init__(
         self, context: HostContext, directory: SessionDirectory, principal: str, key: str, *, keepalive_s: float
@@ -211,6 +237,8 @@ class AwaitedLog:
         self._keepalive_s = keepalive_s
         self._log: LogReader | None = None
         self._closed = False
+        self.sink: Sink | None = None
+        """As `LogReader.sink`, once the session exists."""
         self._made = directory.awaited.expect(principal, key)
         directory.readers += 1
 
@@ -240,6 +268,7 @@ class AwaitedLog:
                 raise StopAsyncIteration from None
             if not there and self._directory.awaited.closed:
                 raise StopAsyncIteration
+        self._log.sink = self.sink
         return await anext(self._log)
 
     async def look(self) -> bool:

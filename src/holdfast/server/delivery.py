@@ -13,7 +13,7 @@ from typing import Any
 from holdfast.host.budgets import FREE_BYTES, Budgets, Charge
 from holdfast.settings import Settings
 
-__all__ = ["CUT", "WAIT_S", "Receive", "ResponseDelivery", "Scope", "Send", "cut_connection"]
+__all__ = ["CUT", "PIECE_BYTES", "WAIT_S", "Receive", "ResponseDelivery", "Scope", "Send", "cut_connection"]
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -29,7 +29,8 @@ STORED_PER_S = 40_000_000
 """Bytes of large messages that the loop and the store handle per second. A principal gets a quarter of this rate."""
 TAKEN_PER_S = 80_000_000
 """Bytes of large bodies that a host accepts per second, because decoding and storing them delays other requests."""
-_PIECE_BYTES = 65_536
+PIECE_BYTES = 65_536
+"""Maximum size in bytes of one write of a response body."""
 _LEAST_RATE = 10_000
 """Minimum average rate in bytes per second at which a client must read a large response. A slower client is cut off
 once it has used up its stall time."""
@@ -131,8 +132,14 @@ class ResponseDelivery:
         except TimeoutError:
             cut_connection(self.scope)
             raise
-        earned_s = len(message.get("body", b"")) / _LEAST_RATE
-        self._patience_s = min(self.settings.stream_stall_s, self._patience_s - (loop.time() - began) + earned_s)
+        self.took(len(message.get("body", b"")), loop.time() - began)
+
+    def took(self, count: int, seconds: float = 0.0) -> None:
+        """Record that `count` bytes were written, for which the response waited `seconds`: this sets the next deadline.
+
+        The deadline is shorter for a client that reads slowly, and grows back with the bytes that the client reads.
+        """
+        self._patience_s = min(self.settings.stream_stall_s, self._patience_s - seconds + count / _LEAST_RATE)
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
         """Write one ASGI message of the response.
@@ -155,11 +162,11 @@ class ResponseDelivery:
 
     async def write(self, data: bytes) -> None:
         """Write a part of the response body in chunks. Raises as `put`."""
-        for start in range(0, len(data), _PIECE_BYTES):
-            piece = data[start : start + _PIECE_BYTES]
+        for start in range(0, len(data), PIECE_BYTES):
+            piece = data[start : start + PIECE_BYTES]
             await self.put({"type": "http.response.body", "body": piece, "more_body": True})
-            if len(piece) == _PIECE_BYTES:
-                await self.budgets.loop_time.pay(self.principal, _PIECE_BYTES / WRITTEN_PER_S)
+            if len(piece) == PIECE_BYTES:
+                await self.budgets.loop_time.pay(self.principal, PIECE_BYTES / WRITTEN_PER_S)
 
     async def end(self) -> None:
         """Complete the response. Raises as `put`."""

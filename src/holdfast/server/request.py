@@ -18,7 +18,7 @@ from holdfast.host.budgets import FREE_BYTES, Budgets
 from holdfast.server.caller import Caller
 from holdfast.server.connections import CONNECTION
 from holdfast.server.credentials import CredentialUse
-from holdfast.server.delivery import TAKEN_PER_S, Receive, ResponseDelivery, Scope, Send
+from holdfast.server.delivery import PIECE_BYTES, TAKEN_PER_S, Receive, ResponseDelivery, Scope, Send
 from holdfast.server.response import JSON_HEADERS, Headers, Response, send_response
 from holdfast.settings import Settings
 
@@ -45,6 +45,10 @@ class ConnectionWriter(Protocol):
 
     def answer_now(self, status: int, fields: bytes, body: bytes) -> bool:
         """Write the whole response. Return False, without writing, if the response cannot be written immediately."""
+        ...
+
+    def write_part(self, data: bytes) -> bool:
+        """Write a part of a response body. Return False, without writing, if it cannot be written immediately."""
         ...
 
     def unsent(self) -> int:
@@ -199,6 +203,18 @@ class Request(ResponseDelivery):
             if self.connection.answer_now(response.status, _JSON_FIELDS % len(line), line):
                 return
         await send_response(self.send, response, extra=self.extra)
+
+    def write_now(self, data: bytes) -> bool:
+        """Write a part of the response body if nothing has to wait for it, and return whether it was written.
+
+        If the result is False, nothing was written: the client has not read earlier data yet, or `data` is large. The
+        caller must then use `write`.
+        """
+        connection = self.connection
+        if connection is None or len(data) > PIECE_BYTES or not data or not connection.write_part(data):
+            return False
+        self.took(len(data))
+        return True
 
     async def all_sent(self) -> None:
         """Wait until the client has acknowledged all written data."""

@@ -2,6 +2,8 @@
 
 - A stream buffers no events. It reads the stored events after its cursor from the host and sends them in one write, or
   in several writes if the events are large, so that few bytes wait in the socket's buffer.
+- If the client has read everything before, new events are written where the host publishes them, encoded once for all
+  clients of a session. The stream's task runs only if a client falls behind, or if the stream ends.
 - A stream ends immediately when its client disconnects, and after ``stream_stall_s`` if its client stops reading. The
   run, other clients and the shutdown never wait for a client.
 - When the server shuts down, or the client's credential becomes invalid, a stream ends with a ``closed`` frame that
@@ -20,9 +22,10 @@ from typing import Literal, NamedTuple
 from holdfast.errors import HoldfastError
 from holdfast.host import Session, SessionLog
 from holdfast.host.budgets import Budgets
+from holdfast.host.log_reader import events_bytes
 from holdfast.protocol.events import Gap, Stored
 from holdfast.protocol.sse import KEEP_ALIVE, Closed, encode_closed, encode_events, encode_gap
-from holdfast.server.delivery import Receive, cut_connection
+from holdfast.server.delivery import PIECE_BYTES, Receive, cut_connection
 from holdfast.server.request import Request
 
 __all__ = ["Streams"]
@@ -60,13 +63,14 @@ class Streams:
         budgets: budgets of the host, which give each principal a share of the streams.
     """
 
-    __slots__ = ("_budgets", "_closing", "_cut", "_tasks")
+    __slots__ = ("_budgets", "_closing", "_cut", "_encoded", "_tasks")
 
     def __init__(self, budgets: Budgets) -> None:
         self._budgets = budgets
         self._closing = False
         self._cut = False
         self._tasks: set[asyncio.Task[object]] = set()
+        self._encoded: tuple[Sequence[Stored], int, bytes] = ((), 0, b"")
 
     @property
     def open(self) -> int:
@@ -112,8 +116,13 @@ class Streams:
                     data = encode_gap(batch, log.number)
                 else:
                     data = encode_events(batch, log.number)
-                await request.write(data)
+                if not request.write_now(data):
+                    await request.write(data)
 
+            def write_published(events: Sequence[Stored]) -> bool:
+                return request.use.ended is None and request.write_now(self._encode(events, log.number))
+
+            log.sink = write_published
             await send({"type": "http.response.start", "status": 200, "headers": [*_SSE_HEADERS, *request.extra]})
             await send({"type": "http.response.body", "body": b"retry: %d\n\n" % _RETRY_MS, "more_body": True})
             end = await self._pump(request, log, write)
@@ -129,6 +138,17 @@ class Streams:
                         await request.all_sent()
             except TimeoutError:
                 cut_connection(request.scope)  # unread data must not arrive later
+
+    def _encode(self, events: Sequence[Stored], number: int) -> bytes:
+        """Encode published events, or return no bytes if the events are too large for one write.
+
+        The last result is cached, because all readers of a session get the same list, one after another.
+        """
+        last, of, data = self._encoded
+        if last is not events or of != number:
+            data = encode_events(events, number) if events_bytes(events) < PIECE_BYTES else b""
+            self._encoded = (events if data else (), number, data)
+        return data
 
     @asynccontextmanager
     async def _opened(

@@ -203,6 +203,19 @@ class CoalescingProtocol(HttpToolsProtocol):
         self.on_response_complete()
         return True
 
+    def write_part(self, data: bytes) -> bool:
+        """Write a part of the body of the response in progress, whose length was not announced.
+
+        Return False, without writing, if the write would have to wait, or if no such response is in progress.
+        """
+        cycle = self._running
+        if cycle is None or self.flow.write_paused or cycle.disconnected or self.transport.is_closing():
+            return False
+        if not cycle.response_started or cycle.response_complete or not cycle.chunked_encoding:
+            return False
+        self.transport.write_now(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Notify the current request that the client has disconnected, even if other requests are queued."""
         super().connection_lost(exc)

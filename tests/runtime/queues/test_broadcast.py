@@ -40,6 +40,9 @@ class WakesOne(Broadcast[str]):
             waiter.set_result(None)
             self._stop_waiting(reader, waiter)
 
+    def _offer(self, items: Sequence[str]) -> None:
+        self._wake()
+
 
 class ForgetsTheTail(Broadcast[str]):
     """Fault: closing throws away what was not read yet."""
@@ -141,6 +144,200 @@ def test_no_schedule_of_a_reader_and_a_publisher_loses_the_tail() -> None:
 def test_the_explorer_finds_each_faulty_broadcast(faulty: type[Broadcast[str]], limit: int) -> None:
     with pytest.raises(ScheduleFailure):
         explore(lambda: readers_and_a_publisher(lambda limit: faulty(10, limit=limit), limit=limit), schedules=500)
+
+
+# ── Items taken where they are published ─────────────────────────────────────────────────────────────────────────────
+
+
+class OffersAwake(Broadcast[str]):
+    """Fault: a reader is offered items while its task still writes earlier ones."""
+
+    __slots__ = ("offered",)
+
+    def _start_waiting(self, reader: Reader[str], waiter: asyncio.Future[None]) -> None:
+        self.offered = (reader, reader._on_publish)
+        super()._start_waiting(reader, waiter)
+
+    def _offer(self, items: Sequence[str]) -> None:
+        reader, on_publish = getattr(self, "offered", (None, None))
+        if reader is None or on_publish is None or reader.cursor + 1 != self.next_seq - len(items):
+            self._wake()
+        elif on_publish(items):
+            reader._cursor += len(items)
+        else:
+            self._wake()
+
+
+class WakesTakers(Broadcast[str]):
+    """Fault: the task of a reader that took the items finds them once more."""
+
+    __slots__ = ()
+
+    def reader(self, after: int | None = None) -> Reader[str]:
+        return _ForgetfulReader(self, self.next_seq - 1 if after is None else after)
+
+
+class _ForgetfulReader(Reader[str]):
+    __slots__ = ()
+
+    def _takes(self, items: Sequence[str], first: int, waiter: asyncio.Future[None]) -> bool:
+        if self._on_publish is not None:
+            self._on_publish(items)
+        return False
+
+
+class TakesPartly(Broadcast[str]):
+    """Fault: a reader that joined behind is offered the newest items, over those that it has not seen."""
+
+    __slots__ = ()
+
+    def reader(self, after: int | None = None) -> Reader[str]:
+        return _HastyReader(self, self.next_seq - 1 if after is None else after)
+
+
+class _HastyReader(Reader[str]):
+    __slots__ = ()
+
+    def _take(self, max_items: int) -> list[tuple[int, str]] | BroadcastGap | None:
+        self._cursor = max(self._cursor, self._broadcast.next_seq - 1)
+        return super()._take(max_items)
+
+
+async def a_reader_that_is_sometimes_full(make: Make) -> None:
+    """One reader takes items where they are published while it has room, and writes the others in its own time."""
+    broadcast = make(100)
+    written: list[str] = []
+    room = True
+
+    def on_publish(items: Sequence[str]) -> bool:
+        if room:
+            written.extend(items)
+        return room
+
+    async def write(joins_after: int) -> None:
+        for _ in range(joins_after):
+            await asyncio.sleep(0)
+        with broadcast.reader(9) as reader:
+            while (taken := await reader.read(2, on_publish=on_publish)) is not None:
+                for _, item in _items(taken):
+                    await asyncio.sleep(0)
+                    written.append(item)
+
+    async def fill() -> None:
+        nonlocal room
+        for _ in range(3):
+            await asyncio.sleep(0)
+            room = not room
+
+    keeps = broadcast.reader()
+    tasks = [asyncio.create_task(write(1)), asyncio.create_task(fill())]
+    for number in range(10, 16):
+        broadcast.publish([f"item {number}"])
+        await asyncio.sleep(0)
+    broadcast.close()
+    await asyncio.gather(*tasks)
+    keeps.close()
+    assert written == [f"item {number}" for number in range(10, 16)]
+
+
+@pytest.mark.parametrize("chooser", ["random", "pct"])
+def test_items_taken_at_once_and_items_read_later_are_one_sequence(chooser: Literal["random", "pct"]) -> None:
+    explore(lambda: a_reader_that_is_sometimes_full(make), chooser=chooser, schedules=500)
+
+
+@pytest.mark.parametrize("faulty", [OffersAwake, WakesTakers, TakesPartly])
+def test_the_explorer_finds_each_faulty_offer(faulty: type[Broadcast[str]]) -> None:
+    with pytest.raises(ScheduleFailure):
+        explore(lambda: a_reader_that_is_sometimes_full(lambda limit: faulty(10, limit=limit)), schedules=500)
+
+
+async def a_reader_is_cancelled(make: Make) -> None:
+    broadcast = make(100)
+    taken: list[str] = []
+
+    def on_publish(items: Sequence[str]) -> bool:
+        taken.extend(items)
+        return True
+
+    with broadcast.reader() as reader:
+        task = asyncio.create_task(reader.read(on_publish=on_publish))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        broadcast.publish(["item 10"])
+        task.cancel()
+        broadcast.publish(["item 11"])
+        await asyncio.wait([task])
+        assert "item 11" not in taken, "whoever cancelled the task has ended the stream"
+        rest = _items(await reader.read())
+        assert taken + [item for _, item in rest] == ["item 10", "item 11"]
+
+
+def test_a_cancelled_reader_is_offered_nothing() -> None:
+    assert explore(lambda: a_reader_is_cancelled(make), chooser="exhaustive", schedules=30_000).exhausted
+
+
+def test_the_explorer_finds_an_offer_to_a_cancelled_reader() -> None:
+    class Cancelled(Broadcast[str]):
+        """Fault: a reader whose task is being cancelled is offered items."""
+
+        __slots__ = ()
+
+        def _offer(self, items: Sequence[str]) -> None:
+            for reader in list(self._waiting or {}):
+                reader._takes(items, self.next_seq - len(items), asyncio.get_running_loop().create_future())
+
+    with pytest.raises(ScheduleFailure):
+        explore(lambda: a_reader_is_cancelled(lambda limit: Cancelled(10, limit=limit)), schedules=100)
+
+
+def test_items_after_a_hole_are_not_offered() -> None:
+    async def test() -> None:
+        broadcast = make(100)
+        offered: list[str] = []
+
+        def on_publish(items: Sequence[str]) -> bool:
+            offered.extend(items)
+            return True
+
+        with broadcast.reader() as behind, broadcast.reader(after=11) as ahead:
+            tasks = [asyncio.create_task(reader.read(on_publish=on_publish)) for reader in (behind, ahead)]
+            await asyncio.sleep(0.1)
+            broadcast.publish(["item 15"], first_seq=15)
+            assert await tasks[0] == BroadcastGap(9, 14)
+            assert await tasks[1] == BroadcastGap(11, 14)
+            assert not offered
+
+    run_virtual(test())
+
+
+def test_a_callback_that_raises_ends_its_own_read_and_no_other() -> None:
+    async def test() -> None:
+        broadcast = make(100)
+        seen: list[str] = []
+
+        def fails(items: Sequence[str]) -> bool:
+            raise OSError("gone")
+
+        def takes(items: Sequence[str]) -> bool:
+            seen.extend(items)
+            return True
+
+        with broadcast.reader() as broken, broadcast.reader() as well:
+            tasks = [
+                asyncio.create_task(broken.read(on_publish=fails)),
+                asyncio.create_task(well.read(on_publish=takes)),
+            ]
+            await asyncio.sleep(0.1)
+            broadcast.publish(["item 10"])
+            with pytest.raises(OSError, match="gone"):
+                await tasks[0]
+            assert seen == ["item 10"]
+            assert _items(await broken.read()) == [(10, "item 10")], "its cursor has not moved"
+            assert broadcast.statistics().kept == 0
+            broadcast.close()
+            assert await tasks[1] is None
+
+    run_virtual(test())
 
 
 def test_a_cancelled_read_loses_nothing() -> None:

@@ -3,6 +3,9 @@
 Invariants:
 
 - Publishing never waits for readers. It accesses only readers that are waiting at that moment.
+- A reader that waits has seen everything. Its callback ``on_publish`` may take new items where they are published; the
+  items are otherwise left to its task, which is then woken. A reader is never offered items while its task is awake, or
+  is being cancelled, so the callback and the task take turns, in order.
 - An item is kept, within the limits, until every open reader has seen it, whether or not the readers are waiting.
 - A cursor moves only when its reader takes items, without an await in between, so a cancelled read loses no items.
 - Once every open reader has seen all items, or all readers are closed, the items are dropped.
@@ -141,6 +144,7 @@ class Broadcast(Generic[T]):
         self._next_seq += len(items)
         if self._readers:
             self._keep(items)
+            self._offer(items)
         return self._next_seq
 
     def reader(self, after: int | None = None) -> Reader[T]:
@@ -185,7 +189,16 @@ class Broadcast(Generic[T]):
             self._weight += sum(map(self._weigh, items))
             if self._weight > self._weight_limit:
                 self._items = None
-        self._wake()
+
+    def _offer(self, items: Sequence[T]) -> None:
+        """Pass new items to each waiting reader that takes them at once, and wake the other waiting readers."""
+        if not self._waiting:
+            return
+        first = self._next_seq - len(items)
+        for reader, waiter in list(self._waiting.items()):
+            if not reader._takes(items, first, waiter):
+                self._stop_waiting(reader, waiter)
+                release(waiter)
 
     def _wake(self) -> None:
         if self._waiting:
@@ -214,13 +227,14 @@ class Broadcast(Generic[T]):
 class Reader(Generic[T]):
     """A position in a broadcast, for one task at a time; created by `Broadcast.reader`."""
 
-    __slots__ = ("_broadcast", "_closed", "_cursor", "_epoch", "_waiter")
+    __slots__ = ("_broadcast", "_closed", "_cursor", "_epoch", "_on_publish", "_waiter")
 
     def __init__(self, broadcast: Broadcast[T], cursor: int) -> None:
         self._broadcast = broadcast
         self._cursor = cursor
         self._closed = False
         self._waiter: Waiter | None = None
+        self._on_publish: Callable[[Sequence[T]], bool] | None = None
         self._epoch = broadcast._epoch
         broadcast._readers += 1
         if cursor + 1 < broadcast._next_seq:
@@ -241,7 +255,9 @@ class Reader(Generic[T]):
         """Number of the last item that the reader has read or missed."""
         return self._cursor
 
-    async def read(self, max_items: int = 256) -> list[tuple[int, T]] | BroadcastGap | None:
+    async def read(
+        self, max_items: int = 256, *, on_publish: Callable[[Sequence[T]], bool] | None = None
+    ) -> list[tuple[int, T]] | BroadcastGap | None:
         """Return the next items with their numbers, waiting until at least one item is available.
 
         If the reader missed items, return a `BroadcastGap` instead. If the reader is closed, or if the broadcast is
@@ -249,9 +265,13 @@ class Reader(Generic[T]):
 
         Parameters:
             max_items: maximum number of items to return; at least 1.
+            on_publish: callback, called by `Broadcast.publish` with the new items while this call waits. If it returns
+                True, it has taken all these items, and this call continues to wait for the items after them. Otherwise,
+                this call returns the items. The callback must not wait, and must not read or close this reader.
 
         Raises:
             Interrupted: the current interrupt is triggered; the cursor has not moved.
+            Exception: ``on_publish`` raised it; the cursor has not moved.
             RuntimeError: another task already waits on this reader.
             ValueError: ``max_items`` is below 1.
         """
@@ -264,6 +284,7 @@ class Reader(Generic[T]):
                 return taken
             if self._closed or self._broadcast._closed:
                 return None
+            self._on_publish = on_publish
             await self._wait()
 
     def close(self) -> None:
@@ -301,6 +322,20 @@ class Reader(Generic[T]):
             self._has_seen_everything()
         return taken
 
+    def _takes(self, items: Sequence[T], first: int, waiter: Waiter) -> bool:
+        """Offer new items to the callback of the pending `read`, and return whether it took them."""
+        if self._on_publish is None or self._cursor + 1 != first or waiter.done():
+            return False
+        try:
+            if not self._on_publish(items):
+                return False
+        except Exception as error:
+            waiter.set_exception(error)
+            return False
+        self._cursor += len(items)
+        self._has_seen_everything()
+        return True
+
     def _has_seen_everything(self) -> None:
         broadcast = self._broadcast
         if self._epoch != broadcast._epoch:
@@ -317,5 +352,5 @@ class Reader(Generic[T]):
         try:
             await wait_for_release(waiter)
         finally:
-            self._waiter = None
+            self._waiter = self._on_publish = None
             broadcast._stop_waiting(self, waiter)

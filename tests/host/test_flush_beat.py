@@ -1,0 +1,206 @@
+"""Runs of a busy host flush together: what they wrote is stored whatever happens to one of them, or to the host."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from holdfast import Host, Run, agent
+from holdfast.host import flush_beat
+from holdfast.host.flush_beat import BUSY_AT, FLUSH_EVERY_S, FlushBeat
+from holdfast.host.log_reader import LogReader, open_log
+from holdfast.protocol.events import Stored, TextDelta, decode_event
+from holdfast.storage import MemoryStore
+from holdfast.testing import VirtualClock, explore, run_virtual
+
+SESSIONS = 2 * BUSY_AT
+
+
+@agent
+async def short(run: Run) -> None:
+    """Emit four pieces, one every 5 ms."""
+    for number in range(4):
+        await run.emit(f"{number} ")
+        await asyncio.sleep(0.005)
+
+
+def virtual_host() -> Host:
+    """A host on a virtual clock."""
+    return Host(agents=[short], store=MemoryStore(), clock=VirtualClock())
+
+
+async def texts(host: Host, key: str) -> list[str]:
+    """The pieces of text in the session's log."""
+    session, view = await host.directory.find("local", key)
+    found = await host.store.read_events(session, after=0, limit=10_000)
+    assert [event.seq for event in found] == list(range(1, view.seq + 1))
+    events = [decode_event(event) for event in found]
+    return [event.text for event in events if isinstance(event, TextDelta)]
+
+
+def test_a_flush_that_raises_holds_up_no_other() -> None:
+    async def test() -> None:
+        async with virtual_host() as host:
+            beat = FlushBeat(host.context)
+            flushed: list[int] = []
+
+            def broken() -> None:
+                raise RuntimeError("broken")
+
+            now = asyncio.get_running_loop().time()
+            beat.join(lambda: flushed.append(1), last_flush=now)
+            beat.join(broken, last_flush=now)
+            beat.join(lambda: flushed.append(2), last_flush=now).cancel()
+            beat.join(lambda: flushed.append(3), last_flush=now)
+            await asyncio.sleep(2 * FLUSH_EVERY_S)
+            assert flushed == [1, 3]
+            assert "broken" in host.incidents.newest[-1].text
+            beat.join(lambda: flushed.append(4), last_flush=now)
+            await asyncio.sleep(FLUSH_EVERY_S)
+            assert flushed == [1, 3, 4], "the next beat is not affected"
+
+    run_virtual(test())
+
+
+def test_flushes_of_a_busy_host_share_a_beat_and_a_host_at_ease_waits_less() -> None:
+    async def test() -> None:
+        async with virtual_host() as host:
+            loop = asyncio.get_running_loop()
+            beat = FlushBeat(host.context)
+            at: list[float] = []
+            silent = loop.time() - 1.0
+            began = loop.time()
+            beat.join(lambda: at.append(loop.time()), last_flush=silent)
+            await asyncio.sleep(FLUSH_EVERY_S)
+            assert at[0] - began <= flush_beat.BEAT_S + 1e-9
+            assert not beat.is_busy()
+            for _ in range(2 * BUSY_AT):
+                beat.join(lambda: None, last_flush=silent)
+            assert beat.is_busy()
+            at.clear()
+            for pause_s in (0.003, 0.004, 0.005):
+                await asyncio.sleep(pause_s)
+                beat.join(lambda: at.append(loop.time()), last_flush=silent)
+            await asyncio.sleep(2 * FLUSH_EVERY_S)
+            assert len(at) == 3
+            assert len(set(at)) <= 2, "they flush on the beats of 20 ms, not each on its own"
+            await asyncio.sleep(2 * FLUSH_EVERY_S)
+            assert not beat.is_busy(), "once the output ends, the host is at ease again"
+
+    run_virtual(test())
+
+
+class Talkers:
+    """Agents that emit a piece every millisecond, and how many pieces each session's agent has emitted."""
+
+    def __init__(self) -> None:
+        self.said: dict[str, int] = {}
+
+    async def __call__(self, run: Run) -> None:
+        for number in range(1, 10_000):
+            await run.emit(f"{number} ")
+            self.said[run.session_key] = number
+            await asyncio.sleep(0.001)
+
+
+def test_text_before_an_interrupt_is_stored_wherever_the_beat_is() -> None:
+    async def test() -> None:
+        talkers = Talkers()
+        async with Host(agent(name="talks")(talkers.__call__), store=MemoryStore(), clock=VirtualClock()) as host:
+            keys = [f"s{number}" for number in range(SESSIONS)]
+            for key in keys:
+                await host.session(key).send("go")
+            await asyncio.sleep(0.2)
+            for number, key in enumerate(keys):
+                await asyncio.sleep(0.0013 * (number % 7))
+                await host.session(key).interrupt("enough")
+                found = await texts(host, key)
+                assert found == [f"{n} " for n in range(1, len(found) + 1)]
+                assert len(found) >= talkers.said[key] > 100
+
+    run_virtual(test())
+
+
+def test_text_of_a_beat_that_the_shutdown_cuts_short_is_stored(tmp_path: Path) -> None:
+    async def test() -> None:
+        talkers = Talkers()
+        talks = agent(name="talks")(talkers.__call__)
+        url = f"sqlite:///{tmp_path}/store.db"
+        async with Host(talks, store=url) as host:
+            for number in range(SESSIONS):
+                await host.session(f"s{number}").send("go")
+            while len(talkers.said) < SESSIONS or min(talkers.said.values()) < 20:
+                await asyncio.sleep(0.01)
+            await host.drain(deadline_s=0.0)
+        said = dict(talkers.said)
+        async with Host(talks, store=url) as host:
+            for key, count in said.items():
+                assert len(await texts(host, key)) >= count >= 20
+
+    asyncio.run(test())
+
+
+def takes_all(log: LogReader, seen: list[int]) -> None:
+    def sink(events: Sequence[Stored]) -> bool:
+        seen.extend(event.seq for event in events)
+        return True
+
+    log.sink = sink
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_readers_that_join_in_the_middle_of_a_beat_see_each_event_once(direct: bool) -> None:
+    async def read(host: Host, joins_after_s: float) -> None:
+        await asyncio.sleep(joins_after_s)
+        seen: list[int] = []
+        log = await open_log(host.context, host.directory, "local", "s", after=None, follow=None, keepalive_s=5.0)
+        assert isinstance(log, LogReader)
+        if direct:
+            takes_all(log, seen)
+        async for batch in log:
+            if batch is None:
+                break  # the sink has taken the last event
+            assert isinstance(batch, list)
+            await asyncio.sleep(0)
+            seen.extend(event.seq for event in batch)
+            if batch[-1].kind == "message.settled":
+                break
+        await log.aclose()
+        assert seen == list(range(1, seen[-1] + 1))
+
+    async def test() -> None:
+        async with Host(agents=[short], store=MemoryStore(yielding=True), clock=VirtualClock()) as host:
+            await host.session("s").send("go")
+            async with asyncio.TaskGroup() as group:
+                for number in range(8):
+                    group.create_task(read(host, number * 0.0027))
+
+    explore(test, schedules=60)
+
+
+def test_a_reader_whose_sink_takes_events_is_kept_alive_only_when_it_is_quiet() -> None:
+    async def test() -> None:
+        async with virtual_host() as host:
+            loop = asyncio.get_running_loop()
+            await host.session("s").ask("go")
+            log = await open_log(host.context, host.directory, "local", "s", after=None, follow=None, keepalive_s=1.0)
+            assert isinstance(log, LogReader)
+            seen: list[int] = []
+            takes_all(log, seen)
+            await anext(log)  # what was stored before
+            waiting = asyncio.ensure_future(anext(log))
+            live = host.directory.live[next(iter(host.directory.live))]
+            for _ in range(5):
+                await asyncio.sleep(0.6)
+                live.publish([Stored(live.log.next_seq, "text.delta", b'{"kind":"text.delta","text":"x"}')])
+            quiet_since = loop.time()
+            assert not waiting.done()
+            assert await waiting is None
+            assert loop.time() - quiet_since == pytest.approx(1.0)
+            assert len(seen) == 5
+            await log.aclose()
+
+    run_virtual(test())
