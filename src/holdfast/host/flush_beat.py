@@ -1,7 +1,7 @@
 """The beat on which the runs of a host flush their output, so that one commit stores the output of many runs.
 
 Invariants
-- All flushes of a beat share one timer. A beat that nobody joined has no timer.
+- All flushes of a beat share one timer. A beat without flushes has no timer.
 - A flush that raises is reported as an incident. The other flushes of the beat still happen.
 - The beat only delays output. What a run commits, and what a caller waits for, does not wait for the beat.
 """
