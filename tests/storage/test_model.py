@@ -521,7 +521,7 @@ class StoresAgree(RuleBasedStateMachine):
         async def everything(store):
             return (
                 list(await store.sessions(principal=None, limit=9)),
-                list(await store.sessions(principal="p", limit=1, before=self.at)),
+                list(await store.sessions(principal="p", limit=1, before=(self.at, 0))),
                 list(await store.ready(limit=9)),
                 list(await store.due_questions(before=self.at, limit=2)),
                 await store.attachment("p", "d1"),
