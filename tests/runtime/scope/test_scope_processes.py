@@ -100,6 +100,20 @@ def test_a_program_may_be_given_more_grace_than_poll_can_wait() -> None:
     run(main)
 
 
+def test_a_program_whose_end_the_loop_has_not_heard_of_is_not_named_as_forced() -> None:
+    async def main() -> None:
+        scope = Scope("call", parent=None).open()
+        program = await scope.process(["sleep", "1000"], name="meek")
+        os.kill(program.pid, signal.SIGTERM)
+        while not program.gone:  # the loop is blocked: another thread hears of the end
+            time.sleep(0.001)
+        receipt = await scope.stop("enough", grace_s=0)
+        assert (receipt.outcome, receipt.stopped.programs, receipt.forced) == ("gone", 1, ())
+        assert program.returncode == -signal.SIGTERM
+
+    run(main)
+
+
 def test_a_stop_asks_and_then_kills_the_whole_tree() -> None:
     async def main() -> None:
         scope = Scope("call", parent=None).open()

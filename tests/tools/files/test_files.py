@@ -236,7 +236,7 @@ def test_a_run_that_is_stopped_before_the_rename_writes_nothing(
 
         def stuck() -> None:
             writing.set()
-            go_on.wait(20)
+            go_on.wait(100)
             check()
 
         try:

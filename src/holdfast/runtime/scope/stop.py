@@ -11,15 +11,14 @@ Phases
 - ``force``: closers have run, and process trees are being killed. Tasks are asked to stop repeatedly, at intervals that
   grow from 1 to 100 ms.
 - ``last``: threads, processes and child scopes that did not end are abandoned. Tasks that only waited for one of these
-  get a moment to end by themselves, so that the receipt names the member that hangs and not its waiters. Before the
-  receipt names a program, the program's state is checked: if the loop was blocked, the notification of its end may
-  still be queued.
+  get a moment to end by themselves, so that the receipt names the member that hangs and not its waiters.
 - ``ended``: every member is gone or abandoned, and the receipt is final. Even after all known processes are dead, the
   stop waits, until its deadline, for the kill of processes that foreign code started, because it may find more.
 
 The receipt names each member that outlasted the grace period as forced, with the reason, except a task that probably
 waited for another one: it ended before the last program or thread of the scope that outlasted the grace period, or soon
-after that one or a child scope.
+after that one or a child scope. Before a program is named as forced or as alive, its state is checked: if the loop was
+blocked, the notification of its end may still be queued.
 
 If foreign code started a program in the scope, the stop kills every process with the scope's tag before it reports that
 nothing is left, even if all known processes have ended. It also looks for processes that may belong to the scope but
@@ -344,6 +343,11 @@ class Stopping:
             child.on_loop(child.stop_with_parent, grace_s, abandon_after_s)
 
     def _force(self) -> None:
+        for member in self.scope.handles():
+            if member.kind != "task":
+                member.end_if_over()
+        if self.receipt is not None:
+            return  # the loop had not been notified yet that all of them had ended
         with self.scope.gate:  # what foreign code starts is either entered before and killed here, or refused
             self.phase = "force"
         # If the loop was blocked, the kills that begin now still get their full time.
