@@ -167,7 +167,7 @@ def test_a_principal_reaches_only_its_own_sessions() -> None:
         ):
             answer = await server.http.request(method, f"/v1/sessions/s{path}", headers={**mallory, **JSON})
             refused(answer, 404, "unknown_session")
-        assert (await server.http.get("/v1/sessions", headers=mallory)).json() == {"sessions": []}
+        assert (await server.http.get("/v1/sessions", headers=mallory)).json() == {"sessions": [], "next": None}
         assert "children" not in (await server.http.get("/v1/tree", headers=mallory)).json()
         own = await server.http.get("/v1/sessions/s", headers=alice)
         assert own.json()["state"] == "running", "nobody else could stop it"
@@ -354,7 +354,7 @@ def test_live_is_a_context_of_its_own() -> None:
     async def main() -> None:
         async with asyncio.timeout(GUARD_S), live() as one, live() as other:
             await one.post("alice", query="?wait=60")
-            assert (await other.http.get("/v1/sessions")).json() == {"sessions": []}
+            assert (await other.http.get("/v1/sessions")).json() == {"sessions": [], "next": None}
 
     asyncio.run(main())
 

@@ -39,11 +39,12 @@ class Client(Transport):
     async def session_page(
         self, *, limit: int = 100, everybody: bool = False, before: str | None = None
     ) -> SessionList:
-        """Return sessions like `sessions`, with what requests the next page.
+        """Return one page of the sessions that `sessions` returns, with the position of the following page.
+
+        Parameters not listed here are those of `sessions`.
 
         Parameters:
-            limit, everybody: as in `sessions`.
-            before: ``next`` of the page before; None returns the first page.
+            before: ``next`` of the previous page; None returns the first page.
         """
         query = {"limit": str(limit), "all": str(everybody).lower()}
         if before is not None:

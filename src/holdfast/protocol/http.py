@@ -253,7 +253,7 @@ class StopPending(msgspec.Struct, frozen=True, kw_only=True):
 class SessionList(msgspec.Struct, frozen=True, kw_only=True):
     """Sessions, most recently changed first.
 
-    ``next`` is the ``before`` that requests the following page; None if there is none.
+    ``next`` is the ``before`` of the following page, or None on the last page.
     """
 
     sessions: list[SessionView]

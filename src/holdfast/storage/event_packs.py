@@ -1,6 +1,6 @@
 """Packs: consecutive events or transcript entries, encoded as one body that a row stores.
 
-Events have two forms, told apart by the first byte. The plain form has a line ``<kind> <json>`` for each event: it
+Events have two forms, distinguished by the first byte. The plain form has a line ``<kind> <json>`` for each event: it
 costs least to write, and each append is stored in it. The compact form is what the appends of a run are merged into.
 It begins with `_COMPACT`; the rest is deflated: one line of JSON with groups of consecutive events, then their varying
 bytes. Of a group of deltas, the kind and all JSON around the time and the text are written once.

@@ -471,7 +471,7 @@ def test_a_refused_message_is_gone_without_the_collector(tmp_path):
 
 
 def test_pruning_goes_through_all_sessions_in_small_steps(tmp_path, monkeypatch):
-    monkeypatch.setattr("holdfast.storage.sql.pruning._SESSIONS", 7)
+    monkeypatch.setattr("holdfast.storage.sql.pruner._SESSIONS", 7)
 
     async def main():
         async with opened(tmp_path / "store.db") as store:

@@ -52,7 +52,7 @@ def _position(before: str | None) -> tuple[float, int] | None:
     except ValueError:
         position = math.nan, 0
     if not (math.isfinite(position[0]) and 0 < position[1] < 2**63):
-        raise errors.InvalidRequest("?before= is no position in this list", hint="send `next` of the page before")
+        raise errors.InvalidRequest("?before= must be the `next` of another page", hint="send the value of `next` from the previous page")
     return position
 
 

@@ -36,7 +36,7 @@ from holdfast.storage.sql.columns import (
     state_columns,
 )
 from holdfast.storage.sql.database import LARGE_BYTES, Database
-from holdfast.storage.sql.pruning import prune_piece
+from holdfast.storage.sql.pruner import prune_piece
 from holdfast.storage.sql.reads import SqlReads
 from holdfast.storage.sql.transcripts import is_landmark, mark_again, read_entries
 from holdfast.storage.values import ALL_ENTRIES, KeyRecord

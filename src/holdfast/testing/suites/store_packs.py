@@ -13,7 +13,7 @@ from holdfast.testing.suites.store_driver import Check, Driver, MakeStore, opene
 __all__ = ["PACK_CHECKS"]
 
 _CHECKS: list[Check] = []
-_TEXTS = ("", "a", "wörld ", 'say "at":1.5,"text":"', "\\", "line\nbreak", "\0", "a long piece " * 40, "\u2028😀")
+_TEXTS = ("", "a", "wörld ", 'see "at":1.5,"text":"', "\\", "line\nbreak", "\0", "a long piece " * 40, "\u2028😀")
 """Texts of deltas, some of which look like the JSON around them."""
 
 

@@ -20,11 +20,11 @@ _MESSAGES: Final = 200
 _ATTACHMENTS: Final = 50
 
 _Position = tuple[Any, ...]
-"""Where a stage goes on: the columns of its last row, in the order of its index."""
+"""Position at which a stage continues: the columns of its last row, in the order of its index."""
 
 
 class Pruned(Protocol):
-    """What pruning needs of the tables."""
+    """The tables that pruning uses."""
 
     def get(self, session: int) -> SessionRow | None:
         """Return the session with that number."""
