@@ -10,6 +10,15 @@ CONFORMANCE = ("tests/storage/test_conformance.py",)
 
 MUTANTS = (
     Mutant(
+        name="merge of dropped rows",
+        of="P5",
+        breaks="events that were dropped while a pass merged their rows come back",
+        file="storage/sql/merger.py",
+        old="if row is None or dropped != new.rows - 1 or written != 1:",
+        new="if row is None:",
+        tests=("tests/storage/sqlite/test_packs.py::test_rows_dropped_while_they_are_merged_stay_dropped",),
+    ),
+    Mutant(
         name="fence by plain read",
         of="P11",
         breaks="a row that another host changed after it was read is overwritten: a stale run's output counts",

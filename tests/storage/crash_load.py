@@ -91,7 +91,8 @@ class Load:
         hit = await store.interrupt(InterruptRequest(principal="p", key="busy", cause=USER, at=self.later()))
         self.note("busy", hit.events)
         done = await self.commit("busy", first, next_run_id="r_next")
-        await self.append("busy", done.claim, 1)
+        for nth in range(1, 9):
+            await self.append("busy", done.claim, nth)
         await self.commit("busy", done.claim)
         ready = await store.ready(limit=10)
         claim = await store.claim(ready[0].session, run_id="r_claimed", at=self.later())
@@ -212,6 +213,7 @@ async def child(folder, name):
         with failpoints.arm(name, error=None):
             await load.open()
             await load.run()
+            await load.store.close()  # merges events
         return
     with (
         patch.multiple(

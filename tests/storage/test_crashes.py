@@ -93,7 +93,7 @@ def test_every_write_path_and_the_checkpoints_have_four_failpoints():
     assert verbs == {
         "open", "send", "claim", "append", "commit_run", "interrupt", "stop_session", "withdraw", "delete_session",
         "rescue", "restart", "prune", "add_key", "revoke_key", "steer", "suspend", "answer", "park", "edit_history",
-        "add_attachment", "put_schedule", "pause_schedule", "delete_schedule", "fire_schedule", "checkpoint",
+        "add_attachment", "put_schedule", "pause_schedule", "delete_schedule", "fire_schedule", "merge", "checkpoint",
     }  # fmt: skip
     assert len(POINTS) == 4 * len(verbs)
 

@@ -145,16 +145,8 @@ class Tables(Protocol):
     ) -> None:
         """Write the events from `first_seq` to `last_seq` as one row, with the next ``commit_no``.
 
-        `body` contains them as packed by `pack_events` or `merge_events`. ``commit_no`` grows with every row that is
+        `body` contains them as packed by `pack_events`. ``commit_no`` grows with every row that is
         written, in the order of the commits, and no number is used twice.
-        """
-        ...
-
-    def take_events(self, row: SessionRow, run_id: str, first_seq: int, *, limit_bytes: int) -> list[Stored]:
-        """Remove rows of a run's events, for the caller to write them again in the same transaction.
-
-        Rows that begin before `first_seq` or whose body is longer than `limit_bytes` stay. The events are returned in
-        order, but need not be consecutive.
         """
         ...
 

@@ -81,7 +81,6 @@ class SessionRow:
         resumed_as: run id with which a claim resumed the active run, kept to recognize a repeated claim.
         questions: open questions of the active run, oldest first.
         answered: ids of the active run's answered questions, each with the seq of its ``run.resumed`` event.
-        merged_seq: seq before which the rows of the active run's events have been merged; 0 before the first merge.
     """
 
     session: int
@@ -115,7 +114,6 @@ class SessionRow:
     resumed_as: str | None = None
     questions: tuple[Question, ...] = ()
     answered: tuple[tuple[str, int], ...] = ()
-    merged_seq: int = 0
 
 
 class KnownMessage(NamedTuple):

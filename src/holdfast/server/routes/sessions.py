@@ -52,7 +52,9 @@ def _position(before: str | None) -> tuple[float, int] | None:
     except ValueError:
         position = math.nan, 0
     if not (math.isfinite(position[0]) and 0 < position[1] < 2**63):
-        raise errors.InvalidRequest("?before= must be the `next` of another page", hint="send the value of `next` from the previous page")
+        raise errors.InvalidRequest(
+            "?before= must be the `next` of another page", hint="send the value of `next` from the previous page"
+        )
     return position
 
 

@@ -247,18 +247,6 @@ class MemoryTables:
             log.append(pack)
         self.grow(row.principal, len(body))
 
-    def take_events(self, row: SessionRow, run_id: str, first_seq: int, *, limit_bytes: int) -> list[Stored]:
-        log = self.sessions[row.session].log
-        start = bisect_left(log, first_seq, key=lambda pack: pack.last_seq)
-        taken: list[_Pack] = []
-        others = log[:start]
-        for pack in log[start:]:
-            found = pack.run_id == run_id and pack.first_seq >= first_seq and len(pack.body) <= limit_bytes
-            (taken if found else others).append(pack)
-        log[:] = others
-        self.grow(row.principal, -sum([len(pack.body) for pack in taken]))
-        return [event for pack in taken for event in pack.events]
-
     def add_run(self, row: SessionRow, run: EndedRun, history: HistoryRow | None) -> None:
         session = self.sessions[row.session]
         session.runs[run.view.run_id] = run

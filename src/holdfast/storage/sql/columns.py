@@ -66,7 +66,6 @@ class _LiveRun(msgspec.Struct, frozen=True, omit_defaults=True):
     resumed_as: str | None = None
     questions: tuple[Question, ...] = ()
     answered: tuple[tuple[str, int], ...] = ()
-    merged_seq: int = 0
 
 
 decode_live = msgspec.json.Decoder(_LiveRun).decode
@@ -143,7 +142,6 @@ def row_of(columns: tuple[Any, ...]) -> tuple[SessionRow, int, tuple[str, ...]]:
     row.resumed_as = live.resumed_as
     row.questions = live.questions
     row.answered = live.answered
-    row.merged_seq = live.merged_seq
     return row, waiting, live.messages
 
 
@@ -177,7 +175,6 @@ def state_columns(row: SessionRow) -> tuple[object, ...]:
                 row.resumed_as,
                 row.questions,
                 row.answered,
-                row.merged_seq,
             )
         )
     waiting = row.waiting

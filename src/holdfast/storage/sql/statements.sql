@@ -124,10 +124,20 @@ WHERE session = ? AND message_id = ? AND run_id IS NULL AND withdrawn_at IS NULL
 -- name: add_events
 INSERT INTO event (session, last_seq, first_seq, run_id, at, commit_no, body) VALUES [[(?, ?, ?, ?, ?, ?, ?)]]
 
--- name: take_events
--- Unordered.
-DELETE FROM event WHERE session = ? AND last_seq >= ? AND first_seq >= ? AND run_id = ? AND length(body) <= ?
-RETURNING last_seq, body
+-- name: last_event_row
+SELECT coalesce(max(rowid), 0) FROM event
+
+-- name: small_events
+-- The rows of a range that may be merged: those of runs, small, and not in the compact form.
+SELECT session, run_id, first_seq, last_seq, body FROM event
+WHERE rowid > ? AND rowid <= ? AND run_id IS NOT NULL AND length(body) <= ? AND substr(body, 1, 1) <> x'01'
+ORDER BY rowid
+
+-- name: drop_merged_events
+DELETE FROM event WHERE session = ? AND last_seq >= ? AND last_seq < ?
+
+-- name: merge_event
+UPDATE event SET first_seq = ?, body = ? WHERE session = ? AND last_seq = ?
 
 -- name: events_after
 SELECT last_seq, body FROM event WHERE session = ? AND last_seq > ? ORDER BY last_seq LIMIT ?

@@ -19,7 +19,7 @@ from holdfast.errors import StorageError
 from holdfast.protocol.events import Stored, encode_json
 from holdfast.protocol.messages import Attachment, Entry
 from holdfast.storage.backend import Counters
-from holdfast.storage.event_packs import pack_entries, unpack_events
+from holdfast.storage.event_packs import pack_entries
 from holdfast.storage.rows import EndedRun, HistoryRow, KnownMessage, Mail, ScheduleRow, SessionRow
 from holdfast.storage.sql.columns import (
     LIVE_COLUMN,
@@ -36,6 +36,7 @@ from holdfast.storage.sql.columns import (
     state_columns,
 )
 from holdfast.storage.sql.database import LARGE_BYTES, Database
+from holdfast.storage.sql.merger import Merger
 from holdfast.storage.sql.pruner import prune_piece
 from holdfast.storage.sql.reads import SqlReads
 from holdfast.storage.sql.transcripts import is_landmark, mark_again, read_entries
@@ -71,6 +72,7 @@ class SqlTables:
     ) -> None:
         self.epoch = epoch
         self.counters = Counters()
+        self.merger = Merger(self, database, between)
         self._database = database
         self._between = between
         self._last_number = last_number
@@ -109,6 +111,7 @@ class SqlTables:
 
     def forget(self) -> None:
         """Drop cached and collected rows; session numbers already assigned are not reused."""
+        self.merger.abandon()
         for kept in (self._rows, self._names, self._seen, self._live, self._messages):
             kept.clear()
         for written in (self._new, self._changed, self._appended):
@@ -195,6 +198,7 @@ class SqlTables:
                 if self._database.write(name, *parameters) != 1:
                     raise SessionChanged
             collected.clear()
+        self.merger.added(len(self._events))
         for name, collected in (
             ("add_events", self._events),
             ("add_runs", self._runs),
@@ -389,24 +393,6 @@ class SqlTables:
                 self._events_since.append((at, row.session))
         self._commit_no += 1
         self._events.append((row.session, last_seq, first_seq, run_id, at, self._commit_no, body))
-
-    def take_events(self, row: SessionRow, run_id: str, first_seq: int, *, limit_bytes: int) -> list[Stored]:
-        session = row.session
-        packs: list[tuple[int, bytes]] = self._database.query(
-            "take_events", session, first_seq, first_seq, run_id, limit_bytes
-        )
-        self._between()
-        others = []
-        for columns in self._events:
-            of, last, first, run, *_, body = columns
-            if of == session and run == run_id and first >= first_seq and len(body) <= limit_bytes:
-                packs.append((last, body))
-            else:
-                others.append(columns)
-        self._events[:] = others
-        packs.sort()
-        self.grow(row.principal, -sum([len(body) for _, body in packs]))
-        return [event for last_seq, body in packs for event in unpack_events(last_seq, body)]
 
     def add_run(self, row: SessionRow, run: EndedRun, history: HistoryRow | None) -> None:
         view = run.view

@@ -57,6 +57,7 @@ _VERBS: Final = (
     "fire_schedule",
     "rescue",
     "restart",
+    "merge",
     "prune",
     "add_key",
     "revoke_key",

