@@ -23,8 +23,16 @@ MUTANTS = (
         of="P11",
         breaks="a row that another host changed after it was read is overwritten: a stale run's output counts",
         file="storage/sql/statements.sql",
-        old="WHERE session.session = new.column1 AND session.fence = new.column2 AND session.next_seq = new.column3",
-        new="WHERE session.session = new.column1 AND new.column2 = new.column2 AND new.column3 = new.column3",
+        old="""
+    CAST(? AS double precision))]]
+) AS new
+WHERE session.session = new.column1 AND session.fence = new.column2 AND session.next_seq = new.column3
+""",
+        new="""
+    CAST(? AS double precision))]]
+) AS new
+WHERE session.session = new.column1 AND new.column2 = new.column2 AND new.column3 = new.column3
+""",
         tests=("tests/storage/sqlite/test_sqlite_file.py::test_a_row_changed_from_outside_is_never_overwritten",),
     ),
     Mutant(

@@ -2,11 +2,13 @@
 
 import asyncio
 import pathlib
+import random
 import re
 import sqlite3
 from contextlib import closing
 from importlib.resources import files
 
+import msgspec
 import pytest
 
 from benchmarks.large_store import LONG, make_store
@@ -16,7 +18,7 @@ from holdfast.protocol.messages import Entry
 from holdfast.protocol.stopping import Cause
 from holdfast.storage import SqliteStore
 from holdfast.storage.port import EditHistory, RunCommit, Send
-from holdfast.storage.sql import statements
+from holdfast.storage.sql import active_sessions, statements
 from tests.storage.audit import audit
 
 SCHEMA_5 = pathlib.Path(__file__).parents[1] / "fixtures" / "schema_5.sql"
@@ -25,8 +27,11 @@ NAMES = re.findall(
 )
 ALL_ROWS = {"keys", "run_pieces", "edit_pieces", "long_transcripts", "most_stored", "schedules", "due_schedules"}
 """Statements that read whole tables: API keys, schedules and principals, and what only migrations run."""
-SORTED = {"due_schedules", "schedules_of_principal", "schedules_of_session", "pieces_within", "ended_runs"}
-"""Statements that sort what they read: it is one session's or one principal's."""
+SORTED = {"due_schedules", "schedules_of_principal", "schedules_of_session", "pieces_within", "ended_runs"} | {
+    "sessions",
+    "sessions_of_principal",
+}
+"""Statements that sort what they read: it is one session's or one principal's, or a page and the rest of a second."""
 
 
 def run(coroutine):
@@ -71,11 +76,9 @@ def test_no_statement_scans_a_table(grown, name):
 def test_the_lists_and_the_start_use_their_indexes(grown):
     with closing(sqlite3.connect(grown)) as connection:
         used = {
-            "sessions": "session_changed",
-            "sessions_before": "session_changed",
-            "sessions_of_principal": "session_of_principal",
-            "sessions_of_principal_before": "session_of_principal",
-            "orphans": "session_held",
+            "sessions": "session_listed (listed_at>? AND listed_at<?)",
+            "sessions_of_principal": "session_of_principal (principal=? AND listed_at>? AND listed_at<?)",
+            "orphans": "SEARCH session USING INTEGER PRIMARY KEY",
             "ready": "session_ready",
             "tombstones": "session_deleted",
             "sessions_with_events": "session_events",
@@ -96,6 +99,90 @@ def test_pages_of_sessions_hold_each_once(grown):
                 before = page[-1].updated_at, page[-1].number
             assert len(seen) == len(set(seen)) == count
         await store.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_lists_are_in_the_order_of_the_last_change_within_a_second_too(tmp_path, seed):
+    chance = random.Random(seed)
+
+    async def pages(store, principal, limit):
+        found, before = [], None
+        while page := await store.sessions(principal=principal, limit=limit, before=before):
+            found += page
+            before = page[-1].updated_at, page[-1].number
+        return found
+
+    async def main():
+        store = await begin(tmp_path / "listed.db")
+        changed: dict[str, float] = {}
+        numbers: dict[str, int] = {}
+        at = 1000.0
+        for nth in range(150):
+            at += chance.choice([0.0, 0.0, 0.01, 0.3, 2.5, -0.4, -5.0])  # the clock may be set back
+            key = f"k{chance.randrange(25)}"
+            sent = await store.send(msgspec.structs.replace(send(key, f"m_{nth}", f"p{int(key[1:]) % 2}"), at=at))
+            if sent.claim is not None:
+                await store.commit_run(RunCommit(lease=sent.claim.lease, status="completed", at=at))
+                numbers[key] = sent.claim.lease.session
+            changed[key] = at
+            if nth == 75:
+                await store.close()
+                store = await begin(tmp_path / "listed.db")
+            if nth % 10 == 9:
+                order = sorted(changed, key=lambda key: (changed[key], numbers[key]), reverse=True)
+                for limit in (1, 4, 100):
+                    assert [view.key for view in await pages(store, None, limit)] == order
+                    odd = [view.key for view in await pages(store, "p1", limit)]
+                    assert odd == [key for key in order if int(key[1:]) % 2]
+        for before, count in (((1e308, 1), len(changed)), ((-1e308, 1), 0)):
+            assert len(await store.sessions(principal=None, limit=100, before=before)) == count
+        await store.close()
+
+    run(main())
+
+
+def test_a_start_after_a_kill_finds_each_run_and_looks_at_few_sessions(tmp_path, monkeypatch):
+    """Red when a session leaves the table ``active`` while its run has a holder, or enters it too late."""
+    monkeypatch.setattr(active_sessions, "_KEPT", 3)
+    chance = random.Random(1)
+
+    async def check(running, nth):
+        copy = tmp_path / f"killed{nth}.db"
+        with closing(sqlite3.connect(tmp_path / "held.db")) as connection, closing(sqlite3.connect(copy)) as killed:
+            ((marked,),) = connection.execute("SELECT count(*) FROM active").fetchall()
+            connection.backup(killed)
+        assert marked <= 2 * 9, "twice as many as ever ran at a time"
+        store = await begin(copy)
+        assert {claim.lease.session for claim in await store.rescue(at=2e6)} == set(running)
+        assert await store.rescue(at=2e6) == ()
+        await store.close()
+
+    async def main():
+        store = await begin(tmp_path / "held.db")
+        running: dict[int, object] = {}
+        for nth in range(200):
+            idle = len(running) < 2 or (len(running) < 9 and chance.random() < 0.5)
+            if idle:
+                sent = await store.send(send(f"k{nth}" if nth % 3 else f"k{nth % 9}", f"m_{nth}"))
+                if sent.claim is not None:
+                    running[sent.claim.lease.session] = sent.claim.lease
+            else:
+                session = chance.choice(list(running))
+                lost = chance.random() < 0.1
+                if lost:
+                    with failpoints.arm("sqlite.commit_run.before_commit", error=OSError("now")):
+                        with pytest.raises((HoldfastError, OSError)):
+                            await end(store, running[session])
+                else:
+                    await end(store, running.pop(session))
+            if nth % 10 == 9:
+                await check(running, nth)
+        await store.close()
+
+    async def end(store, lease):
+        await store.commit_run(RunCommit(lease=lease, status="completed", at=1e6))
 
     run(main())
 

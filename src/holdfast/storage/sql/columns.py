@@ -26,6 +26,7 @@ from holdfast.storage.rows import (
     ready_since,
 )
 from holdfast.storage.sql.database import Database
+from holdfast.storage.values import KeyRecord
 
 __all__ = [
     "LIVE_COLUMN",
@@ -33,9 +34,12 @@ __all__ = [
     "decode_live",
     "decode_run",
     "ended_of",
+    "key_columns",
     "known_of",
+    "listed_at",
     "load",
     "mail_of",
+    "new_columns",
     "piece_of",
     "row_of",
     "schedule_columns",
@@ -157,6 +161,17 @@ def load(database: Database, columns: tuple[Any, ...]) -> SessionRow:
     return row
 
 
+def listed_at(row: SessionRow) -> int:
+    """Return the column that the lists of sessions are indexed by: ``updated_at`` in whole seconds."""
+    return int(row.updated_at)
+
+
+def new_columns(row: SessionRow) -> tuple[object, ...]:
+    """Return the columns that ``add_sessions`` writes, in order."""
+    identity = (row.session, row.principal, row.key, row.created_at, row.events_since, listed_at(row))
+    return (*identity, *state_columns(row))
+
+
 def state_columns(row: SessionRow) -> tuple[object, ...]:
     """Return the columns that ``add_sessions`` and ``save_sessions`` write, in order."""
     live = None
@@ -221,6 +236,20 @@ def schedule_of(columns: tuple[Any, ...]) -> ScheduleRow:
             progress=Progress(anchor_at=0.0, tick_at=None, due_at=None, decided_at=0.0),
             broken=f"damaged, or written by a newer version: {format_error(error)}",
         )
+
+
+def key_columns(record: KeyRecord) -> tuple[object, ...]:
+    """Return the columns that ``add_key`` writes, in order."""
+    return (
+        record.key_id,
+        record.principal,
+        record.role,
+        record.digest,
+        record.created_at,
+        record.label,
+        record.revoked_at,
+        None if record.agents is None else msgspec.json.encode(record.agents).decode(),
+    )
 
 
 def schedule_columns(row: ScheduleRow) -> tuple[object, ...]:

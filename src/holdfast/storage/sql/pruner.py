@@ -9,9 +9,11 @@ import math
 from typing import Any, Final, Protocol
 
 from holdfast.storage.rows import SessionRow
+from holdfast.storage.sql.columns import decode_run
 from holdfast.storage.sql.database import Database
+from holdfast.storage.values import ALL_ENTRIES
 
-__all__ = ["Pruned", "prune_piece"]
+__all__ = ["Pruned", "prune_piece", "purge_contents", "purge_session"]
 
 _SESSIONS: Final = 50
 _PACKS: Final = 500
@@ -111,6 +113,32 @@ def _attachments(
 def _next(found: list[tuple[Any, ...]], limit: int) -> _Position | None:
     """Return the position after these rows; None if there were fewer than `limit`, so that none follow."""
     return found[-1] if len(found) == limit else None
+
+
+def purge_contents(tables: Pruned, database: Database, row: SessionRow, *, keep_run_id: str | None = None) -> None:
+    """Drop what `Tables.purge_contents` names; the session's row is not changed."""
+    _purge(tables, database, row, keep_run_id)
+    tables.drop(row.principal, "prune_events", row.session, row.next_seq - 1)
+
+
+def purge_session(tables: Pruned, database: Database, row: SessionRow) -> None:
+    """Drop all rows of a tombstone."""
+    _purge(tables, database, row, None)
+    tables.drop(row.principal, "purge_events", row.session)
+    database.write("purge_session", row.session)
+
+
+def _purge(tables: Pruned, database: Database, row: SessionRow, keep_run_id: str | None) -> None:
+    for (body,) in database.query("ended_runs", row.session, row.session, ALL_ENTRIES, row.session):
+        run = decode_run(body)
+        if run.run_id != keep_run_id:
+            tables.drop(row.principal, "purge_run", run.run_id, row.session)
+        for message_id in run.messages:
+            tables.drop(row.principal, "purge_message", message_id, row.session)
+    for name in ("purge_withdrawn_messages", "purge_edits", "purge_kept"):
+        tables.drop(row.principal, name, row.session)
+    database.write("drop_landmarks", row.session, 0)
+    database.write("purge_attachment_uses", row.session)
 
 
 _STAGES: Final = (_tombstones, _events, _keys, _attachments)

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from contextlib import closing
+from typing import Final
 
 import msgspec
 
@@ -37,6 +39,9 @@ from holdfast.storage.views import (
 )
 
 __all__ = ["SqlReads"]
+
+_FAR: Final = 2.0**62
+"""A time beyond all others that still is an integer of 64 bits."""
 
 
 class SqlReads:
@@ -136,13 +141,15 @@ class SqlReads:
     def sessions(
         self, *, principal: str | None, limit: int, before: tuple[float, int] | None
     ) -> tuple[SessionView, ...]:
-        name = "sessions" if principal is None else "sessions_of_principal"
-        parameters: list[object] = [] if principal is None else [principal]
-        if before is not None:
-            name += "_before"
-            parameters.extend(before)
+        at, number = (math.inf, 0) if before is None else before
+        position = (int(max(-_FAR, min(at, _FAR))), at, number, limit)
+        rows = (
+            self._query("sessions", *position, *position)
+            if principal is None
+            else self._query("sessions_of_principal", principal, *position, principal, *position)
+        )
         views = []
-        for columns in self._query(name, *parameters, limit):
+        for columns in rows:
             row, waiting, _ = row_of(columns)
             views.append(session_view(row, waiting=waiting))
         return tuple(views)

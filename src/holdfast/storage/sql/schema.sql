@@ -16,6 +16,7 @@ CREATE TABLE node (
 --   last_run_id: the last ended run, which begins the chain of the session's runs.
 --   history_id: the newest piece of the transcript, a run's or an edit's, which begins the chain of them.
 --   events_since: when the oldest stored event was written, or a time before; null if none is stored.
+--   listed_at: updated_at in whole seconds. Lists follow an index of it: one of updated_at would be written by every run.
 CREATE TABLE session (
     session INTEGER PRIMARY KEY AUTOINCREMENT,
     principal text NOT NULL,
@@ -40,15 +41,19 @@ CREATE TABLE session (
     question_due double precision,
     deleted_at double precision,
     events_since double precision,
+    listed_at bigint NOT NULL DEFAULT 0,
     UNIQUE (principal, key)
 );
 CREATE INDEX session_ready ON session (ready_since) WHERE ready_since IS NOT NULL;
 CREATE INDEX session_question_due ON session (question_due) WHERE question_due IS NOT NULL;
-CREATE INDEX session_changed ON session (updated_at, session);
-CREATE INDEX session_of_principal ON session (principal, updated_at, session);
-CREATE INDEX session_held ON session (holder) WHERE run_id IS NOT NULL;
+CREATE INDEX session_listed ON session (listed_at);
+CREATE INDEX session_of_principal ON session (principal, listed_at);
 CREATE INDEX session_deleted ON session (deleted_at, session) WHERE deleted_at IS NOT NULL;
 CREATE INDEX session_events ON session (events_since, session) WHERE events_since IS NOT NULL;
+-- active: every session whose run has a holder, and some whose run has ended or is parked. A start looks at these only.
+CREATE TABLE active (
+    session INTEGER PRIMARY KEY
+);
 -- Messages and runs have their ids first in their keys: ids sort by time, so that what many sessions write together is
 -- on a few pages. With the session first, each row would cost a page in the write-ahead log.
 -- message: an accepted message. It is queued while it has neither a run nor a withdrawal; then it follows its run.
@@ -289,8 +294,12 @@ INSERT INTO stored (principal, bytes) SELECT principal, sum(bytes) FROM (
 -- name: migrate_5
 -- From version 5 of the schema to version 6. `migration.mark_transcripts` sets the landmarks.
 ALTER TABLE session ADD COLUMN events_since double precision;
+ALTER TABLE session ADD COLUMN listed_at bigint NOT NULL DEFAULT 0;
 ALTER TABLE event ADD COLUMN commit_no bigint NOT NULL DEFAULT 0;
 ALTER TABLE stored ADD COLUMN sessions bigint NOT NULL DEFAULT 0;
+CREATE TABLE active (
+    session INTEGER PRIMARY KEY
+);
 CREATE TABLE landmark (
     session bigint NOT NULL,
     last_n bigint NOT NULL,
@@ -301,16 +310,16 @@ CREATE TABLE total (
     name text PRIMARY KEY,
     value bigint NOT NULL
 );
-UPDATE session SET events_since = (
+UPDATE session SET listed_at = CAST(updated_at AS bigint), events_since = (
     SELECT event.at FROM event WHERE event.session = session.session ORDER BY event.last_seq LIMIT 1
 );
+INSERT INTO active (session) SELECT session FROM session WHERE run_id IS NOT NULL AND holder > 0;
 INSERT INTO stored (principal, bytes, sessions)
 SELECT principal, 0, count(*) FROM session WHERE deleted_at IS NULL GROUP BY principal
 ON CONFLICT (principal) DO UPDATE SET sessions = excluded.sessions;
 INSERT INTO total (name, value) SELECT 'sessions', count(*) FROM session WHERE deleted_at IS NULL;
-CREATE INDEX session_changed ON session (updated_at, session);
-CREATE INDEX session_of_principal ON session (principal, updated_at, session);
-CREATE INDEX session_held ON session (holder) WHERE run_id IS NOT NULL;
+CREATE INDEX session_listed ON session (listed_at);
+CREATE INDEX session_of_principal ON session (principal, listed_at);
 CREATE INDEX session_deleted ON session (deleted_at, session) WHERE deleted_at IS NOT NULL;
 CREATE INDEX session_events ON session (events_since, session) WHERE events_since IS NOT NULL;
 CREATE INDEX message_key ON message (at, session, seq) WHERE idempotency_key IS NOT NULL;

@@ -17,28 +17,38 @@ SELECT session, principal, key, agent, created_at, updated_at, next_seq, next_n,
 FROM session WHERE session = ?
 
 -- name: sessions
+-- Parameters: updated_at in whole seconds, updated_at and session of the last session of the page before, limit; and all
+-- again. The index has the order of seconds only, so the inner query finds the last second that the page needs.
 SELECT session, principal, key, agent, created_at, updated_at, next_seq, next_n, fence, holder, run_id, run,
        append_nth, append_seq, sweep, last_run_id, deleted_at, history_id, events_since, waiting
-FROM session ORDER BY updated_at DESC, session DESC LIMIT ?
-
--- name: sessions_before
-SELECT session, principal, key, agent, created_at, updated_at, next_seq, next_n, fence, holder, run_id, run,
-       append_nth, append_seq, sweep, last_run_id, deleted_at, history_id, events_since, waiting
-FROM session WHERE (updated_at, session) < (?, ?) ORDER BY updated_at DESC, session DESC LIMIT ?
+FROM session WHERE listed_at >= (SELECT min(listed_at) FROM (
+    SELECT listed_at FROM session WHERE listed_at <= ? AND (updated_at, session) < (?, ?)
+    ORDER BY listed_at DESC LIMIT ?
+) AS found) AND listed_at <= ? AND (updated_at, session) < (?, ?) ORDER BY updated_at DESC, session DESC LIMIT ?
 
 -- name: sessions_of_principal
+-- As sessions, with the principal as the first parameter of both parts.
 SELECT session, principal, key, agent, created_at, updated_at, next_seq, next_n, fence, holder, run_id, run,
        append_nth, append_seq, sweep, last_run_id, deleted_at, history_id, events_since, waiting
-FROM session WHERE principal = ? ORDER BY updated_at DESC, session DESC LIMIT ?
-
--- name: sessions_of_principal_before
-SELECT session, principal, key, agent, created_at, updated_at, next_seq, next_n, fence, holder, run_id, run,
-       append_nth, append_seq, sweep, last_run_id, deleted_at, history_id, events_since, waiting
-FROM session WHERE principal = ? AND (updated_at, session) < (?, ?) ORDER BY updated_at DESC, session DESC LIMIT ?
+FROM session WHERE listed_at >= (SELECT min(listed_at) FROM (
+    SELECT listed_at FROM session WHERE principal = ? AND listed_at <= ? AND (updated_at, session) < (?, ?)
+    ORDER BY listed_at DESC LIMIT ?
+) AS found) AND principal = ? AND listed_at <= ? AND (updated_at, session) < (?, ?) ORDER BY updated_at DESC, session DESC LIMIT ?
 
 -- name: orphans
 -- Epochs are above 0, the holder of parked runs.
-SELECT session FROM session WHERE run_id IS NOT NULL AND holder > 0 AND holder <> ?
+SELECT session FROM session
+WHERE session IN (SELECT session FROM active) AND run_id IS NOT NULL AND holder > 0 AND holder <> ?
+
+-- name: active
+SELECT session FROM active ORDER BY session
+
+-- name: mark_active
+INSERT INTO active (session) VALUES [[(?)]] ON CONFLICT DO NOTHING
+
+-- name: unmark_active
+DELETE FROM active WHERE session = ? AND NOT EXISTS (
+    SELECT 1 FROM session WHERE session.session = active.session AND run_id IS NOT NULL AND holder > 0)
 
 -- name: ready
 SELECT session, principal, key, agent, due_at, run
@@ -64,9 +74,10 @@ ON CONFLICT (name) DO UPDATE SET value = total.value + excluded.value
 UPDATE session SET events_since = ? WHERE session = ?
 
 -- name: add_sessions
-INSERT INTO session (session, principal, key, created_at, events_since, agent, updated_at, next_seq, next_n, fence, holder, run_id,
-    run, append_nth, append_seq, sweep, last_run_id, history_id, waiting, ready_since, due_at, question_due, deleted_at)
-VALUES [[(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)]]
+INSERT INTO session (session, principal, key, created_at, events_since, listed_at, agent, updated_at, next_seq, next_n,
+    fence, holder, run_id, run, append_nth, append_seq, sweep, last_run_id, history_id, waiting, ready_since, due_at,
+    question_due, deleted_at)
+VALUES [[(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)]]
 
 -- name: save_sessions
 -- A row is (session, fence and next_seq as they were, then the columns in the order below). The fence and the counter are
@@ -94,6 +105,9 @@ FROM (VALUES
     CAST(? AS bigint))]]
 ) AS new
 WHERE session.session = new.column1 AND session.fence = new.column2 AND session.next_seq = new.column3
+
+-- name: save_listed
+UPDATE session SET listed_at = ? WHERE session = ?
 
 -- name: waiting_messages
 SELECT body, batch, due_at, target_run_id FROM message

@@ -13,22 +13,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import msgspec
-
 from holdfast.errors import StorageError
 from holdfast.protocol.events import Stored, encode_json
 from holdfast.protocol.messages import Attachment, Entry
 from holdfast.storage.backend import Counters
 from holdfast.storage.event_packs import pack_entries
-from holdfast.storage.rows import EndedRun, HistoryRow, KnownMessage, Mail, ScheduleRow, SessionRow
+from holdfast.storage.rows import NOBODY, EndedRun, HistoryRow, KnownMessage, Mail, ScheduleRow, SessionRow
+from holdfast.storage.sql.active_sessions import ActiveSessions
 from holdfast.storage.sql.columns import (
     LIVE_COLUMN,
     decode_attachment,
-    decode_run,
     ended_of,
+    key_columns,
     known_of,
+    listed_at,
     load,
     mail_of,
+    new_columns,
     piece_of,
     schedule_columns,
     schedule_of,
@@ -37,10 +38,10 @@ from holdfast.storage.sql.columns import (
 )
 from holdfast.storage.sql.database import LARGE_BYTES, Database
 from holdfast.storage.sql.merger import Merger
-from holdfast.storage.sql.pruner import prune_piece
+from holdfast.storage.sql.pruner import prune_piece, purge_contents, purge_session
 from holdfast.storage.sql.reads import SqlReads
 from holdfast.storage.sql.transcripts import is_landmark, mark_again, read_entries
-from holdfast.storage.values import ALL_ENTRIES, KeyRecord
+from holdfast.storage.values import KeyRecord
 
 __all__ = ["SessionChanged", "SqlTables"]
 
@@ -49,8 +50,6 @@ _KEPT_MAILS = 20_000
 _KEPT_CHARACTERS = 4_096
 _NUMBERS_OF_EPOCH = 40
 """Bits of the part of a ``commit_no`` that is counted; above is the epoch, so that no number survives a restart."""
-_CONTENTS = ("purge_withdrawn_messages", "purge_edits", "purge_kept")
-_PURGES = (*_CONTENTS, "purge_events")
 
 
 class SessionChanged(Exception):
@@ -80,6 +79,9 @@ class SqlTables:
         self._rows: dict[int, SessionRow] = {}
         self._names: dict[tuple[str, str], SessionRow] = {}
         self._seen: dict[int, tuple[int, int]] = {}
+        self._listed: dict[int, int] = {}
+        """``listed_at`` of the cached sessions."""
+        self._active = ActiveSessions(database)
         self._characters: dict[int, int] = {}
         """Characters of messages added to each cached session since its long contents were last dropped."""
         self._large: set[int] = set()
@@ -112,13 +114,14 @@ class SqlTables:
     def forget(self) -> None:
         """Drop cached and collected rows; session numbers already assigned are not reused."""
         self.merger.abandon()
-        for kept in (self._rows, self._names, self._seen, self._live, self._messages):
+        for kept in (self._rows, self._names, self._seen, self._listed, self._live, self._messages):
             kept.clear()
         for written in (self._new, self._changed, self._appended):
             written.clear()
         for counted in (self._characters, self._large, self._mails, self._deleted):
             counted.clear()
         self._kept_mails = 0
+        self._active.forget()
         for sums in (self._stored, self._grown, self._created):
             sums.clear()
         self._collected_bytes = 0
@@ -158,10 +161,7 @@ class SqlTables:
         self._collected_bytes = 0
         write = self._database.write_rows
         if self._new:
-            rows = [
-                (row.session, row.principal, row.key, row.created_at, row.events_since, *state_columns(row))
-                for row in self._new.values()
-            ]
+            rows = [new_columns(row) for row in self._new.values()]
             write("add_sessions", rows, large=_are_large(rows))
         changed = self._changed
         if changed:
@@ -183,11 +183,20 @@ class SqlTables:
             appended.clear()
         if self._new or changed:
             self._between()
+            active = []
             for session, row in (*self._new.items(), *changed.items()):
                 self._seen[session] = (row.fence, row.next_seq)
+                listed = listed_at(row)
+                if listed != self._listed[session]:
+                    self._listed[session] = listed
+                    if session in changed:
+                        self._database.write("save_listed", listed, session)
+                if row.run_id is not None and row.holder != NOBODY:
+                    active.append(session)
                 mails = len(row.waiting) + len(row.taken)
                 self._kept_mails += mails - self._mails[session]
                 self._mails[session] = mails
+            self._active.add(active)
             self._new.clear()
             changed.clear()
         if self._messages:
@@ -234,6 +243,7 @@ class SqlTables:
         self._rows[row.session] = row
         self._names[row.principal, row.key] = row
         self._seen[row.session] = (row.fence, row.next_seq)
+        self._listed[row.session] = listed_at(row)
         mails = self._mails[row.session] = len(row.waiting) + len(row.taken)
         self._kept_mails += mails
         if row.deleted_at is not None:
@@ -242,7 +252,7 @@ class SqlTables:
 
     def _let_go(self, row: SessionRow) -> None:
         session = row.session
-        del self._rows[session], self._names[row.principal, row.key], self._seen[session]
+        del self._rows[session], self._names[row.principal, row.key], self._seen[session], self._listed[session]
         self._kept_mails -= self._mails.pop(session)
         self._characters.pop(session, None)
         self._large.discard(session)
@@ -518,20 +528,7 @@ class SqlTables:
         self.save(row)
         self.flush()
         self._between()
-        self._purge_runs(row, keep_run_id)
-        for name in _CONTENTS:
-            self.drop(row.principal, name, row.session)
-        self._database.write("drop_landmarks", row.session, 0)
-        self._database.write("purge_attachment_uses", row.session)
-        self.drop(row.principal, "prune_events", row.session, row.next_seq - 1)
-
-    def _purge_runs(self, row: SessionRow, keep_run_id: str | None = None) -> None:
-        for (body,) in self._database.query("ended_runs", row.session, row.session, ALL_ENTRIES, row.session):
-            run = decode_run(body)
-            if run.run_id != keep_run_id:
-                self.drop(row.principal, "purge_run", run.run_id, row.session)
-            for message_id in run.messages:
-                self.drop(row.principal, "purge_message", message_id, row.session)
+        purge_contents(self, self._database, row, keep_run_id=keep_run_id)
 
     def prune(
         self,
@@ -551,12 +548,7 @@ class SqlTables:
 
     def drop_session(self, row: SessionRow) -> None:
         """Delete a tombstone with all its rows. Only for pruning."""
-        self._purge_runs(row)
-        for name in _PURGES:
-            self.drop(row.principal, name, row.session)
-        self._database.write("drop_landmarks", row.session, 0)
-        for name in ("purge_attachment_uses", "purge_session"):
-            self._database.write(name, row.session)
+        purge_session(self, self._database, row)
         self._let_go(row)
 
     def drop(self, principal: str, name: str, *parameters: object) -> int:
@@ -572,17 +564,7 @@ class SqlTables:
     def add_key(self, record: KeyRecord) -> None:
         if any(key_id == record.key_id for key_id, *_ in self._database.query("keys")):
             raise StorageError(f"key {record.key_id!r} already exists")
-        self._database.write(
-            "add_key",
-            record.key_id,
-            record.principal,
-            record.role,
-            record.digest,
-            record.created_at,
-            record.label,
-            record.revoked_at,
-            None if record.agents is None else msgspec.json.encode(record.agents).decode(),
-        )
+        self._database.write("add_key", *key_columns(record))
         self._between()
 
     def revoke_key(self, key_id: str, at: float) -> bool:
