@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -89,6 +90,35 @@ def test_flushes_of_a_busy_host_share_a_beat_and_a_host_at_ease_waits_less() -> 
             assert len(set(at)) <= 2, "they flush on the beats of 20 ms, not each on its own"
             await asyncio.sleep(2 * FLUSH_EVERY_S)
             assert not beat.is_busy(), "once the output ends, the host is at ease again"
+
+    run_virtual(test())
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_a_run_that_flushed_on_a_beat_waits_for_a_later_one(busy: bool) -> None:
+    async def test() -> None:
+        async with virtual_host() as host:
+            loop = asyncio.get_running_loop()
+            beat = FlushBeat(host.context)
+            at: list[float] = []
+
+            def flush() -> None:
+                at.append(loop.time())
+                loop.call_soon(stored)
+
+            def stored() -> None:  # in the same tick of the clock, as on a loop whose clock is coarse
+                if len(at) < 8:
+                    for _ in range(BUSY_AT if busy else 0):
+                        beat.count()
+                    beat.join(flush, last_flush=at[-1])
+
+            await asyncio.sleep(0.0003)
+            flush()
+            await asyncio.sleep(1.0)
+            pauses = [later - earlier for earlier, later in itertools.pairwise(at)]
+            assert len(pauses) == 7
+            assert 0.5 * FLUSH_EVERY_S < pauses[0] < 1.5 * FLUSH_EVERY_S
+            assert pauses[1:] == pytest.approx([FLUSH_EVERY_S] * 6)
 
     run_virtual(test())
 

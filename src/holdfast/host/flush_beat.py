@@ -22,6 +22,8 @@ FLUSH_EVERY_S = 0.02
 """Approximate interval between the flushes of a run with steady output, and the interval of the beat in a busy host."""
 BEAT_S = 0.005
 """Interval of the beat if few runs have output."""
+COARSE_S = 0.001
+"""Resolution of a coarse loop clock. A run that flushed on a beat does not flush on it again."""
 BUSY_AT = 8
 """Number of flushes within `FLUSH_EVERY_S` at which a host is busy: a commit for each of them would cost more than the
 output itself."""
@@ -74,7 +76,8 @@ class FlushBeat:
         loop = self._context.loop
         now = loop.time()
         every_s = FLUSH_EVERY_S if self._count(now, 1) else BEAT_S
-        at = math.ceil(max(now, last_flush + FLUSH_EVERY_S - every_s) / every_s) * every_s
+        due = max(now, last_flush + FLUSH_EVERY_S - every_s + COARSE_S)
+        at = math.ceil(due / every_s) * every_s
         turns = self._beats.get(at)
         if turns is None:
             turns = self._beats[at] = []

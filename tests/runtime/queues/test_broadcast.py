@@ -489,6 +489,27 @@ def test_closing_a_reader_ends_its_wait_and_the_broadcast_goes_on() -> None:
     run_virtual(test())
 
 
+def test_a_second_read_is_refused_and_changes_nothing_for_the_first() -> None:
+    async def test() -> None:
+        broadcast = make(100)
+        taken: dict[str, list[str]] = {"first": [], "second": []}
+
+        def into(name: str) -> Callable[[Sequence[str]], bool]:
+            return lambda items: taken[name].extend(items) is None
+
+        with broadcast.reader() as reader:
+            task = asyncio.create_task(reader.read(on_publish=into("first")))
+            await asyncio.sleep(0.1)
+            with pytest.raises(RuntimeError, match="one reader per task"):
+                await reader.read(on_publish=into("second"))
+            broadcast.publish(["item 10"])
+            assert taken == {"first": ["item 10"], "second": []}
+            broadcast.close()
+            assert await task is None
+
+    run_virtual(test())
+
+
 def test_misuse_is_refused() -> None:
     async def test() -> None:
         broadcast = make(100)

@@ -284,8 +284,7 @@ class Reader(Generic[T]):
                 return taken
             if self._closed or self._broadcast._closed:
                 return None
-            self._on_publish = on_publish
-            await self._wait()
+            await self._wait(on_publish)
 
     def close(self) -> None:
         """Close the reader; a pending `read` returns None. Idempotent."""
@@ -342,12 +341,12 @@ class Reader(Generic[T]):
             self._epoch = broadcast._epoch
             broadcast._caught_up()
 
-    async def _wait(self) -> None:
+    async def _wait(self, on_publish: Callable[[Sequence[T]], bool] | None) -> None:
         if self._waiter is not None:
             raise RuntimeError("another task already waits on this reader; use one reader per task")
         broadcast = self._broadcast
         waiter: Waiter = asyncio.get_running_loop().create_future()
-        self._waiter = waiter
+        self._waiter, self._on_publish = waiter, on_publish
         broadcast._start_waiting(self, waiter)
         try:
             await wait_for_release(waiter)
