@@ -495,7 +495,11 @@ def test_a_second_read_is_refused_and_changes_nothing_for_the_first() -> None:
         taken: dict[str, list[str]] = {"first": [], "second": []}
 
         def into(name: str) -> Callable[[Sequence[str]], bool]:
-            return lambda items: taken[name].extend(items) is None
+            def take(items: Sequence[str]) -> bool:
+                taken[name].extend(items)
+                return True
+
+            return take
 
         with broadcast.reader() as reader:
             task = asyncio.create_task(reader.read(on_publish=into("first")))
