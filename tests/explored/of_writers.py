@@ -32,8 +32,31 @@ from tests.explored.session_faults import a_session_that_is_busy_starts_another_
 from tests.storage.audit import audit
 
 ITEM = "SQLite writer"
+MERGED = "merged"
 MEMORY_DISK = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 """Thousands of transactions, of which none has to survive the machine."""
+
+
+class Passes:
+    """Merges in steps: a pass is due from the beginning, its second step fails, and another pass is due at the end."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self.steps = 0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a step of the first pass is left."""
+        return self.steps < 2
+
+    def step(self) -> bool:
+        """Write in a transaction of its own; return whether a step of the pass is left."""
+        assert not self._disk.pending, "a step inside the transaction of a batch"
+        self.steps += 1
+        self._disk.pending.append(MERGED)
+        if self.steps == 2:
+            raise ValueError("the rows have changed")
+        return self.steps == 1
 
 
 class Disk:
@@ -52,8 +75,14 @@ class Disk:
                 flush=lambda: None,
                 forget=lambda: None,
                 trim=lambda: None,
+                merger=Passes(self),
             ),
         )
+
+    @property
+    def written(self) -> list[str]:
+        """The durable words of callers."""
+        return [word for word in self.durable if word != MERGED]
 
     def open(self) -> SqlTables:
         """Open it."""
@@ -141,7 +170,7 @@ async def commits_that_fail() -> None:
     async with asyncio.timeout(60):
         answers = await asyncio.gather(*(ask(store, disk, word) for word in "abc"))
         await store.close()
-    assert sorted(word for word in answers if word != "refused") == sorted(disk.durable)
+    assert sorted(word for word in answers if word != "refused") == sorted(disk.written)
 
 
 async def close_while_writing() -> None:
@@ -153,7 +182,7 @@ async def close_while_writing() -> None:
         writes = [group.create_task(ask(store, disk, word)) for word in "ab"]
         closing = [group.create_task(store.close()) for _ in range(2)]
     assert all(task.done() for task in closing)
-    assert sorted(task.result() for task in writes if task.result() != "refused") == sorted(disk.durable)
+    assert sorted(task.result() for task in writes if task.result() != "refused") == sorted(disk.written)
     assert await ask(store, disk, "late") == "refused"
     assert not disk.open_now
 
@@ -376,6 +405,11 @@ def a_batch_is_written_once_more_without_being_undone(patch: pytest.MonkeyPatch)
 
 
 @fault
+def a_step_that_fails_ends_the_writer(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Writer, "_merge_step", lambda self, loop, tables: tables.merger.step())
+
+
+@fault
 def answers_are_given_to_others(patch: pytest.MonkeyPatch) -> None:
     deliver = Writer._deliver
     patch.setattr(Writer, "_deliver", lambda self, batch, outcomes: deliver(self, batch, outcomes[::-1]))
@@ -406,7 +440,7 @@ MODELS = (
         name="writes at once, refused, faulty and abandoned",
         promise="P5: answered means durable; each write is answered once, with its own answer",
         scenario=writes_at_once,
-        faults=(answered_before_it_is_durable, answers_are_given_to_others),
+        faults=(answered_before_it_is_durable, answers_are_given_to_others, a_step_that_fails_ends_the_writer),
     ),
     Model(
         item=ITEM,

@@ -25,7 +25,7 @@ def mutant(name: str, old: str, new: str) -> Mutant:
 def test_a_mutant_that_a_test_sees_is_caught_and_taken_out_again(tmp_path: Path) -> None:
     copy = lane.Copy(tmp_path / "copy")
     before = (copy.root / "src" / "holdfast" / "ids.py").read_text("utf-8")
-    verdict = copy.judge(mutant("same", "011x}{_random()}", "011x}0000000000000000"))
+    verdict = copy.judge(mutant("same", "011x}{_drawn.pop()}", "011x}0000000000000000"))
     assert (verdict.outcome, verdict.test) == ("caught", "tests/base/test_ids.py::test_ids_of_many_threads_are_unique")
     assert (copy.root / "src" / "holdfast" / "ids.py").read_text("utf-8") == before
 
@@ -43,7 +43,7 @@ def test_the_test_that_saw_a_mutant_before_is_asked_first_and_all_others_if_it_s
         return int(seen), {"failed": failed, "passed": 1}, ""
 
     monkeypatch.setattr(copy, "run", run)
-    same = mutant("same", "011x}{_random()}", "011x}0000000000000000")
+    same = mutant("same", "011x}{_drawn.pop()}", "011x}0000000000000000")
     assert copy.judge(same, "tests/it.py::sees").test == "tests/it.py::sees"
     assert copy.judge(same, "tests/it.py::blind").test == IDS[0]
     assert asked == [("tests/it.py::sees",), ("tests/it.py::blind",), IDS]

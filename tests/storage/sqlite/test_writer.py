@@ -19,9 +19,19 @@ from holdfast.storage.sqlite import writer
 from holdfast.storage.sqlite.writer import Writer
 
 
+class FakeMerger:
+    """Has nothing to merge."""
+
+    is_due = False
+
+    def step(self):
+        return False
+
+
 class FakeTables:
     def __init__(self):
         self.counters = Counters()
+        self.merger = FakeMerger()
         self.written = []
 
     def flush(self):

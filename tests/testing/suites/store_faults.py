@@ -13,6 +13,7 @@ from holdfast.protocol.events import Stored
 from holdfast.protocol.messages import Entry
 from holdfast.protocol.stopping import Cause
 from holdfast.storage import MemoryStore
+from holdfast.storage.event_packs import pack_events
 from holdfast.storage.port import (
     ALL_BYTES,
     Appended,
@@ -290,6 +291,35 @@ class ReadsWholeRows(MemoryStore):
             if pack.first_seq <= after < pack.last_seq:
                 after = pack.first_seq - 1
         return await super().read_events(session, after=after, limit=limit, limit_bytes=limit_bytes)
+
+
+@found_by("what_was_streamed_is_read_unchanged_after_its_rows_were_merged")
+class ReadsEventsOfARunTogether(MemoryStore):
+    async def read_events(
+        self, session: int, *, after: int, limit: int, limit_bytes: int = ALL_BYTES
+    ) -> Sequence[Stored]:
+        page = await super().read_events(session, after=after, limit=limit, limit_bytes=limit_bytes)
+        return sorted(page, key=lambda event: event.kind == "message.accepted")
+
+
+@found_by("a_long_stream_reads_the_same_while_it_is_merged")
+class SkipsAnEventWhereRowsMeet(MemoryStore):
+    async def read_events(
+        self, session: int, *, after: int, limit: int, limit_bytes: int = ALL_BYTES
+    ) -> Sequence[Stored]:
+        after += after % 512 == 511
+        return await super().read_events(session, after=after, limit=limit, limit_bytes=limit_bytes)
+
+
+@found_by("merged_rows_are_dropped_whole")
+class KeepsMergedRowsOfTheDeleted(MemoryStore):
+    async def open(self, *, node_id: str, at: float) -> None:
+        await super().open(node_id=node_id, at=at)
+        for found in self.backend.tables.sessions.values():
+            if found.row.deleted_at is not None:
+                events = [event for pack in found.log for event in pack.events]
+                merged = changed(found.log[-1], first_seq=found.log[0].first_seq, body=pack_events(events))
+                found.log[:] = [merged]
 
 
 @found_by("what_a_principal_stores_is_counted_bounded_and_given_back")

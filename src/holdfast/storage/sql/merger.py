@@ -37,7 +37,7 @@ class EventsDropped(Exception):
 
 
 class Merged(Protocol):
-    """What merging needs of the tables."""
+    """The tables, as merging uses them."""
 
     def get(self, session: int) -> SessionRow | None:
         """Return the session with that number."""
@@ -92,7 +92,7 @@ class Merger:
         self._added += rows
 
     def step(self) -> bool:
-        """Do the next step of a pass, inside a transaction; return whether the pass goes on.
+        """Do the next step of a pass, inside a transaction; return whether steps of the pass remain.
 
         Raises `EventsDropped` if rows were dropped since the pass read them. After any error, the caller must roll the
         transaction back and call `abandon`.
@@ -133,6 +133,8 @@ class Merger:
 
     def _replace(self, new: _Replacement) -> None:
         row = self._tables.get(new.session)
+        if row is not None and row.deleted_at is not None:
+            return  # the last row stays when the others are dropped, so it must hold no more than the deletion
         dropped = self._database.write("drop_merged_events", new.session, new.first_last_seq, new.last_seq)
         self._between()
         written = self._database.write("merge_event", new.first_seq, new.body, new.session, new.last_seq)

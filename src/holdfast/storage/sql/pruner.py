@@ -49,7 +49,7 @@ def prune_piece(
     Parameters:
         before: times of tombstones, events, idempotency keys and attachments.
 
-    Return the number of rows dropped or changed, and the position for the next call, which is None at the end.
+    Return the number of rows dropped or changed, and the position for the next call, or None at the end.
     """
     first, *rest = after or (0,)
     position: _Position | None = tuple(rest) or None

@@ -59,7 +59,7 @@ class Write(NamedTuple):
 
 
 _Outcome = tuple[Any, BaseException | None]
-"""The result of a write, and its error; one of them is None."""
+"""The result of a write, and the error that it failed with."""
 
 
 class DatabaseConnection(Protocol):
@@ -270,10 +270,10 @@ class Writer:
                 break
 
     def _merge_step(self, loop: asyncio.AbstractEventLoop, tables: SqlTables) -> bool:
-        """Do a step of merging events in a transaction; return whether the pass goes on. A failed pass ends."""
+        """Do a step of merging events in a transaction; return whether steps of the pass remain. A failed pass ends."""
         step = Write("merge", lambda _: tables.merger.step(), loop.create_future())
-        ((goes_on, _),) = self._write(tables, [step])
-        return bool(goes_on)
+        ((remain, _),) = self._write(tables, [step])
+        return bool(remain)
 
     def _prepared(self) -> None:
         if self._unprepared:

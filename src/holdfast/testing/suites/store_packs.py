@@ -106,6 +106,8 @@ async def merged_rows_are_dropped_whole(make_store: MakeStore) -> None:
         claim = await on.start()
         await _stream(on, claim, 1, 20)
         await on.store.delete_session("p", "k", at=40.0, cause=Cause(kind="stop"))
+    async with opened(make_store, at=41.0) as on:
+        (claim,) = await on.store.rescue(at=70.0)
         await on.commit(claim, "interrupted")
         assert await on.kinds(session) == ["run.stopping", "session.deleted"]
         assert await on.store.prune(events_before=0.0, tombstones_before=99.0, idempotency_before=0.0) == 1
