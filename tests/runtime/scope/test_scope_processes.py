@@ -224,6 +224,24 @@ def test_a_task_that_waits_for_a_stubborn_program_is_not_named_as_forced(
     run(main)
 
 
+def test_a_program_that_its_reaper_kills_before_the_loop_hears_of_the_end_is_named_as_forced() -> None:
+    async def main() -> None:
+        scope = Scope("call", parent=None, grace_s=0.2).open()
+        heedless = "trap 'echo asked' TERM; echo ready; while :; do sleep 1000; done"
+        program = await scope.process(["sh", "-c", heedless], name="stubborn", stdout=PIPE)
+        assert program.stdout is not None
+        assert await program.stdout.readline() == b"ready\n"
+        stop = asyncio.create_task(scope.stop("enough"))
+        assert await program.stdout.readline() == b"asked\n"
+        limit = time.monotonic() + 30
+        while not program.gone and time.monotonic() < limit:
+            time.sleep(0.005)
+        receipt = await stop
+        assert (receipt.forced, receipt.force_reasons) == (("stubborn",), ("ignored SIGTERM for 0.2 s",))
+
+    run(main)
+
+
 def test_a_task_that_outlasts_the_stubborn_program_beside_it_is_named_too() -> None:
     async def main() -> None:
         scope = Scope("call", parent=None, grace_s=0.2).open()

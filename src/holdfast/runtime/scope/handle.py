@@ -171,6 +171,8 @@ class Handle(CancelClaim, Generic[T]):
     is_foreign_program: ClassVar[bool] = False
     processes_ended: int = 0
     """Number of processes that ended with the member."""
+    was_killed: bool = False
+    """Whether processes of the member had to be killed."""
     owner: ScopeOwner
 
     def __init__(self, owner: ScopeOwner, name: str, adopted: bool = False, scope: object = None) -> None:

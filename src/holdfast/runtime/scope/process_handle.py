@@ -63,7 +63,7 @@ _TOLD_S = 0.5
 class ProcessHandle(Handle[int]):
     """A member that is a program with all its descendants."""
 
-    __slots__ = ("_attending", "_killing", "_outlived", "cut", "process", "processes_ended")
+    __slots__ = ("_attending", "_killing", "_outlived", "cut", "process", "processes_ended", "was_killed")
 
     kind: MemberKind = "process"
 
@@ -72,6 +72,7 @@ class ProcessHandle(Handle[int]):
         self.process: Process | None = None
         self.cut = False
         self.processes_ended = 1
+        self.was_killed = False
         self._attending: asyncio.Task[None] | None = None
         self._killing: dict[asyncio.Task[None], None] = {}
         self._outlived: tuple[int, ...] = ()
@@ -143,6 +144,7 @@ class ProcessHandle(Handle[int]):
     def _conclude(self, result: TreeResult) -> None:
         """Record the final result of the tree. On the loop only."""
         self.processes_ended = max(1, result.found)
+        self.was_killed = bool(result.killed)
         result = self._named(result)
         if result.outcome != "gone" and not self.done():
             self.owner.report_unproven(result)

@@ -92,7 +92,6 @@ class Stopping:
         self._escalate_in_s = _FIRST_ESCALATION_S
         self._escalate_at = 0.0
         self._overdue: set[Handle[Any]] = set()
-        self._grace = ""
         self._blockers = 0
         """Number of programs and threads that outlasted the grace period and have not ended; some may be abandoned."""
         self._release_ticks = 0
@@ -190,12 +189,19 @@ class Stopping:
             self._overdue.remove(member)
             is_task = kind == "task"
             if not (is_task and self._ends_like_a_waiter()):
-                self._forced.append((member.name, member.overdue(self._grace) if self._grace else _NO_GRACE))
+                self._name_forced(member)
             if not is_task:
                 self._blockers -= 1
                 self._release_waiters()
+        elif member.was_killed and self.phase == "grace" and self._loop.time() >= self._force_at:
+            self._name_forced(member)  # its reaper keeps the time of the grace period, too
         if member in self._followers:
             self._follow(member)
+
+    def _name_forced(self, member: Handle[Any]) -> None:
+        grace_s = self._force_at - self._began
+        grace = f"{round(grace_s, 1 if grace_s >= 1 else 2):g} s"
+        self._forced.append((member.name, member.overdue(grace) if grace_s >= _SHORTEST_GRACE_S else _NO_GRACE))
 
     def _ends_like_a_waiter(self) -> bool:
         """Return whether a task that ends now probably waited for a member or child scope that was forced."""
@@ -353,8 +359,6 @@ class Stopping:
         # If the loop was blocked, the kills that begin now still get their full time.
         self._end_at += max(0.0, self._loop.time() - self._force_at)
         self._ask_rest()
-        grace_s = self._force_at - self._began
-        self._grace = f"{round(grace_s, 1 if grace_s >= 1 else 2):g} s" if grace_s >= _SHORTEST_GRACE_S else ""
         self._overdue.update(self.scope.handles())
         self._blockers = sum(member.kind != "task" for member in self._overdue)
         for closer in self.scope.take_closers():
