@@ -227,7 +227,7 @@ def test_a_task_that_waits_for_a_stubborn_program_is_not_named_as_forced(
 def test_a_program_that_its_reaper_kills_before_the_loop_hears_of_the_end_is_named_as_forced() -> None:
     async def main() -> None:
         scope = Scope("call", parent=None, grace_s=0.2).open()
-        heedless = "trap 'echo asked' TERM; echo ready; while :; do sleep 1000; done"
+        heedless = "trap 'echo asked' TERM; echo ready; while :; do sleep 1000 & wait; done"
         program = await scope.process(["sh", "-c", heedless], name="stubborn", stdout=PIPE)
         assert program.stdout is not None
         assert await program.stdout.readline() == b"ready\n"
