@@ -287,7 +287,8 @@ def test_it_is_the_same_for_an_ordinary_user(hostile: tuple[str, str], user: str
     with hostile_host(hostile[0], user, hostile[1]) as started:
         assert said(started) == "up"
         say(started)
-        assert said(started) == ("quarantined 0" if hostile[0] == "endless" else "gone 0")
+        # On a machine so busy that no look at all processes ends in time, the receipt does not claim to know.
+        assert said(started) in (("quarantined 0", "unknown 0") if hostile[0] == "endless" else ("gone 0",))
         say(started)
         assert said(started) == "closed 0"
 
