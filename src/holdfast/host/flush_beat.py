@@ -25,12 +25,12 @@ BEAT_S = 0.005
 COARSE_S = 0.001
 """Resolution of a coarse loop clock. A run that flushed on a beat does not flush on it again."""
 BUSY_AT = 8
-"""Number of flushes within `FLUSH_EVERY_S` at which a host is busy: a commit for each of them would cost more than the
-output itself."""
+"""Number of flushes within `FLUSH_EVERY_S` from which a host counts as busy: committing each of them separately would
+cost more than producing the output."""
 
 
 class BeatTurn:
-    """One flush of one run on a beat; made by `FlushBeat.join`."""
+    """One flush of one run on a beat; created by `FlushBeat.join`."""
 
     __slots__ = ("_flush",)
 
@@ -38,7 +38,7 @@ class BeatTurn:
         self._flush: Callable[[], object] | None = flush
 
     def cancel(self) -> None:
-        """Do not flush. Idempotent."""
+        """Cancel the flush. Idempotent."""
         self._flush = None
 
     def run(self) -> None:
@@ -60,7 +60,7 @@ class FlushBeat:
         self._joined_before = 0
 
     def is_busy(self) -> bool:
-        """Whether many runs have output, so that each of them flushes on the beat only, every `FLUSH_EVERY_S`."""
+        """Whether many runs have output, so that all of them flush on the beat, every `FLUSH_EVERY_S`."""
         return self._count(self._context.loop.time(), 0)
 
     def count(self) -> None:
@@ -68,7 +68,7 @@ class FlushBeat:
         self._count(self._context.loop.time(), 1)
 
     def join(self, flush: Callable[[], object], *, last_flush: float) -> BeatTurn:
-        """Call `flush` on the next beat that is due, and return the turn, with which the call can be cancelled.
+        """Call `flush` on the next suitable beat, and return a handle that can cancel the call.
 
         Parameters:
             last_flush: time of the run's last flush, by the loop's clock. The next one is about `FLUSH_EVERY_S` later.
