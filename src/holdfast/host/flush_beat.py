@@ -25,8 +25,8 @@ BEAT_S = 0.005
 COARSE_S = 0.001
 """Resolution of a coarse loop clock. A run that flushed on a beat does not flush on it again."""
 BUSY_AT = 8
-"""Number of flushes within `FLUSH_EVERY_S` from which a host counts as busy: committing each of them separately would
-cost more than producing the output."""
+"""Number of flushes within `FLUSH_EVERY_S` at which a host is busy: a commit for each of them would cost more than the
+output itself."""
 
 
 class BeatTurn:
@@ -60,7 +60,7 @@ class FlushBeat:
         self._joined_before = 0
 
     def is_busy(self) -> bool:
-        """Whether many runs have output, so that all of them flush on the beat, every `FLUSH_EVERY_S`."""
+        """Whether many runs have output, so that each of them flushes on the beat only, every `FLUSH_EVERY_S`."""
         return self._count(self._context.loop.time(), 0)
 
     def count(self) -> None:

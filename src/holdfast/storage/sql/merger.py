@@ -37,7 +37,7 @@ class EventsDropped(Exception):
 
 
 class MergerTables(Protocol):
-    """The tables that merging uses."""
+    """The tables, as merging uses them."""
 
     def get(self, session: int) -> SessionRow | None:
         """Return the session with that number."""
@@ -92,7 +92,7 @@ class Merger:
         self._added += rows
 
     def step(self) -> bool:
-        """Run the next step of a pass, inside a transaction, and return whether the pass continues.
+        """Do the next step of a pass, inside a transaction; return whether steps of the pass remain.
 
         Raises `EventsDropped` if rows were dropped after the pass had read them. After any error, the caller must roll
         the transaction back and call `abandon`.

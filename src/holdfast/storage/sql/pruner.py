@@ -50,7 +50,7 @@ def prune_batch(
     Parameters:
         before: times before which tombstones, events, idempotency keys and attachments are old.
 
-    Return the number of rows dropped or changed, and the position for the next batch, or None after the last.
+    Return the number of rows dropped or changed, and the position for the next call, or None at the end.
     """
     first, *rest = after or (0,)
     position: _Position | None = tuple(rest) or None

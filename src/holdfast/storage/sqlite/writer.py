@@ -59,7 +59,7 @@ class Write(NamedTuple):
 
 
 _Outcome = tuple[Any, BaseException | None]
-"""The result and the error of a write; the error is None if the write succeeded."""
+"""The result of a write, and the error that it failed with."""
 
 
 class DatabaseConnection(Protocol):
@@ -270,10 +270,10 @@ class Writer:
                 break
 
     def _merge_step(self, loop: asyncio.AbstractEventLoop, tables: SqlTables) -> bool:
-        """Run one step of a merge in a transaction; return whether the pass continues. An error ends the pass."""
+        """Do a step of merging events in a transaction; return whether steps of the pass remain. A failed pass ends."""
         step = Write("merge", lambda _: tables.merger.step(), loop.create_future())
-        ((continues, _),) = self._write(tables, [step])
-        return bool(continues)
+        ((remain, _),) = self._write(tables, [step])
+        return bool(remain)
 
     def _prepared(self) -> None:
         if self._unprepared:
