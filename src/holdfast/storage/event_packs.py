@@ -75,7 +75,7 @@ _groups_decoder = msgspec.json.Decoder(list[_Group])
 
 
 def merge_events(events: Sequence[Stored]) -> bytes:
-    """Return one body for consecutive events, in the compact form if that is shorter."""
+    """Return one body for consecutive events, in the compact form if it is the shorter one."""
     groups: list[_Group] = []
     parts: list[bytes] = []
     shape: tuple[str, bytes, bytes] | None = None
@@ -105,7 +105,7 @@ def merge_events(events: Sequence[Stored]) -> bytes:
 
 
 def _split(body: bytes, shape: tuple[str, bytes, bytes]) -> tuple[int, bytes] | None:
-    """Return the time in ticks and the text of a delta; None if these would not reproduce its JSON exactly."""
+    """Return the time in ticks and the text of a delta of that shape; None if they would not give its exact JSON."""
     _, head, middle = shape
     start = len(head)
     end = body.find(middle, start)
