@@ -30,7 +30,7 @@ from holdfast.storage.event_packs import pack_entries
 from holdfast.storage.sql import statements
 from holdfast.storage.sqlite import SCHEMA_VERSION
 from holdfast.storage.sqlite.database import SqliteDatabase
-from holdfast.storage.sqlite.migration import mark_transcripts
+from holdfast.storage.sqlite.migration import set_landmarks
 
 __all__ = ["EVENTS_A_RUN", "LONG", "make_store"]
 
@@ -205,7 +205,7 @@ def _fill(connection: sqlite3.Connection) -> None:
     for statement in statements.block("migrate_5").split(";\n"):
         if statement.startswith(("UPDATE", "INSERT")):
             connection.execute(statement)
-    mark_transcripts(SqliteDatabase(connection))
+    set_landmarks(SqliteDatabase(connection))
 
 
 if __name__ == "__main__":

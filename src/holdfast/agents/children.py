@@ -193,7 +193,7 @@ class Child:
         self.scope = around.child(task.label, deadline_s=task.deadline_s)
         path = task.branch.path
         self.handle: Handle[None] | None = None
-        self.context = RunContext(  # by position: a class with keywords takes a microsecond more
+        self.context = RunContext(  # positional: keywords would cost a microsecond
             path,
             parent.root_id,
             task.agent,

@@ -49,7 +49,7 @@ async def _call_agent(agent: Agent, work: AgentWork, run: Run) -> None:
         result = work(run)
     if inspect.isawaitable(result):
         result = await result
-    if isinstance(result, str) or not isinstance(result, AsyncIterator):  # `str` first: it is quicker to tell
+    if isinstance(result, str) or not isinstance(result, AsyncIterator):  # `str` first: the check is faster
         await _emit(agent, run, result)
         return
     async with aclosing(result) if isinstance(result, AsyncGenerator) else nullcontext():

@@ -25,7 +25,7 @@ def ps(
     ] = False,
     limit: Annotated[int, typer.Option("--limit", help="Maximum number to list.", min=1, max=1000)] = 100,
     before: Annotated[
-        str | None, typer.Option("--before", help="List the page that follows: `next` of the page before.")
+        str | None, typer.Option("--before", help="List the next page: `next` of the previous page.")
     ] = None,
     url: Url = None,
     key: Key = None,
@@ -72,7 +72,7 @@ def ps(
                 say(fit_columns(f"{key} asks: {asked(question)}"))
                 say(f"  holdfast {do} -s {key}")
         if page.next is not None:
-            note(f"more, with the same options: --before {page.next}")
+            note(f"more sessions: repeat the command with --before {page.next}")
 
     return run_with_client(target, work)
 

@@ -39,7 +39,7 @@ class Client(Transport):
     async def session_page(
         self, *, limit: int = 100, everybody: bool = False, before: str | None = None
     ) -> SessionList:
-        """Return one page of the sessions that `sessions` returns, with the position of the following page.
+        """Return one page of sessions, as `sessions` does, with the position of the next page.
 
         Parameters not listed here are those of `sessions`.
 

@@ -234,7 +234,7 @@ class EventWriter:
     # ── appends ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _flush_later(self) -> asyncio.Handle | BeatTurn:
-        """Schedule a flush on the shared beat, or soon if the run has not flushed for `SILENT_S` in a host at ease."""
+        """Schedule a flush: soon if the run was silent for `SILENT_S` and the host is not busy, else on the beat."""
         context, beat = self._context, self._beat
         if context.loop.time() - self._last_flush >= SILENT_S and not beat.is_busy():
             beat.count()

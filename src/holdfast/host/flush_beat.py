@@ -30,7 +30,7 @@ output itself."""
 
 
 class BeatTurn:
-    """One flush of one run on a beat; made by `FlushBeat.join`."""
+    """One flush of one run on a beat; created by `FlushBeat.join`."""
 
     __slots__ = ("_flush",)
 
@@ -38,7 +38,7 @@ class BeatTurn:
         self._flush: Callable[[], object] | None = flush
 
     def cancel(self) -> None:
-        """Do not flush. Idempotent."""
+        """Cancel the flush. Idempotent."""
         self._flush = None
 
     def run(self) -> None:
@@ -68,7 +68,7 @@ class FlushBeat:
         self._count(self._context.loop.time(), 1)
 
     def join(self, flush: Callable[[], object], *, last_flush: float) -> BeatTurn:
-        """Call `flush` on the next beat that is due, and return the turn, with which the call can be cancelled.
+        """Call `flush` on the next suitable beat, and return a handle that can cancel the call.
 
         Parameters:
             last_flush: time of the run's last flush, by the loop's clock. The next one is about `FLUSH_EVERY_S` later.

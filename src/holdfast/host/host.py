@@ -201,7 +201,7 @@ class Host:
         await self.close()
 
     def watch_runs(self, listener: RunListener) -> Callable[[], None]:
-        """Report each run that ends, and the drain, to `listener`. Return a function that ends this."""
+        """Report each run that ends, and the drain, to `listener`. Return a function that removes the listener."""
         return self.parts.reports.add(listener)
 
     async def drain(self, *, deadline_s: float | None = None) -> DrainReport:

@@ -97,8 +97,9 @@ class LogReader:
         self._closed = False
         self._quiet_since = 0.0
         self.sink: Sink | None = None
-        """Callback that takes new events where they are published, while the iteration waits for them; None takes none.
-        It returns False, having taken nothing, if the iteration has to yield the events. It must not wait."""
+        """Callback for new events, called at the moment of publication while the iteration waits; None disables it. It
+        returns True if it took all the events, or False, without taking any, if the iteration must yield them. It must
+        not block."""
         actor.readers += 1
         directory.readers += 1
 
@@ -156,7 +157,7 @@ class LogReader:
         raise StopAsyncIteration
 
     def _pass_on(self, events: Sequence[Stored]) -> bool:
-        """Pass newly published events to the sink. Return False if the iteration has to yield them instead."""
+        """Pass new events to the sink; return False if the iteration must yield them instead."""
         if events[0].seq != self.cursor + 1 or events[-1].seq != self.cursor + len(events):
             return False
         if len(events) > PAGE or _ending(events, self._follow) is not None:

@@ -141,7 +141,7 @@ class RunExecution:
             observer=parts.observer,
             steering=steering,
         )
-        self.run = RunContext(  # by position: a class with keywords takes a microsecond more
+        self.run = RunContext(  # positional: keywords would cost a microsecond
             claim.lease.run_id,
             claim.lease.run_id,
             agent,

@@ -182,7 +182,7 @@ class PromiseCounters:
     """Counters of kept and broken promises in this process. Callers add to `kept` and `broken` directly."""
 
     def __init__(self) -> None:
-        # An increment of a Counter takes three times as long, and a run makes a dozen.
+        # Incrementing a Counter takes three times as long, and each run makes a dozen increments.
         self.kept: defaultdict[str, int] = defaultdict(int)
         self.broken: Counter[str] = Counter()
 

@@ -253,7 +253,7 @@ class StopPending(msgspec.Struct, frozen=True, kw_only=True):
 class SessionList(msgspec.Struct, frozen=True, kw_only=True):
     """Sessions, most recently changed first.
 
-    ``next`` is the ``before`` of the following page, or None on the last page.
+    ``next`` is the ``before`` parameter for the next page, or None on the last page.
     """
 
     sessions: list[SessionView]

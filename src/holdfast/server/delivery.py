@@ -135,9 +135,9 @@ class ResponseDelivery:
         self.took(len(message.get("body", b"")), loop.time() - began)
 
     def took(self, count: int, seconds: float = 0.0) -> None:
-        """Record that `count` bytes were written, for which the response waited `seconds`: this sets the next deadline.
+        """Record a write of `count` bytes that took `seconds`, and compute the deadline of the next write.
 
-        The deadline is shorter for a client that reads slowly, and grows back with the bytes that the client reads.
+        A client that reads slowly gets a shorter deadline, which grows again with the bytes that it reads.
         """
         self._patience_s = min(self.settings.stream_stall_s, self._patience_s - seconds + count / _LEAST_RATE)
 

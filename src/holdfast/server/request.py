@@ -205,9 +205,9 @@ class Request(ResponseDelivery):
         await send_response(self.send, response, extra=self.extra)
 
     def write_now(self, data: bytes) -> bool:
-        """Write a part of the response body if nothing has to wait for it, and return whether it was written.
+        """Write a part of the response body if this is possible without waiting, and return whether it was written.
 
-        If the result is False, nothing was written: the client has not read earlier data yet, or `data` is large. The
+        If the result is False, nothing was written, because earlier data is still unread or `data` is large. The
         caller must then use `write`.
         """
         connection = self.connection

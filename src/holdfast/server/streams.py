@@ -2,8 +2,9 @@
 
 - A stream buffers no events. It reads the stored events after its cursor from the host and sends them in one write, or
   in several writes if the events are large, so that few bytes wait in the socket's buffer.
-- If the client has read everything before, new events are written where the host publishes them, encoded once for all
-  clients of a session. The stream's task runs only if a client falls behind, or if the stream ends.
+- If the client has read everything so far, new events are written at the moment of publication, without waking the
+  stream's task, and are encoded once for all clients of a session. The task runs only if the client falls behind, or if
+  the stream ends.
 - A stream ends immediately when its client disconnects, and after ``stream_stall_s`` if its client stops reading. The
   run, other clients and the shutdown never wait for a client.
 - When the server shuts down, or the client's credential becomes invalid, a stream ends with a ``closed`` frame that

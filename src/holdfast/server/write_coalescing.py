@@ -204,7 +204,7 @@ class CoalescingProtocol(HttpToolsProtocol):
         return True
 
     def write_part(self, data: bytes) -> bool:
-        """Write a part of the body of the response in progress, whose length was not announced.
+        """Write a part of the body of the response in progress, which must use chunked encoding.
 
         Return False, without writing, if the write would have to wait, or if no such response is in progress.
         """

@@ -145,8 +145,8 @@ class Tables(Protocol):
     ) -> None:
         """Write the events from `first_seq` to `last_seq` as one row, with the next ``commit_no``.
 
-        `body` contains them as packed by `pack_events`. ``commit_no`` grows with every row that is
-        written, in the order of the commits, and no number is used twice.
+        `body` contains them as packed by `pack_events`. ``commit_no`` increases with every row, in commit order, and no
+        number is used twice.
         """
         ...
 
@@ -163,7 +163,7 @@ class Tables(Protocol):
         ...
 
     def step_back(self, row: SessionRow, newest: HistoryRow) -> None:
-        """Make the history row before `newest`, the session's newest, the newest again."""
+        """Undo `newest`, the session's newest history row: make the row before it the newest again."""
         ...
 
     def history(self, row: SessionRow) -> HistoryRow | None:
@@ -240,10 +240,10 @@ class Tables(Protocol):
         attachments_before: float,
         after: tuple[Any, ...],
     ) -> tuple[int, tuple[Any, ...] | None]:
-        """Prune a small piece of what is due, as described in `Store.prune`.
+        """Prune a small batch of old rows, as described in `Store.prune`.
 
         Return the number of rows dropped or changed, and the ``after`` for the next call, which is None at the end. The
-        first call has an empty ``after``; what it contains is the backend's own.
+        first call passes an empty ``after``; its contents are private to the backend.
         """
         ...
 

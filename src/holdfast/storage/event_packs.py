@@ -1,9 +1,9 @@
 """Packs: consecutive events or transcript entries, encoded as one body that a row stores.
 
-Events have two forms, distinguished by the first byte. The plain form has a line ``<kind> <json>`` for each event: it
-costs least to write, and each append is stored in it. The compact form is what the appends of a run are merged into.
-It begins with `_COMPACT`; the rest is deflated: one line of JSON with groups of consecutive events, then their varying
-bytes. Of a group of deltas, the kind and all JSON around the time and the text are written once.
+Packs of events have two forms, distinguished by the first byte. Appends use the plain form, which has a line
+``<kind> <json>`` for each event and is the cheapest to write. Merged appends of a run use the compact form, which
+begins with `_COMPACT`. The rest is deflated: one line of JSON that describes groups of consecutive events, then the
+bytes that differ between events. A group of deltas stores the kind, and the JSON around the time and the text, once.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _COMPACT: Final = b"\x01"
 """First byte of the compact form. A plain pack begins with the first letter of a kind."""
 _LEVEL: Final = 1
 _DELTA: Final = re.compile(rb'(\{.*?"at":)[\d.]+(,.*?"text":").*"\}', re.DOTALL)
-"""A delta: JSON up to its time, and between its time and its text."""
+"""A delta. The groups are the JSON before the time, and between the time and the text."""
 _TAIL: Final = b'"}'
 _DIGITS: Final = 7
 _TICKS: Final = 10**_DIGITS
-"""Times of deltas are counted in tenths of a microsecond, the precision of a time since the epoch as a float."""
+"""Ticks per second: times of deltas are in units of 0.1 µs, the precision of a float that holds a current time."""
 _NOT_OF_A_RUN: Final = ("message.accepted", "history.edited")
 
 
@@ -61,8 +61,8 @@ class _Group(msgspec.Struct, array_like=True, gc=False):
 
     Parameters:
         sizes: bytes of each event's text or, if `around` is empty, of each event's JSON.
-        around: JSON before the time, and between the time and the text, of a group of deltas.
-        ticks: time of the first event, then for each event the time since the event before it.
+        around: for deltas, the JSON before the time, and between the time and the text.
+        ticks: for deltas, the time of the first event, then the time of each event after the previous one.
     """
 
     kind: str
@@ -120,7 +120,7 @@ def _split(body: bytes, shape: tuple[str, bytes, bytes]) -> tuple[int, bytes] | 
 
 
 def _seconds(ticks: int) -> bytes:
-    """Return a time as the JSON of events has it."""
+    """Format a time as in the JSON of events."""
     whole, fraction = divmod(ticks, _TICKS)
     return b"%d.%b" % (whole, (b"%07d" % fraction).rstrip(b"0") or b"0")
 

@@ -73,8 +73,8 @@ class SessionRow:
         sweep: seq up to which the next run takes all queued messages.
         last_run_id: id of the last ended run.
         history_id: id of the newest history row; None if the transcript is empty.
-        events_since: time at which the oldest stored event was written, or an earlier time; None if none is stored.
-            Only SQL backends use it, to find what to prune.
+        events_since: time of the oldest stored event, or an earlier time; None if no event is stored. Only SQL backends
+            use it, to find old events.
         waiting: messages in the mailbox, in order.
         taken: messages of the active run. The run took the last ``steered`` messages of this list after its start.
         rolled_back: whether the active run is to be rolled back.

@@ -384,8 +384,8 @@ class Store:
         Parameters:
             principal: owner of the sessions; None returns the sessions of all principals.
             limit: maximum number of sessions.
-            before: ``updated_at`` and ``number`` of the last session of the page before; None returns the first page.
-                A session that changes between two pages moves to the front, so that the later one lacks it.
+            before: ``updated_at`` and ``number`` of the last session of the previous page; None returns the first page.
+                A session that changes between two pages moves to the front of the list, so the second page misses it.
         """
         return await self._read(lambda reads: reads.sessions(principal=principal, limit=limit, before=before))
 

@@ -200,7 +200,7 @@ def test_the_log_stays_short_beside_reads_that_never_finish(database: Database) 
     def read() -> None:
         with closing(connect(database.path)) as connection:
             while not over.is_set():
-                with pytest.raises(StorageError, match="was ended"):
+                with pytest.raises(StorageError, match="was interrupted"):
                     database.snapshots.read(connection, endless(connection, ended))
 
     thread = threading.Thread(target=read)

@@ -3,9 +3,9 @@
 Invariants:
 
 - Publishing never waits for readers. It accesses only readers that are waiting at that moment.
-- A reader that waits has seen everything. Its callback ``on_publish`` may take new items where they are published; the
-  items are otherwise left to its task, which is then woken. A reader is never offered items while its task is awake, or
-  is being cancelled, so the callback and the task take turns, in order.
+- A reader that waits has seen everything. Its callback ``on_publish`` may take new items at the moment of publication;
+  otherwise, its task is woken and takes them. A reader is never offered items while its task is awake or being
+  cancelled, so the callback and the task never take items at the same time, and the order is kept.
 - An item is kept, within the limits, until every open reader has seen it, whether or not the readers are waiting.
 - A cursor moves only when its reader takes items, without an await in between, so a cancelled read loses no items.
 - Once every open reader has seen all items, or all readers are closed, the items are dropped.
@@ -267,7 +267,7 @@ class Reader(Generic[T]):
             max_items: maximum number of items to return; at least 1.
             on_publish: callback, called by `Broadcast.publish` with the new items while this call waits. If it returns
                 True, it has taken all these items, and this call continues to wait for the items after them. Otherwise,
-                this call returns the items. The callback must not wait, and must not read or close this reader.
+                this call returns the items. The callback must not block, and must not read or close this reader.
 
         Raises:
             Interrupted: the current interrupt is triggered; the cursor has not moved.

@@ -12,7 +12,7 @@ from holdfast.server.parameters import JsonBody, TextQuery
 from holdfast.server.request import Request
 from holdfast.server.response import Response, encode
 from holdfast.server.router import Router
-from holdfast.server.routes.listings import ALL, LIMIT, listed_principal
+from holdfast.server.routes.list_parameters import ALL, LIMIT, listed_principal
 
 __all__ = ["ROUTER"]
 

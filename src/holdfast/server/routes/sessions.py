@@ -13,7 +13,7 @@ from holdfast.server.parameters import IntegerQuery, TextQuery
 from holdfast.server.request import Request
 from holdfast.server.response import Response, encode
 from holdfast.server.router import Router
-from holdfast.server.routes.listings import ALL, LIMIT, LIST_LIMIT, listed_principal
+from holdfast.server.routes.list_parameters import ALL, LIMIT, LIST_LIMIT, listed_principal
 from holdfast.server.routes.stops import run_stop
 
 __all__ = ["ROUTER"]
@@ -29,7 +29,7 @@ _PAGE_LIMIT = IntegerQuery(
 )
 
 
-_BEFORE = TextQuery("before", "Return the page that follows: `next` of the page before.")
+_BEFORE = TextQuery("before", "Return the next page: pass `next` of the previous page.")
 
 
 @ROUTER.route("GET", "/v1/sessions", query=(LIMIT, _BEFORE, ALL), responses={200: SessionList})
@@ -43,7 +43,7 @@ async def list_sessions(server: ServerContext, request: Request) -> Response:
 
 
 def _position(before: str | None) -> tuple[float, int] | None:
-    """Return the position in the list that `before` names. Raises `InvalidRequest` if it names none."""
+    """Return the position in the list that `before` encodes. Raises `InvalidRequest` if it is malformed."""
     if before is None:
         return None
     changed_at, _, number = before.rpartition("-")
@@ -52,9 +52,7 @@ def _position(before: str | None) -> tuple[float, int] | None:
     except ValueError:
         position = math.nan, 0
     if not (math.isfinite(position[0]) and 0 < position[1] < 2**63):
-        raise errors.InvalidRequest(
-            "?before= must be the `next` of another page", hint="send the value of `next` from the previous page"
-        )
+        raise errors.InvalidRequest("invalid ?before=", hint="pass the value of `next` from the previous page")
     return position
 
 

@@ -1,8 +1,8 @@
-"""The table ``active``, where the next start finds the runs that a killed host held.
+"""The table ``active``, in which the next start finds the runs that a killed host held.
 
-A session enters the table in the transaction that gives its run a holder. It does not leave it when the run ends: the
-next run of a busy session then writes nothing here. Instead, each session that enters lets up to two others leave that
-have no such run any more. So the table holds about `_KEPT` sessions, or twice as many as ever had a run at a time.
+A session is added in the transaction that gives its run a holder. It is not removed when the run ends, so the next run
+of a busy session does not write this table. Instead, each added session removes up to two others whose runs no longer
+have a holder. So the table has about `_KEPT` sessions, or up to twice the highest number of concurrent runs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _KEPT: Final = 500
 
 
 class ActiveSessions:
-    """The sessions in the table ``active``, of which the writer keeps a copy.
+    """The table ``active``, with a copy in memory.
 
     Parameters:
         database: database that runs the statements.
@@ -27,14 +27,14 @@ class ActiveSessions:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._marked: dict[int, None] | None = None
-        """The sessions in the table, in the order in which they are looked at; None until it is read."""
+        """The sessions in the table, in the order of their checks for removal; None until the table is read."""
 
     def forget(self) -> None:
-        """Drop the copy, after the transaction was rolled back."""
+        """Drop the copy in memory, after a rollback."""
         self._marked = None
 
     def add(self, sessions: Sequence[int]) -> None:
-        """Add those sessions, whose rows are written, and remove some without a run that has a holder."""
+        """Add sessions, whose rows must be written already, and remove some sessions whose runs have no holder."""
         marked = self._marked
         if marked is None:
             marked = self._marked = {session: None for (session,) in self._database.query("active")}
@@ -47,4 +47,4 @@ class ActiveSessions:
             oldest = next(iter(marked))
             del marked[oldest]
             if self._database.write("unmark_active", oldest) == 0:
-                marked[oldest] = None  # its run is active: it goes to the end
+                marked[oldest] = None  # its run is active: check it again last

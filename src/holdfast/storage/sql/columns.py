@@ -162,7 +162,7 @@ def load(database: Database, columns: tuple[Any, ...]) -> SessionRow:
 
 
 def listed_at(row: SessionRow) -> int:
-    """Return the column that the lists of sessions are indexed by: ``updated_at`` in whole seconds."""
+    """Return ``updated_at`` in whole seconds, the column by which sessions are listed."""
     return int(row.updated_at)
 
 

@@ -1,12 +1,12 @@
-"""Merging of the small rows of events, beside the work.
+"""Compaction of the event log: merges small rows of events between commits.
 
-Each append is stored in a small row, so that readers see only what is stored. A pass goes over the rows written since
-the last pass, in the order of their rowids. In this range it merges the consecutive small rows of each run into the
-last of them, whether or not the run has ended. So a page is emptied once, whatever the number of streams whose rows lie
-on it, and a merged row, which lies before the next range, is not written again.
+Each append is stored in a small row at once, so that readers see only stored events. A pass covers the rows written
+since the previous pass, in rowid order. Within this range, it merges consecutive small rows of a run into the last of
+them, whether or not the run has ended. So each page is emptied once, however many streams have rows on it. A merged row
+lies before the next range, so it is never rewritten.
 
-A pass reads and packs in small steps, each in its own transaction, and writes in the last one. Rows dropped in the
-meantime make that transaction fail. A pass that fails, or is cut short by a kill, leaves its rows as they are.
+A pass reads and packs in small steps, each in its own transaction, and writes in the last one. If rows were dropped in
+the meantime, that transaction fails. A pass that fails, or that a kill cuts short, leaves its rows as they are.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from holdfast.storage.event_packs import merge_events, unpack_events
 from holdfast.storage.rows import SessionRow
 from holdfast.storage.sql.database import Database
 
-__all__ = ["EventsDropped", "Merged", "Merger"]
+__all__ = ["EventsDropped", "Merger", "MergerTables"]
 
 _RANGE: Final = 2_048
-"""Number of rows after which they are merged. More would compress better, but take longer in one transaction."""
+"""Number of new rows that start a pass. More would compress better, but make the last transaction longer."""
 _STEP: Final = 256
-"""Number of rows that one step reads or packs."""
+"""Maximum number of rows that one step reads, and approximate number that it packs."""
 _FEWEST: Final = 4
-"""Number of consecutive rows below which they stay: they take little space."""
+"""Minimum number of consecutive rows to merge; fewer take little space."""
 _SMALL_BYTES: Final = 4_096
-"""Size above which a row stays as it is: what a run writes in large rows is not worth writing again."""
+"""Maximum size of a row to merge; larger rows are not worth rewriting."""
 _MERGED_BYTES: Final = 65_536
-"""Size of the small rows that one row is merged from, at most."""
+"""Maximum total size of the rows that are merged into one."""
 
 
 class EventsDropped(Exception):
-    """Rows of a pass were dropped since it read them, so the whole transaction must be rolled back."""
+    """Rows were dropped after the pass had read them, so the whole transaction must be rolled back."""
 
 
-class Merged(Protocol):
+class MergerTables(Protocol):
     """The tables, as merging uses them."""
 
     def get(self, session: int) -> SessionRow | None:
@@ -44,7 +44,7 @@ class Merged(Protocol):
         ...
 
     def grow(self, principal: str, amount: int) -> None:
-        """Add to the stored bytes of the principal."""
+        """Add `amount` to the principal's stored bytes."""
         ...
 
 
@@ -55,7 +55,7 @@ class _Row(NamedTuple):
 
 
 class _Replacement(NamedTuple):
-    """A merged row, in place of rows of the session up to the one that ends at ``last_seq``."""
+    """A merged row, which replaces rows of the session up to the one that ends at ``last_seq``."""
 
     session: int
     first_seq: int
@@ -67,7 +67,7 @@ class _Replacement(NamedTuple):
 
 
 class Merger:
-    """The passes over one database. Only the thread that writes uses it.
+    """Merges the event rows of one database. Use it on the writer thread only.
 
     Parameters:
         tables: tables of the rows.
@@ -75,7 +75,7 @@ class Merger:
         between: callback for failpoints, called between the writes of a transaction.
     """
 
-    def __init__(self, tables: Merged, database: Database, between: Callable[[], None]) -> None:
+    def __init__(self, tables: MergerTables, database: Database, between: Callable[[], None]) -> None:
         self._tables = tables
         self._database = database
         self._between = between
@@ -84,18 +84,18 @@ class Merger:
 
     @property
     def is_due(self) -> bool:
-        """Whether a pass is under way, or enough rows have been added for the next one."""
+        """Whether a pass is in progress, or enough rows were written for the next one."""
         return self._steps is not None or self._added >= _RANGE
 
-    def added(self, rows: int) -> None:
-        """Count rows of events that were written."""
+    def count_rows(self, rows: int) -> None:
+        """Count event rows that were written."""
         self._added += rows
 
     def step(self) -> bool:
         """Do the next step of a pass, inside a transaction; return whether steps of the pass remain.
 
-        Raises `EventsDropped` if rows were dropped since the pass read them. After any error, the caller must roll the
-        transaction back and call `abandon`.
+        Raises `EventsDropped` if rows were dropped after the pass had read them. After any error, the caller must roll
+        the transaction back and call `abandon`.
         """
         if self._steps is None:
             rows, self._added = self._added, 0
@@ -105,11 +105,11 @@ class Merger:
         return self._steps is not None
 
     def abandon(self) -> None:
-        """End the pass that is under way, and leave its rows as they are."""
+        """Abandon the pass in progress, and leave its rows as they are."""
         self._steps = None
 
     def _pass(self, rows: int) -> Iterator[None]:
-        """Merge the last `rows` rows; yield after each step but the last."""
+        """Merge the newest `rows` rows; yield after each step except the last."""
         ((last,),) = self._database.query("last_event_row")
         runs: dict[tuple[int, str], list[_Row]] = {}
         for start in range(max(0, last - rows), last, _STEP):
@@ -150,7 +150,7 @@ def _merge(session: int, part: Sequence[_Row]) -> _Replacement:
 
 
 def _parts(rows: Sequence[_Row]) -> Iterator[Sequence[_Row]]:
-    """Yield the rows of a run in parts without gaps, of limited size: events of the session may lie between them."""
+    """Split the rows of a run into parts of limited size without gaps: events of the session may lie between rows."""
     start = size = 0
     for index, row in enumerate(rows):
         size += len(row.body)

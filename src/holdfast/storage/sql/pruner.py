@@ -1,6 +1,6 @@
-"""Pruning in SQL, a small piece in each transaction, so that the runs beside it wait for one piece at most.
+"""Pruning in SQL, in small batches, each in its own transaction: concurrent runs wait for at most one batch.
 
-Indexes on times find what is due, so a store with nothing to prune costs four look-ups, whatever it holds.
+Old rows are found by indexes on times, so pruning a store of any size without old rows takes four index lookups.
 """
 
 from __future__ import annotations
@@ -13,19 +13,20 @@ from holdfast.storage.sql.columns import decode_run
 from holdfast.storage.sql.database import Database
 from holdfast.storage.values import ALL_ENTRIES
 
-__all__ = ["Pruned", "prune_piece", "purge_contents", "purge_session"]
+__all__ = ["PrunerTables", "prune_batch", "purge_contents", "purge_session"]
 
 _SESSIONS: Final = 50
 _PACKS: Final = 500
-"""Maximum packs of events that one piece drops from a session."""
+"""Maximum number of packs of events that one batch drops from a session. A batch ends at this number, so it drops
+fewer than twice as many."""
 _MESSAGES: Final = 200
 _ATTACHMENTS: Final = 50
 
 _Position = tuple[Any, ...]
-"""Position at which a stage continues: the columns of its last row, in the order of its index."""
+"""Position after which a stage continues: the columns of its last row, in index order."""
 
 
-class Pruned(Protocol):
+class PrunerTables(Protocol):
     """The tables that pruning uses."""
 
     def get(self, session: int) -> SessionRow | None:
@@ -41,13 +42,13 @@ class Pruned(Protocol):
         ...
 
 
-def prune_piece(
-    tables: Pruned, database: Database, before: tuple[float, float, float, float], after: _Position
+def prune_batch(
+    tables: PrunerTables, database: Database, before: tuple[float, float, float, float], after: _Position
 ) -> tuple[int, _Position | None]:
-    """Prune the next piece after the position `after`, which is empty at first.
+    """Prune the next batch after the position `after`, which is empty for the first batch.
 
     Parameters:
-        before: times of tombstones, events, idempotency keys and attachments.
+        before: times before which tombstones, events, idempotency keys and attachments are old.
 
     Return the number of rows dropped or changed, and the position for the next call, or None at the end.
     """
@@ -64,7 +65,7 @@ def prune_piece(
 
 
 def _tombstones(
-    tables: Pruned, database: Database, before: float, after: _Position | None
+    tables: PrunerTables, database: Database, before: float, after: _Position | None
 ) -> tuple[int, _Position | None]:
     found = database.query("tombstones", before, *(after or (-math.inf, 0)), _SESSIONS)
     for _, session in found:
@@ -74,7 +75,9 @@ def _tombstones(
     return len(found), _next(found, _SESSIONS)
 
 
-def _events(tables: Pruned, database: Database, before: float, after: _Position | None) -> tuple[int, _Position | None]:
+def _events(
+    tables: PrunerTables, database: Database, before: float, after: _Position | None
+) -> tuple[int, _Position | None]:
     found = database.query("sessions_with_events", before, *(after or (-math.inf, 0)), _SESSIONS)
     dropped = 0
     for number, (since, session) in enumerate(found):
@@ -91,19 +94,21 @@ def _events(tables: Pruned, database: Database, before: float, after: _Position 
         if row.events_since != since:
             database.write("set_events_since", row.events_since, session)
         if dropped >= _PACKS:
-            # A session of which more is due comes again, because its time is a later one now, or the same.
+            # A session with more old events is found again, because its time is now later, or the same.
             return dropped, (since, session - 1) if old == _PACKS else _next(found[: number + 1], number + 1)
     return dropped, _next(found, _SESSIONS)
 
 
-def _keys(tables: Pruned, database: Database, before: float, after: _Position | None) -> tuple[int, _Position | None]:
+def _keys(
+    tables: PrunerTables, database: Database, before: float, after: _Position | None
+) -> tuple[int, _Position | None]:
     found = database.query("messages_with_keys", before, *(after or (-math.inf, 0, 0)), _MESSAGES)
     dropped = sum(database.write("forget_idempotency_key", message_id, session) for _, session, _, message_id in found)
     return dropped, _next([row[:3] for row in found], _MESSAGES)
 
 
 def _attachments(
-    tables: Pruned, database: Database, before: float, after: _Position | None
+    tables: PrunerTables, database: Database, before: float, after: _Position | None
 ) -> tuple[int, _Position | None]:
     found = database.query("old_attachments", before, *(after or (-math.inf, "", "")), _ATTACHMENTS)
     dropped = sum(tables.drop(principal, "drop_unused_attachment", principal, digest) for _, principal, digest in found)
@@ -111,24 +116,26 @@ def _attachments(
 
 
 def _next(found: list[tuple[Any, ...]], limit: int) -> _Position | None:
-    """Return the position after these rows; None if there were fewer than `limit`, so that none follow."""
+    """Return the position after these rows; None if there were fewer than `limit`, so these were the last."""
     return found[-1] if len(found) == limit else None
 
 
-def purge_contents(tables: Pruned, database: Database, row: SessionRow, *, keep_run_id: str | None = None) -> None:
-    """Drop what `Tables.purge_contents` names; the session's row is not changed."""
+def purge_contents(
+    tables: PrunerTables, database: Database, row: SessionRow, *, keep_run_id: str | None = None
+) -> None:
+    """Drop the rows listed in `Tables.purge_contents`; the session's row is not changed."""
     _purge(tables, database, row, keep_run_id)
     tables.drop(row.principal, "prune_events", row.session, row.next_seq - 1)
 
 
-def purge_session(tables: Pruned, database: Database, row: SessionRow) -> None:
+def purge_session(tables: PrunerTables, database: Database, row: SessionRow) -> None:
     """Drop all rows of a tombstone."""
     _purge(tables, database, row, None)
     tables.drop(row.principal, "purge_events", row.session)
     database.write("purge_session", row.session)
 
 
-def _purge(tables: Pruned, database: Database, row: SessionRow, keep_run_id: str | None) -> None:
+def _purge(tables: PrunerTables, database: Database, row: SessionRow, keep_run_id: str | None) -> None:
     for (body,) in database.query("ended_runs", row.session, row.session, ALL_ENTRIES, row.session):
         run = decode_run(body)
         if run.run_id != keep_run_id:

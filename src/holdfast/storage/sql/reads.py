@@ -41,7 +41,7 @@ from holdfast.storage.views import (
 __all__ = ["SqlReads"]
 
 _FAR: Final = 2.0**62
-"""A time beyond all others that still is an integer of 64 bits."""
+"""A time later than all others that fits into a 64-bit integer."""
 
 
 class SqlReads:

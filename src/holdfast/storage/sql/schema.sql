@@ -15,8 +15,8 @@ CREATE TABLE node (
 --   question_due: when the first of the open questions is due.
 --   last_run_id: the last ended run, which begins the chain of the session's runs.
 --   history_id: the newest piece of the transcript, a run's or an edit's, which begins the chain of them.
---   events_since: when the oldest stored event was written, or a time before; null if none is stored.
---   listed_at: updated_at in whole seconds. Lists follow an index of it: one of updated_at would be written by every run.
+--   events_since: time of the oldest stored event, or an earlier time; null if no event is stored.
+--   listed_at: updated_at in whole seconds. Lists use an index on it: every run would write an index on updated_at.
 CREATE TABLE session (
     session INTEGER PRIMARY KEY AUTOINCREMENT,
     principal text NOT NULL,
@@ -50,7 +50,7 @@ CREATE INDEX session_listed ON session (listed_at);
 CREATE INDEX session_of_principal ON session (principal, listed_at);
 CREATE INDEX session_deleted ON session (deleted_at, session) WHERE deleted_at IS NOT NULL;
 CREATE INDEX session_events ON session (events_since, session) WHERE events_since IS NOT NULL;
--- active: every session whose run has a holder, and some whose run has ended or is parked. A start looks at these only.
+-- active: every session whose run has a holder, and some whose run has ended or is parked. A start checks only these.
 CREATE TABLE active (
     session INTEGER PRIMARY KEY
 );
@@ -77,8 +77,8 @@ CREATE INDEX message_waiting ON message (session, seq) WHERE run_id IS NULL AND 
 CREATE INDEX message_withdrawn ON message (session) WHERE withdrawn_at IS NOT NULL;
 CREATE INDEX message_key ON message (at, session, seq) WHERE idempotency_key IS NOT NULL;
 -- event: a row is a pack of consecutive events; body as in `event_packs`.
---   commit_no: grows with every row, in the order of the commits; 0 in rows of version 5 and older. Rows are written in
---   its order, and SQLite gives each new row the highest rowid: rows in the order of rowid are in the order of commit_no.
+--   commit_no: increases with every row, in commit order; 0 in rows of version 5 and older. Rows are written in this
+--   order, and SQLite gives each new row the highest rowid, so rowids are in the same order.
 CREATE TABLE event (
     session bigint NOT NULL,
     last_seq bigint NOT NULL,
@@ -119,8 +119,8 @@ CREATE TABLE edit (
     entries blob,
     PRIMARY KEY (session, edit_id)
 );
--- landmark: a piece of a session's transcript that a reader may begin at, by its last entry; one for every few entries.
--- Undo drops those of pieces that are no longer part of the transcript.
+-- landmark: sparse index of a session's transcript: some of its pieces, by the number of the last entry. Undo drops the
+-- landmarks of pieces that are no longer part of the transcript.
 CREATE TABLE landmark (
     session bigint NOT NULL,
     last_n bigint NOT NULL,
@@ -189,8 +189,8 @@ CREATE TABLE stored (
     bytes bigint NOT NULL,
     sessions bigint NOT NULL DEFAULT 0
 );
--- total: the number of sessions that are not deleted, under the name 'sessions'. It changes when a session is created
--- or deleted, not with every commit.
+-- total: the number of sessions that are not deleted, under the name 'sessions'. It is written when a session is created
+-- or deleted, not by every commit.
 CREATE TABLE total (
     name text PRIMARY KEY,
     value bigint NOT NULL
@@ -292,7 +292,7 @@ INSERT INTO stored (principal, bytes) SELECT principal, sum(bytes) FROM (
 ) AS counted GROUP BY principal;
 
 -- name: migrate_5
--- From version 5 of the schema to version 6. `migration.mark_transcripts` sets the landmarks.
+-- From version 5 of the schema to version 6. `migration.set_landmarks` adds the landmarks.
 ALTER TABLE session ADD COLUMN events_since double precision;
 ALTER TABLE session ADD COLUMN listed_at bigint NOT NULL DEFAULT 0;
 ALTER TABLE event ADD COLUMN commit_no bigint NOT NULL DEFAULT 0;

@@ -3,9 +3,6 @@
 -- name: add_node
 INSERT INTO node (node_id, opened_at) VALUES (?, ?) RETURNING epoch
 
--- name: last_session
-SELECT coalesce(max(session), 0) FROM session
-
 -- name: session_by_key
 SELECT session, principal, key, agent, created_at, updated_at, next_seq, next_n, fence, holder, run_id, run,
        append_nth, append_seq, sweep, last_run_id, deleted_at, history_id, events_since, waiting
@@ -17,8 +14,8 @@ SELECT session, principal, key, agent, created_at, updated_at, next_seq, next_n,
 FROM session WHERE session = ?
 
 -- name: sessions
--- Parameters: updated_at in whole seconds, updated_at and session of the last session of the page before, limit; and all
--- again. The index has the order of seconds only, so the inner query finds the last second that the page needs.
+-- Parameters: updated_at in whole seconds, updated_at and session of the last session of the previous page, limit; then
+-- the same again. The index orders by whole seconds only, so the inner query finds the last second that the page needs.
 SELECT session, principal, key, agent, created_at, updated_at, next_seq, next_n, fence, holder, run_id, run,
        append_nth, append_seq, sweep, last_run_id, deleted_at, history_id, events_since, waiting
 FROM session WHERE listed_at >= (SELECT min(listed_at) FROM (
@@ -27,7 +24,7 @@ FROM session WHERE listed_at >= (SELECT min(listed_at) FROM (
 ) AS found) AND listed_at <= ? AND (updated_at, session) < (?, ?) ORDER BY updated_at DESC, session DESC LIMIT ?
 
 -- name: sessions_of_principal
--- As sessions, with the principal as the first parameter of both parts.
+-- As sessions, with the principal as the first parameter of both queries.
 SELECT session, principal, key, agent, created_at, updated_at, next_seq, next_n, fence, holder, run_id, run,
        append_nth, append_seq, sweep, last_run_id, deleted_at, history_id, events_since, waiting
 FROM session WHERE listed_at >= (SELECT min(listed_at) FROM (
@@ -36,7 +33,7 @@ FROM session WHERE listed_at >= (SELECT min(listed_at) FROM (
 ) AS found) AND principal = ? AND listed_at <= ? AND (updated_at, session) < (?, ?) ORDER BY updated_at DESC, session DESC LIMIT ?
 
 -- name: orphans
--- Epochs are above 0, the holder of parked runs.
+-- The holder of a parked run is 0; epochs are above 0.
 SELECT session FROM session
 WHERE session IN (SELECT session FROM active) AND run_id IS NOT NULL AND holder > 0 AND holder <> ?
 
@@ -98,7 +95,7 @@ FROM (VALUES
 WHERE session.session = new.column1 AND session.fence = new.column2 AND session.next_seq = new.column3
 
 -- name: save_appends
--- As save_sessions, for rows of which an append has changed nothing but these columns.
+-- As save_sessions, for rows in which an append has changed only these columns.
 UPDATE session SET next_seq = new.column4, append_nth = new.column5, append_seq = new.column6
 FROM (VALUES
     [[(CAST(? AS bigint), CAST(? AS bigint), CAST(? AS bigint), CAST(? AS bigint), CAST(? AS bigint),
@@ -142,7 +139,7 @@ INSERT INTO event (session, last_seq, first_seq, run_id, at, commit_no, body) VA
 SELECT coalesce(max(rowid), 0) FROM event
 
 -- name: small_events
--- The rows of a range that may be merged: those of runs, small, and not in the compact form.
+-- The rows of a range that can be merged: small rows of runs, not in the compact form.
 SELECT session, run_id, first_seq, last_seq, body FROM event
 WHERE rowid > ? AND rowid <= ? AND run_id IS NOT NULL AND length(body) <= ? AND substr(body, 1, 1) <> x'01'
 ORDER BY rowid
@@ -170,7 +167,8 @@ SELECT history_id FROM session WHERE session = ?
 
 -- name: pieces
 -- Parameters: bytes, the newest piece, session, bytes, session, after. Returns runs that are pieces, the newest first:
--- id, the piece before, size, and the body of a piece of at most so many bytes. Stops at a piece that ends before.
+-- id, id of the previous piece, size, and the body if its size is at most `bytes`. Stops at a piece that ends before
+-- `after`.
 WITH RECURSIVE chain (piece, previous_id, size, body) AS (
     SELECT run_id, CASE whole WHEN 0 THEN previous_id END, length(entries),
         CASE WHEN length(entries) <= ? THEN entries END
@@ -183,7 +181,7 @@ WITH RECURSIVE chain (piece, previous_id, size, body) AS (
 SELECT piece, previous_id, size, body FROM chain
 
 -- name: chain
--- Parameters: the newest piece, session, session. As pieces, but all of them: id and number of the last entry.
+-- Parameters: the newest piece, session, session. As pieces, but returns all of them: id and number of the last entry.
 WITH RECURSIVE chain (piece, previous_id, last_n) AS (
     SELECT run_id, CASE whole WHEN 0 THEN previous_id END, last_n FROM run WHERE run_id = ? AND session = ?
     UNION ALL
@@ -222,7 +220,7 @@ LEFT JOIN edit ON edit.edit_id = chain.piece AND edit.session = ?
 WHERE run.entries IS NOT NULL OR edit.entries IS NOT NULL
 
 -- name: transcript_bytes
--- Parameters: the newest piece, session, session, session. Their total bytes.
+-- Parameters: the newest piece, session, session, session. Returns the total bytes of all pieces.
 WITH RECURSIVE chain (piece) AS (
     SELECT CAST(? AS text)
     UNION ALL
@@ -282,7 +280,7 @@ WITH RECURSIVE chain (run_id, depth) AS (
 SELECT run.body FROM chain JOIN run ON run.run_id = chain.run_id AND run.session = ? ORDER BY chain.depth
 
 -- name: tombstones
--- Parameters: the time, and the time and number of the last one.
+-- Parameters: the time before which they are old; time and session of the last one of the previous batch; limit.
 SELECT deleted_at, session FROM session
 WHERE deleted_at < ? AND (deleted_at, session) > (?, ?) AND run_id IS NULL ORDER BY deleted_at, session LIMIT ?
 
@@ -308,12 +306,6 @@ WHERE at < ? AND (at, principal, digest) > (?, ?, ?) ORDER BY at, principal, dig
 
 -- name: prune_events
 DELETE FROM event WHERE session = ? AND last_seq < ? RETURNING length(body)
-
--- name: forget_idempotency_keys
-UPDATE message SET idempotency_key = NULL
-WHERE idempotency_key IS NOT NULL AND at < ? AND (withdrawn_at IS NOT NULL
-    OR EXISTS (SELECT 1 FROM run WHERE run.session = message.session AND run.run_id = message.run_id))
-    AND session > ? AND session <= ?
 
 -- name: purge_message
 DELETE FROM message WHERE message_id = ? AND session = ? RETURNING length(body)

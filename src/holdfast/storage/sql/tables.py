@@ -38,9 +38,9 @@ from holdfast.storage.sql.columns import (
 )
 from holdfast.storage.sql.database import LARGE_BYTES, Database
 from holdfast.storage.sql.merger import Merger
-from holdfast.storage.sql.pruner import prune_piece, purge_contents, purge_session
+from holdfast.storage.sql.pruner import prune_batch, purge_contents, purge_session
 from holdfast.storage.sql.reads import SqlReads
-from holdfast.storage.sql.transcripts import is_landmark, mark_again, read_entries
+from holdfast.storage.sql.transcripts import is_landmark, read_entries, rebuild_landmarks
 from holdfast.storage.values import KeyRecord
 
 __all__ = ["SessionChanged", "SqlTables"]
@@ -49,7 +49,7 @@ _KEPT_SESSIONS = 2048
 _KEPT_MAILS = 20_000
 _KEPT_CHARACTERS = 4_096
 _NUMBERS_OF_EPOCH = 40
-"""Bits of the part of a ``commit_no`` that is counted; above is the epoch, so that no number survives a restart."""
+"""Low bits of a ``commit_no``, which count rows. The bits above are the epoch, so a restart reuses no number."""
 
 
 class SessionChanged(Exception):
@@ -93,13 +93,13 @@ class SqlTables:
         self._stored: dict[str, int] = {}
         self._grown: dict[str, int] = {}
         self._created: dict[str, int] = {}
-        """Sessions of each principal created since the last flush, less those deleted."""
+        """Sessions of each principal created since the last flush, minus those deleted."""
         self._collected_bytes = 0
         """Size of bodies in rows collected since the last flush."""
         self._new: dict[int, SessionRow] = {}
         self._changed: dict[int, SessionRow] = {}
         self._appended: dict[int, SessionRow] = {}
-        """Sessions of which only the columns of an append have changed."""
+        """Sessions in which only the columns that `save_append` writes have changed."""
         self._messages: dict[tuple[int, str], list[object]] = {}
         self._taken: list[tuple[object, ...]] = []
         self._withdrawn: list[tuple[object, ...]] = []
@@ -207,7 +207,7 @@ class SqlTables:
                 if self._database.write(name, *parameters) != 1:
                     raise SessionChanged
             collected.clear()
-        self.merger.added(len(self._events))
+        self.merger.count_rows(len(self._events))
         for name, collected in (
             ("add_events", self._events),
             ("add_runs", self._runs),
@@ -452,7 +452,7 @@ class SqlTables:
         self.flush()
         row.history_id = newest.previous_id
         if newest.whole:
-            mark_again(self._database, row.session, row.history_id)
+            rebuild_landmarks(self._database, row.session, row.history_id)
             return
         restored = self.history(row)
         last_n = 0 if restored is None else restored.last_n
@@ -542,12 +542,12 @@ class SqlTables:
         self.flush()
         self._between()
         before = (tombstones_before, events_before, idempotency_before, attachments_before)
-        found = prune_piece(self, self._database, before, after)
+        found = prune_batch(self, self._database, before, after)
         self.flush()
         return found
 
     def drop_session(self, row: SessionRow) -> None:
-        """Delete a tombstone with all its rows. Only for pruning."""
+        """Delete a tombstone with all its rows. Called by `prune_batch`."""
         purge_session(self, self._database, row)
         self._let_go(row)
 

@@ -1,12 +1,12 @@
-"""Transcripts in SQL: a chain of pieces, read backwards from the newest, and landmarks to begin reading at.
+"""Transcripts in SQL: a chain of pieces, read backwards from the newest, with a sparse index of landmarks.
 
-Each run or edit that wrote entries is a piece, which names the piece before it. A page in the middle of a long
-transcript would have to walk the whole chain behind it. So about one piece in `SPACING` entries is a landmark, found by
-the number of its last entry. An index of all pieces would cost each run a page in the write-ahead log; landmarks cost
-one run in many a row.
+Each run or edit that wrote entries is a piece, which refers to the previous piece. Without an index, a page in the
+middle of a long transcript would have to walk the chain back from its newest piece. So about one piece in `SPACING`
+entries is a landmark, which is found by the number of its last entry. A full index would make every run write one more
+page to the write-ahead log; a landmark is one row in many runs.
 
-Every landmark of a session is a piece of its transcript as shown: undo drops the landmarks of what it removes and makes
-the piece that it restores one, and a piece that replaces the transcript drops all of them.
+Every landmark of a session is part of its current transcript: undo drops the landmarks of the pieces that it removes,
+and makes the piece that it restores a landmark. A piece that replaces the transcript drops all landmarks.
 """
 
 from __future__ import annotations
@@ -21,23 +21,24 @@ from holdfast.storage.rows import HistoryRow
 from holdfast.storage.sql.database import Database
 from holdfast.storage.values import ALL_BYTES, ALL_ENTRIES
 
-__all__ = ["SPACING", "is_landmark", "mark_again", "read_all_entries", "read_entries"]
+__all__ = ["SPACING", "is_landmark", "read_all_entries", "read_entries", "rebuild_landmarks"]
 
 SPACING: Final = 64
-"""Entries from one landmark to the next: two neighbouring ones are less than twice as many apart."""
+"""Approximate number of entries between landmarks. Two neighbours are less than twice this far apart, unless one
+piece is longer."""
 _TOGETHER: Final = 512
-"""Entries read at a time of a page that may end earlier."""
+"""Maximum number of entries per query, because the limit of bytes may end the page earlier."""
 _SHORT: Final = 8192
-"""Maximum bytes of a piece that is read together with others."""
+"""Maximum size in bytes of a piece that is read in the same query as others."""
 
 
 def is_landmark(history: HistoryRow) -> bool:
-    """Return whether a run's new piece becomes a landmark, because one of its entry numbers is at the spacing."""
+    """Return whether a run's new piece becomes a landmark: one of its entry numbers is a multiple of `SPACING`."""
     return bool(history.entries) and history.last_n // SPACING != (history.entries[0].n - 1) // SPACING
 
 
-def mark_again(database: Database, session: int, newest: str | None) -> None:
-    """Replace the session's landmarks by those of the transcript that ends with the piece `newest`."""
+def rebuild_landmarks(database: Database, session: int, newest: str | None) -> None:
+    """Replace the session's landmarks with those of the transcript that ends with the piece `newest`."""
     database.write("drop_landmarks", session, 0)
     rows: list[tuple[object, ...]] = []
     later: tuple[str, int] | None = None
@@ -62,12 +63,12 @@ def read_entries(
 ) -> list[Entry]:
     """Return entries with n > `after` of the transcript that ends with the piece `newest`, in order.
 
-    A page costs what its entries cost, wherever it begins. Large pieces are in memory one at a time.
+    The cost of a page depends on its entries, not on its position. Large pieces are loaded one at a time.
 
     Parameters:
-        newest: the newest piece. Unless the whole transcript is read, this is the one that the session shows.
+        newest: the newest piece. If there is a limit, it must be the newest piece of the session's current transcript.
         limit: maximum number of entries.
-        limit_bytes: size of their JSON; the entry that reaches it is the last.
+        limit_bytes: size of their JSON in bytes; the entry that reaches it is the last.
     """
     out: list[Entry] = []
     size = 0

@@ -1,12 +1,12 @@
-"""Checkpoints of the write-ahead log in a separate thread, so that commits do not wait for the disk of the database.
+"""Checkpoints of the write-ahead log in a separate thread, so that commits do not wait for writes to the database file.
 
-How the log is kept short:
+Four steps keep the log short:
 
-1. After each ``_PIECE`` pages, about, the thread copies the new part of the log into the database and syncs it, over
-   its own connection. This blocks neither the writer nor the readers (https://sqlite.org/wal.html, "Checkpointing").
-2. SQLite reuses the log from its beginning once all of it is copied. Beside a busy writer, the thread never gets there:
-   while it copies, the log grows. So from ``_REUSE_AT`` pages on, the last few pages are copied between two
-   transactions: by the thread, or, if a transaction is open, by the writer after its commit.
+1. About every ``_PIECE`` pages, the thread copies the new part of the log into the database and syncs it, over its own
+   connection. This blocks neither the writer nor the readers (https://sqlite.org/wal.html, "Checkpointing").
+2. SQLite reuses the log from its beginning once all of it is copied. With a busy writer, the thread never gets there,
+   because the log grows while the thread copies. So from ``_REUSE_AT`` pages on, the last few pages are copied between
+   two transactions: by the thread, or, if a transaction is open, by the writer after its commit.
 3. Reads that keep the log from being reused are ended at `READS_END_AT` pages (`holdfast.storage.sqlite.snapshots`).
 4. If the thread is late or fails, SQLite copies the log within the first commit that makes it too long
    (``wal_autocheckpoint``).
@@ -15,8 +15,8 @@ Invariants:
 
 - A commit is durable in the log before any of this concerns it, so an error or a kill here loses nothing. Errors of
   checkpoints are dropped: the next checkpoint tries again, and a full disk is reported by the writer.
-- The writer holds ``_transaction`` from the begin of a transaction to its end, and the thread while it copies the last
-  pages. The writer waits for the thread only then. The thread holds no other lock meanwhile.
+- The writer holds ``_transaction`` during each transaction, and the thread holds it while it copies the last pages. The
+  writer waits for the thread only then. The thread holds no other lock at that time.
 """
 
 from __future__ import annotations
@@ -37,14 +37,16 @@ __all__ = ["Checkpoints"]
 _log = logging.getLogger("holdfast.storage")
 
 _PIECE: Final = 2_000
-"""Smaller pieces cost more in total: a page is copied once per piece, and each piece waits for the disk."""
+"""Approximate number of pages per copy. Smaller copies cost more in total: a page that changes often is copied more
+often, and each copy waits for the disk."""
 _REUSE_AT: Final = 4_000
 _FEW: Final = 128
 _PIECES_TOGETHER: Final = 4
-"""Pieces that are copied one after the other until only a few pages are left for the pause between transactions."""
+"""Maximum number of consecutive copies that reduce the rest to a few pages, to be copied between transactions."""
 _FIRST_AFTER: Final = 500
 _AT_MOST_AFTER: Final = 4_000
-"""Changed rows after which a checkpoint is requested. The ratio of rows and pages is that of the last piece."""
+"""Maximum number of changed rows after which a checkpoint is requested. The ratio of rows to pages is that of the last
+copy."""
 _WARN_AT: Final = 32_000
 
 _POINTS: Final = {
@@ -86,7 +88,7 @@ class Checkpoints:
         self._thread.start()
 
     def begin(self) -> None:
-        """Announce a transaction. Waits while the thread copies the last pages of the log, which are few."""
+        """Announce a transaction; wait if the thread is copying the last few pages of the log."""
         self._transaction.acquire()
         self._in_transaction = True
 
@@ -158,14 +160,17 @@ class Checkpoints:
                 self._copy_last(connection)
 
     def _uncopied(self) -> int:
-        """About how many pages were committed since the last piece."""
+        """Estimate how many pages were committed since the last copy."""
         return (self._changes - self._copied_changes) * _PIECE // self._after
 
     def _report(self, pages: int) -> None:
-        """Report a reader that no checkpoint can end, and wait longer before the reads are ended again in vain."""
+        """Report a reader in another program, and end reads later from now on, because this has no effect on it."""
         self._end_reads_at = 2 * pages
         if pages >= _WARN_AT:
-            _log.warning("another program reads the store, which now has a write-ahead log of %d MB", pages // 256)
+            _log.warning(
+                "another program reads the store, whose write-ahead log has grown to %d MB",
+                pages // 256,
+            )
 
     def _copy_last(self, connection: sqlite3.Connection) -> None:
         self._last_wanted = False
@@ -174,7 +179,7 @@ class Checkpoints:
         failpoints.hit(_POINTS["after_last"])
 
     def _copy_piece(self, connection: sqlite3.Connection) -> tuple[int, int]:
-        """Copy what the readers allow. Return the length of the log, and how much of it is copied, in pages."""
+        """Copy as much as the readers allow; return the length of the log, and the copied part of it, in pages."""
         failpoints.hit(_POINTS["before_piece"])
         lengths = self._checkpoint(connection)
         failpoints.hit(_POINTS["after_piece"])

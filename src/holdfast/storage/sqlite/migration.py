@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 
 from holdfast.storage.sql.database import Database
-from holdfast.storage.sql.transcripts import SPACING, mark_again
+from holdfast.storage.sql.transcripts import SPACING, rebuild_landmarks
 from holdfast.storage.sqlite.private_file import create_private_file, sync_folder
 
-__all__ = ["copy_before_migration", "mark_transcripts", "move_kept"]
+__all__ = ["copy_before_migration", "move_kept", "set_landmarks"]
 
 
 def copy_before_migration(connection: sqlite3.Connection, path: str, version: int) -> str:
@@ -71,7 +71,7 @@ def _without_kept(database: Database, session: int, line: bytes) -> bytes:
     return msgspec.json.encode(entry)
 
 
-def mark_transcripts(database: Database) -> None:
-    """Migrate to version 6: set the landmarks of long transcripts."""
+def set_landmarks(database: Database) -> None:
+    """Migrate to version 6: add the landmarks of long transcripts."""
     for session, newest in database.query("long_transcripts", SPACING):
-        mark_again(database, session, newest)
+        rebuild_landmarks(database, session, newest)

@@ -1,13 +1,13 @@
-"""Snapshots of the readers, which a checkpoint may end: a snapshot keeps the write-ahead log from being reused.
+"""Snapshots of readers. A checkpoint may end them, because a snapshot prevents reuse of the write-ahead log.
 
-SQLite reuses the log from its beginning only when all of it is in the database and no reader uses it
+SQLite reuses the log from its beginning only when all of it was copied into the database and no reader uses it
 (https://sqlite.org/wal.html, "Avoiding Excessively Large WAL Files"). Without limits, one endless read, or short reads
-that always overlap, would let the log grow for ever. So if the log is too long, a checkpoint interrupts the reads, and
-holds new ones back until the log is copied. An interrupted read runs again from its beginning, on a new snapshot. It
-has returned nothing yet, so nothing is lost or doubled.
+that always overlap, would let the log grow without bound. So if the log is too long, a checkpoint interrupts all reads,
+and new ones wait until the log is copied. An interrupted read restarts on a new snapshot. It has returned nothing yet,
+so nothing is lost or repeated.
 
-Each time a read runs again, it may let the log grow to twice the length. A read that is interrupted at
-``_LONGEST_LOG`` pages fails.
+Each time a read restarts, the limit of the log doubles for it. A read that is interrupted at ``_LONGEST_LOG`` pages
+fails.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ READS_END_AT: Final = 8_000
 _LONGEST_LOG: Final = 32_000
 _INTERRUPTIONS: Final = 200
 _INTERRUPT_EVERY_S: Final = 0.005
-"""An interrupt has no effect between two statements of a read, so it is repeated."""
+"""Interval at which interrupts are repeated, because one that hits between two statements of a read has no effect."""
 
 
 class Snapshots:
@@ -40,28 +40,28 @@ class Snapshots:
         self._held_back = False
 
     def read(self, connection: sqlite3.Connection, query: Callable[[], _T]) -> _T:
-        """Run `query`, which reads over `connection`, and run it again whenever its snapshot is ended.
+        """Run `query`, which reads over `connection`, and restart it whenever a checkpoint ends its snapshot.
 
         Raises:
-            StorageError: if the read takes longer than a full log of writes, on every attempt.
+            StorageError: if the log reaches the read's limit during each attempt.
         """
-        patience = READS_END_AT
+        log_limit = READS_END_AT
         while True:
             with self._changed:
                 while self._held_back:
                     self._changed.wait()
-                self._running[connection] = patience
+                self._running[connection] = log_limit
             try:
                 return query()
             except sqlite3.OperationalError as error:
                 if getattr(error, "sqlite_errorcode", 0) != sqlite3.SQLITE_INTERRUPT:
                     raise
-                if patience >= _LONGEST_LOG:
+                if log_limit >= _LONGEST_LOG:
                     raise StorageError(
-                        "the read was ended several times, because it kept the write-ahead log from being reused",
-                        hint="read less at a time, or retry when fewer runs end",
+                        "the read was interrupted several times, because it kept the write-ahead log from being reused",
+                        hint="read less at a time, or retry when the server is less busy",
                     ) from error
-                patience *= 2
+                log_limit *= 2
             finally:
                 with self._changed:
                     del self._running[connection]
@@ -69,12 +69,12 @@ class Snapshots:
                         self._changed.notify_all()
 
     def end(self, log_pages: int) -> bool:
-        """End all snapshots and hold new reads back until `resume`. Return False if reads continue.
+        """End all snapshots and hold new reads back until `resume`. If this fails, return False and hold nothing back.
 
-        Reads continue if one of them may let the log grow beyond `log_pages`, or does not end within a second.
+        It fails if a read's limit of the log is above `log_pages`, or if a read does not end within a second.
         """
         with self._changed:
-            if any(patience > log_pages for patience in self._running.values()):
+            if any(log_limit > log_pages for log_limit in self._running.values()):
                 return False
             self._held_back = True
             for _ in range(_INTERRUPTIONS):
@@ -83,14 +83,14 @@ class Snapshots:
                 if not self._running:
                     return True
                 self._changed.wait(_INTERRUPT_EVERY_S)
-            self._let_on()
+            self._admit_reads()
             return False
 
     def resume(self) -> None:
-        """Let the reads that were held back begin."""
+        """Start the reads that were held back."""
         with self._changed:
-            self._let_on()
+            self._admit_reads()
 
-    def _let_on(self) -> None:
+    def _admit_reads(self) -> None:
         self._held_back = False
         self._changed.notify_all()

@@ -18,7 +18,7 @@ from holdfast.storage.sqlite import errors
 from holdfast.storage.sqlite.checkpoints import Checkpoints
 from holdfast.storage.sqlite.database import SqliteDatabase, connect
 from holdfast.storage.sqlite.filelock import FileLock
-from holdfast.storage.sqlite.migration import copy_before_migration, mark_transcripts, move_kept
+from holdfast.storage.sqlite.migration import copy_before_migration, move_kept, set_landmarks
 from holdfast.storage.sqlite.private_file import (
     create_private_file,
     prepare_folder,
@@ -131,7 +131,7 @@ class WriteConnection:
         if 0 < version < 4:
             move_kept(database)
         if 0 < version < 6:
-            mark_transcripts(database)
+            set_landmarks(database)
         connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         _passing("between_writes", self._verbs)

@@ -13,8 +13,8 @@ Invariants:
 - An action that refuses its write (raises a `HoldfastError`) has changed nothing, so the rest of the batch continues.
 - After any other error, the whole batch is rolled back. Its writes are then retried one by one, each in a separate
   transaction, so that only the faulty write fails.
-- Between batches, the thread merges small rows of events, a step in each transaction, so that a batch waits for one
-  step at most. A pass that fails ends, and its rows stay as they are.
+- Between batches, the thread merges small rows of events, in steps with a transaction each, so a batch waits for at
+  most one step. If a step fails, its pass ends and leaves the rows as they are.
 - If this error handling itself fails, the thread ends, and all waiting and all future writes fail.
 - A loop that never idles would keep the GIL from the thread: each of the thread's calls into SQLite releases the GIL
   and may then wait up to 5 ms to reacquire it. So if a batch takes long, the loop yields the GIL: it blocks until the

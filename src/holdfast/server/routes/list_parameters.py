@@ -1,4 +1,4 @@
-"""Query parameters that the routes for lists share, and the choice of the principal whose items are listed."""
+"""Query parameters shared by the routes that return lists, and the principal whose items they list."""
 
 from __future__ import annotations
 
