@@ -10,6 +10,27 @@ CONFORMANCE = ("tests/storage/test_conformance.py",)
 
 MUTANTS = (
     Mutant(
+        name="merge of all that waits",
+        of="P13",
+        breaks="if rows are added faster than they are merged, each pass is longer than the last one, without end",
+        file="storage/sql/merger.py",
+        old="end = min(first + _RANGE, last)",
+        new="end = last",
+        tests=(
+            "tests/storage/sqlite/test_packs.py"
+            "::test_a_pass_stays_small_when_rows_are_added_faster_than_they_are_merged",
+        ),
+    ),
+    Mutant(
+        name="merge spoiled by a deletion",
+        of="P14",
+        breaks="while sessions are deleted often, no pass ends, so no row of anybody is merged",
+        file="storage/sql/merger.py",
+        old="if replacement.session not in self._dropped:",
+        new="if replacement is not None:",
+        tests=("tests/storage/sqlite/test_packs.py::test_rows_dropped_during_a_pass_spoil_it_for_no_other_session",),
+    ),
+    Mutant(
         name="merge of dropped rows",
         of="P5",
         breaks="events that were dropped while a pass merged their rows come back",

@@ -1,16 +1,18 @@
 """The rows of a stream on disk: merged once, killed at any point of it, and numbered in the order of the commits."""
 
 import asyncio
+import itertools
 import os
 import signal
 import sqlite3
+import time
 import zlib
 from contextlib import closing
 
 import pytest
 
 from holdfast import failpoints
-from holdfast.protocol.events import Stored, TextDelta, encode_event
+from holdfast.protocol.events import Stored, TextDelta, ToolStarted, encode_event
 from holdfast.storage import SqliteStore
 from holdfast.storage.event_packs import merge_events, pack_events, unpack_events
 from holdfast.storage.port import RunCommit, Send
@@ -231,3 +233,90 @@ def test_every_body_is_kept_to_the_byte(body):
         assert merged[:1] == b"\x01"
         assert unpack_events(len(bodies), merged) == events
     assert zlib.decompress(merged[1:])
+
+
+def hostile(count):
+    """Return JSON of `count` kilobytes, in which a tool's arguments look like the JSON of deltas."""
+    arguments = [*[{"at": 1, "text": ""} for _ in range(50 * count)], 1]
+    return encode_event(ToolStarted(run_id="r", call_id="c", name="t", arguments=arguments, at=1.5))[1]
+
+
+def test_json_that_looks_like_many_deltas_is_packed_in_linear_time():
+    """All others wait for the pass, so no text of a user may make it slow."""
+
+    def cpu_s(count):
+        events = [Stored(n, "tool.started", hostile(count)) for n in range(1, 5)]
+        began = time.process_time()
+        merged = merge_events(events)
+        took_s = time.process_time() - began
+        assert unpack_events(4, merged) == events
+        return took_s
+
+    assert min(cpu_s(32) for _ in range(5)) < 60 * min(cpu_s(2) for _ in range(5)), "16 times as much"
+
+
+def appended(tables, first, number):
+    row = tables.get(1)
+    for n in range(first, first + number):
+        body = pack_events([Stored(n, *encode_event(TextDelta(run_id="r", text=str(n), at=2.5 * n)))])
+        tables.add_events(row, "r", 100.0, n, n, body)
+    tables.flush()
+
+
+def test_a_pass_stays_small_when_rows_are_added_faster_than_they_are_merged(tmp_path):
+    """A pass over all that was added during the last one would take longer each time, without end."""
+    path = tmp_path / "store.db"
+    added = itertools.count(1_000, 512)
+
+    async def main():
+        store = await begin(path)
+        await start(store, "k", "m")
+        found = await store.backend.write("append", add_and_merge)
+        await store.close()
+        return found
+
+    def count(tables, only=""):
+        return tables._database._connection.execute(f"SELECT count(*) FROM event {only}").fetchone()[0]
+
+    def add_and_merge(tables):
+        replaced = []
+        for _ in range(140):
+            appended(tables, next(added), 512)
+            before = count(tables)
+            tables.merger.step()
+            replaced.append(before - count(tables))
+        while tables.merger.is_due:
+            tables.merger.step()
+        return replaced, count(tables, "WHERE substr(body, 1, 1) <> x'01'")
+
+    replaced, small = run(main())
+    assert 0 < max(replaced) <= 2_048
+    assert small < 2_100, "the rows that waited are merged when there is time"
+
+
+def test_rows_dropped_during_a_pass_spoil_it_for_no_other_session(tmp_path):
+    path = tmp_path / "store.db"
+
+    async def main():
+        store = await begin(path)
+        claims = [await start(store, key, key) for key in ("k", "l", "m")]
+        for claim in claims:
+            async for _ in stream(store, claim, 1, PIECES):
+                pass
+        await store.commit_run(RunCommit(lease=claims[0].lease, status="completed", at=102.0))
+        logs = [await store.read_events(session, after=0, limit=1000) for session in (2, 3)]
+        await store.backend.write("prune", prune_between_steps)
+        assert [await store.read_events(session, after=0, limit=1000) for session in (2, 3)] == logs
+        assert await store.read_events(1, after=0, limit=1000) == []
+        await store.close()
+
+    def prune_between_steps(tables):
+        before = dict.fromkeys(("tombstones_before", "idempotency_before", "attachments_before"), 0.0)
+        assert tables.merger.step()
+        tables.prune(events_before=999.0, **before, after=())
+        while tables.merger.step():
+            pass
+
+    run(main())
+    merged = [(session, first, last) for _, session, first, last, body in rows(path) if body[:1] == b"\x01"]
+    assert merged == [(2, 1, PIECES + 2), (3, 1, PIECES + 2)]

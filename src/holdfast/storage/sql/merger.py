@@ -5,8 +5,10 @@ since the previous pass, in rowid order. Within this range, it merges consecutiv
 them, whether or not the run has ended. So each page is emptied once, however many streams have rows on it. A merged row
 lies before the next range, so it is never rewritten.
 
-A pass reads and packs in small steps, each in its own transaction, and writes in the last one. If rows were dropped in
-the meantime, that transaction fails. A pass that fails, or that a kill cuts short, leaves its rows as they are.
+A pass reads and packs in small steps, each in its own transaction, and writes in the last one. It covers a limited
+number of rows: if rows are added faster than they are merged, only the number of waiting rows grows. Sessions whose
+events were dropped in the meantime are left out. A pass that fails, or that a kill cuts short, leaves its rows as they
+are.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ _MERGED_BYTES: Final = 65_536
 
 
 class EventsDropped(Exception):
-    """Rows were dropped after the pass had read them, so the whole transaction must be rolled back."""
+    """Rows were dropped without `Merger.dropped`, so the whole transaction must be rolled back."""
 
 
 class MergerTables(Protocol):
@@ -80,6 +82,9 @@ class Merger:
         self._database = database
         self._between = between
         self._added = 0
+        """Number of the newest rows that no pass has covered."""
+        self._dropped: set[int] = set()
+        """Sessions whose events were dropped since the pass began."""
         self._steps: Iterator[None] | None = None
 
     @property
@@ -91,15 +96,19 @@ class Merger:
         """Count event rows that were written."""
         self._added += rows
 
+    def dropped(self, session: int) -> None:
+        """Leave the session out of the pass in progress, because some of its events are dropped."""
+        if self._steps is not None:
+            self._dropped.add(session)
+
     def step(self) -> bool:
         """Do the next step of a pass, inside a transaction; return whether steps of the pass remain.
 
-        Raises `EventsDropped` if rows were dropped after the pass had read them. After any error, the caller must roll
-        the transaction back and call `abandon`.
+        After any error, the caller must roll the transaction back and call `abandon`.
         """
         if self._steps is None:
-            rows, self._added = self._added, 0
-            self._steps = self._pass(rows)
+            self._dropped.clear()
+            self._steps = self._pass()
         if next(self._steps, self) is self:
             self._steps = None
         return self._steps is not None
@@ -108,12 +117,15 @@ class Merger:
         """Abandon the pass in progress, and leave its rows as they are."""
         self._steps = None
 
-    def _pass(self, rows: int) -> Iterator[None]:
-        """Merge the newest `rows` rows; yield after each step except the last."""
+    def _pass(self) -> Iterator[None]:
+        """Merge the oldest rows that no pass has covered; yield after each step except the last."""
         ((last,),) = self._database.query("last_event_row")
+        first = max(0, last - self._added)
+        end = min(first + _RANGE, last)
+        self._added = last - end
         runs: dict[tuple[int, str], list[_Row]] = {}
-        for start in range(max(0, last - rows), last, _STEP):
-            found = self._database.query("small_events", start, min(start + _STEP, last), _SMALL_BYTES)
+        for start in range(first, end, _STEP):
+            found = self._database.query("small_events", start, min(start + _STEP, end), _SMALL_BYTES)
             for session, run_id, *row in found:
                 runs.setdefault((session, run_id), []).append(_Row(*row))
             yield
@@ -129,7 +141,8 @@ class Merger:
                     packed = 0
                     yield
         for replacement in replacements:
-            self._replace(replacement)
+            if replacement.session not in self._dropped:
+                self._replace(replacement)
 
     def _replace(self, new: _Replacement) -> None:
         row = self._tables.get(new.session)

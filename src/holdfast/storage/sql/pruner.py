@@ -37,6 +37,10 @@ class PrunerTables(Protocol):
         """Execute a statement that deletes rows, and return their number."""
         ...
 
+    def drop_events(self, row: SessionRow, *, before: int) -> int:
+        """Delete the events that are packed up to a number below `before`, and return the number of packs."""
+        ...
+
     def drop_session(self, row: SessionRow) -> None:
         """Delete a tombstone with all its rows."""
         ...
@@ -89,7 +93,7 @@ def _events(
         while old < min(len(packs), _PACKS) and packs[old][0] < keep and packs[old][1] < before:
             old += 1
         if old:
-            dropped += tables.drop(row.principal, "prune_events", session, packs[old - 1][0] + 1)
+            dropped += tables.drop_events(row, before=packs[old - 1][0] + 1)
         row.events_since = packs[old][1] if old < len(packs) else None
         if row.events_since != since:
             database.write("set_events_since", row.events_since, session)
@@ -125,13 +129,13 @@ def purge_contents(
 ) -> None:
     """Drop the rows listed in `Tables.purge_contents`; the session's row is not changed."""
     _purge(tables, database, row, keep_run_id)
-    tables.drop(row.principal, "prune_events", row.session, row.next_seq - 1)
+    tables.drop_events(row, before=row.next_seq - 1)
 
 
 def purge_session(tables: PrunerTables, database: Database, row: SessionRow) -> None:
     """Drop all rows of a tombstone."""
     _purge(tables, database, row, None)
-    tables.drop(row.principal, "purge_events", row.session)
+    tables.drop_events(row, before=row.next_seq)
     database.write("purge_session", row.session)
 
 

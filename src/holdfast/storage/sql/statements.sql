@@ -313,9 +313,6 @@ DELETE FROM message WHERE message_id = ? AND session = ? RETURNING length(body)
 -- name: purge_withdrawn_messages
 DELETE FROM message WHERE session = ? AND withdrawn_at IS NOT NULL RETURNING length(body)
 
--- name: purge_events
-DELETE FROM event WHERE session = ? RETURNING length(body)
-
 -- name: purge_run
 DELETE FROM run WHERE run_id = ? AND session = ? RETURNING length(body) + coalesce(length(entries), 0)
 

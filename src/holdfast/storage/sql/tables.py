@@ -551,6 +551,11 @@ class SqlTables:
         purge_session(self, self._database, row)
         self._let_go(row)
 
+    def drop_events(self, row: SessionRow, *, before: int) -> int:
+        """Delete the packs of events that end below `before`, and return their number. Only for pruning."""
+        self.merger.dropped(row.session)
+        return self.drop(row.principal, "prune_events", row.session, before)
+
     def drop(self, principal: str, name: str, *parameters: object) -> int:
         """Execute a statement that deletes rows and returns their sizes; return the number of deleted rows.
 
