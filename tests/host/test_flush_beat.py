@@ -11,7 +11,7 @@ import pytest
 
 from holdfast import Host, Run, agent
 from holdfast.host import flush_beat
-from holdfast.host.flush_beat import BUSY_AT, FLUSH_EVERY_S, FlushBeat
+from holdfast.host.flush_beat import BUSY_AT, FLUSH_EVERY_S, LONG_BEAT_S, VERY_BUSY_AT, FlushBeat
 from holdfast.host.log_reader import LogReader, open_log
 from holdfast.protocol.events import Stored, TextDelta, decode_event
 from holdfast.storage import MemoryStore
@@ -88,14 +88,53 @@ def test_flushes_of_a_busy_host_share_a_beat_and_a_host_at_ease_waits_less() -> 
             await asyncio.sleep(2 * FLUSH_EVERY_S)
             assert len(at) == 3
             assert len(set(at)) <= 2, "they flush on the beats of 20 ms, not each on its own"
-            await asyncio.sleep(2 * FLUSH_EVERY_S)
+            await asyncio.sleep(2 * LONG_BEAT_S)
             assert not beat.is_busy(), "once the output ends, the host is at ease again"
 
     run_virtual(test())
 
 
-@pytest.mark.parametrize("busy", [True, False])
-def test_a_run_that_flushed_on_a_beat_waits_for_a_later_one(busy: bool) -> None:
+@pytest.mark.parametrize("streams", [1, BUSY_AT, VERY_BUSY_AT - 1, VERY_BUSY_AT, 4 * VERY_BUSY_AT])
+def test_streams_flush_on_beats_that_are_longer_if_they_are_many(streams: int) -> None:
+    async def test() -> None:
+        async with virtual_host() as host:
+            loop = asyncio.get_running_loop()
+            beat = FlushBeat(host.context)
+            last = [0.0] * streams
+            pauses: list[float] = []
+            longest = 0.0
+
+            async def stream(number: int) -> None:
+                nonlocal longest
+                for _ in range(100):  # a piece every 4 ms, and one flush at a time
+                    done = asyncio.Event()
+                    beat.join(done.set, last_flush=last[number])
+                    began = loop.time()
+                    await done.wait()
+                    longest = max(longest, loop.time() - began)
+                    pauses.append(loop.time() - last[number])
+                    last[number] = loop.time()
+                    await asyncio.sleep(0.004 - loop.time() % 0.004)
+
+            async with asyncio.TaskGroup() as group:
+                for number in range(streams):
+                    group.create_task(stream(number))
+            # As many flushes as would make the beat long, if it were short, may make it alternate between the two.
+            expected = {1: FLUSH_EVERY_S, BUSY_AT: FLUSH_EVERY_S, 4 * VERY_BUSY_AT: LONG_BEAT_S}
+            steady = pauses[len(pauses) // 2 :]
+            assert longest <= LONG_BEAT_S + 1e-9
+            assert min(steady) > FLUSH_EVERY_S / 2
+            assert max(steady) <= LONG_BEAT_S + 1e-9
+            if streams in expected:
+                assert sum(steady) / len(steady) == pytest.approx(expected[streams], rel=0.05)
+
+    run_virtual(test())
+
+
+@pytest.mark.parametrize(
+    ("flushes", "pause_s"), [(0, FLUSH_EVERY_S), (BUSY_AT, FLUSH_EVERY_S), (2 * VERY_BUSY_AT, LONG_BEAT_S)]
+)
+def test_a_run_that_flushed_on_a_beat_waits_for_a_later_one(flushes: int, pause_s: float) -> None:
     async def test() -> None:
         async with virtual_host() as host:
             loop = asyncio.get_running_loop()
@@ -108,7 +147,7 @@ def test_a_run_that_flushed_on_a_beat_waits_for_a_later_one(busy: bool) -> None:
 
             def stored() -> None:  # in the same tick of the clock, as on a loop whose clock is coarse
                 if len(at) < 8:
-                    for _ in range(BUSY_AT if busy else 0):
+                    for _ in range(flushes):
                         beat.count()
                     beat.join(flush, last_flush=at[-1])
 
@@ -117,8 +156,8 @@ def test_a_run_that_flushed_on_a_beat_waits_for_a_later_one(busy: bool) -> None:
             await asyncio.sleep(1.0)
             pauses = [later - earlier for earlier, later in itertools.pairwise(at)]
             assert len(pauses) == 7
-            assert 0.5 * FLUSH_EVERY_S < pauses[0] < 1.5 * FLUSH_EVERY_S
-            assert pauses[1:] == pytest.approx([FLUSH_EVERY_S] * 6)
+            assert 0.5 * FLUSH_EVERY_S < pauses[0] < 1.5 * pause_s
+            assert pauses[1:] == pytest.approx([pause_s] * 6)
 
     run_virtual(test())
 

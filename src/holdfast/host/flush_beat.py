@@ -22,11 +22,15 @@ FLUSH_EVERY_S = 0.02
 """Approximate interval between the flushes of a run with steady output, and the interval of the beat in a busy host."""
 BEAT_S = 0.005
 """Interval of the beat if few runs have output."""
+LONG_BEAT_S = 2 * FLUSH_EVERY_S
+"""Interval of the beat if very many runs have output, so that several pieces of a run's output share an append."""
 COARSE_S = 0.001
 """Resolution of a coarse loop clock. A run that flushed on a beat does not flush on it again."""
-BUSY_AT = 8
-"""Number of flushes within `FLUSH_EVERY_S` at which a host is busy: a commit for each of them would cost more than the
+BUSY_AT = 16
+"""Number of flushes within `LONG_BEAT_S` at which a host is busy: a commit for each of them would cost more than the
 output itself."""
+VERY_BUSY_AT = 64
+"""Number of flushes within `LONG_BEAT_S` at which the beat is long."""
 
 
 class BeatTurn:
@@ -60,8 +64,8 @@ class FlushBeat:
         self._joined_before = 0
 
     def is_busy(self) -> bool:
-        """Whether many runs have output, so that each of them flushes on the beat only, every `FLUSH_EVERY_S`."""
-        return self._count(self._context.loop.time(), 0)
+        """Whether many runs have output, so that each of them flushes on the beat only."""
+        return self._count(self._context.loop.time(), 0) > BEAT_S
 
     def count(self) -> None:
         """Count a flush that does not happen on a beat."""
@@ -75,8 +79,8 @@ class FlushBeat:
         """
         loop = self._context.loop
         now = loop.time()
-        every_s = FLUSH_EVERY_S if self._count(now, 1) else BEAT_S
-        due = max(now, last_flush + FLUSH_EVERY_S - every_s + COARSE_S)
+        every_s = self._count(now, 1)
+        due = max(now, last_flush + max(FLUSH_EVERY_S - every_s, 0.0) + COARSE_S)
         at = math.ceil(due / every_s) * every_s
         turns = self._beats.get(at)
         if turns is None:
@@ -93,11 +97,14 @@ class FlushBeat:
             except Exception as error:
                 self._context.store_failed(None, None, "flush", error)
 
-    def _count(self, now: float, flushes: int) -> bool:
-        """Count flushes, and return whether the host is busy."""
-        window = int(now / FLUSH_EVERY_S)
+    def _count(self, now: float, flushes: int) -> float:
+        """Count flushes, and return the interval of the beat."""
+        window = int(now / LONG_BEAT_S)
         if window != self._window:
             self._joined_before = self._joined if window == self._window + 1 else 0
             self._window, self._joined = window, 0
         self._joined += flushes
-        return self._joined >= BUSY_AT or self._joined_before >= BUSY_AT
+        most = max(self._joined, self._joined_before)
+        if most < BUSY_AT:
+            return BEAT_S
+        return FLUSH_EVERY_S if most < VERY_BUSY_AT else LONG_BEAT_S

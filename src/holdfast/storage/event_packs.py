@@ -9,7 +9,7 @@ bytes that differ between events. A group of deltas stores the kind, and the JSO
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import msgspec
@@ -20,7 +20,7 @@ from holdfast.protocol.messages import Entry
 __all__ = [
     "entries_after",
     "journal",
-    "merge_events",
+    "merge_packs",
     "pack_entries",
     "pack_events",
     "unpack_entries",
@@ -74,37 +74,40 @@ class _Group(msgspec.Struct, array_like=True, gc=False):
 _groups_decoder = msgspec.json.Decoder(list[_Group])
 
 
-def merge_events(events: Sequence[Stored]) -> bytes:
-    """Return one body for consecutive events, in the compact form if it is the shorter one."""
+def merge_packs(packs: Iterable[bytes]) -> bytes:
+    """Return one body for consecutive packs in the plain form: in the compact form if it is the shorter one."""
+    plain = b"\n".join(packs)
     groups: list[_Group] = []
     parts: list[bytes] = []
-    shape: tuple[str, bytes, bytes] | None = None
+    start = middle = b""
     before = 0
-    for _, kind, body in events:
-        found = _split(body, shape) if shape is not None and shape[0] == kind else None
+    for line in plain.split(b"\n"):
+        found = _split(line, start, middle) if start and line.startswith(start) else None
         if found is None:
-            shape = _shape(kind, body)
-            found = None if shape is None else _split(body, shape)
-            if found is None:
-                shape = None
-            groups.append(_Group(kind, [], () if shape is None else (shape[1].decode(), shape[2].decode()), []))
+            kind, _, text = line.partition(b" ")
+            around = _around(text)
+            if around is not None:
+                start, middle = b"%b %b" % (kind, around[0]), around[1]
+                found = _split(line, start, middle)
+            if around is None or found is None:
+                start = b""
+                groups.append(_Group(kind.decode(), []))
+            else:
+                groups.append(_Group(kind.decode(), [], (around[0].decode(), around[1].decode()), []))
             before = 0
         group = groups[-1]
-        text = body
         if found is not None:
             ticks, text = found
             group.ticks.append(ticks - before)
             before = ticks
         group.sizes.append(len(text))
         parts.append(text)
-    header = encode_json(groups)
-    compact = _COMPACT + zlib.compress(b"%b\n%b" % (header, b"".join(parts)), _LEVEL)
-    plain = pack_events(events)
+    compact = _COMPACT + zlib.compress(b"%b\n%b" % (encode_json(groups), b"".join(parts)), _LEVEL)
     return compact if len(compact) < len(plain) else plain
 
 
-def _shape(kind: str, body: bytes) -> tuple[str, bytes, bytes] | None:
-    """Return the kind of what may be a delta, its JSON up to the time, and that between the time and the text.
+def _around(body: bytes) -> tuple[bytes, bytes] | None:
+    """Return the JSON of what may be a delta up to its time, and between its time and its text.
 
     The time that this takes is proportional to the body, whatever the body contains.
     """
@@ -113,22 +116,25 @@ def _shape(kind: str, body: bytes) -> tuple[str, bytes, bytes] | None:
     text = body.find(_TEXT, after)
     if at < 0 or after < 0 or text < 0:
         return None
-    return kind, body[: at + len(_AT)], body[after : text + len(_TEXT)]
+    return body[: at + len(_AT)], body[after : text + len(_TEXT)]
 
 
-def _split(body: bytes, shape: tuple[str, bytes, bytes]) -> tuple[int, bytes] | None:
-    """Return the time in ticks and the text of a delta of that shape; None if they would not give its exact JSON."""
-    _, head, middle = shape
-    start = len(head)
-    end = body.find(middle, start)
-    if end < 0 or not body.startswith(head) or not body.endswith(_TAIL, end + len(middle)):
+def _split(line: bytes, start: bytes, middle: bytes) -> tuple[int, bytes] | None:
+    """Return the time in ticks and the text of a delta's line; None if they would not give its exact JSON.
+
+    Parameters:
+        line: the line, which begins with `start`.
+        start, middle: the line up to the time, and between the time and the text.
+    """
+    end = line.find(middle, len(start))
+    if end < 0 or not line.endswith(_TAIL, end + len(middle)):
         return None
-    at = body[start:end]
-    whole, _, fraction = at.partition(b".")
+    whole, _, fraction = line[len(start) : end].partition(b".")
     if not (whole.isdigit() and fraction.isdigit() and len(whole) <= _DIGITS_OF_WHOLE and len(fraction) <= _DIGITS):
         return None
-    ticks = int(whole + fraction.ljust(_DIGITS, b"0"))
-    return (ticks, body[end + len(middle) : -len(_TAIL)]) if _seconds(ticks) == at else None
+    if (whole[:1] == b"0" != whole) or (fraction[-1:] == b"0" != fraction):
+        return None
+    return int(whole + fraction.ljust(_DIGITS, b"0")), line[end + len(middle) : -len(_TAIL)]
 
 
 def _seconds(ticks: int) -> bytes:

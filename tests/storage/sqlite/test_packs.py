@@ -14,7 +14,7 @@ import pytest
 from holdfast import failpoints
 from holdfast.protocol.events import Stored, TextDelta, ToolStarted, encode_event
 from holdfast.storage import SqliteStore
-from holdfast.storage.event_packs import merge_events, pack_events, unpack_events
+from holdfast.storage.event_packs import merge_packs, pack_events, unpack_events
 from holdfast.storage.port import RunCommit, Send
 from holdfast.storage.sql.merger import EventsDropped
 
@@ -203,7 +203,7 @@ def test_rows_dropped_while_they_are_merged_stay_dropped(tmp_path):
 def test_a_row_of_an_older_form_is_read_beside_a_merged_one():
     deltas = [Stored(n, *encode_event(TextDelta(run_id="r", text=str(n), at=1.5 * n))) for n in range(1, 9)]
     assert unpack_events(8, pack_events(deltas)) == deltas
-    merged = merge_events(deltas)
+    merged = merge_packs([pack_events(deltas[:3]), pack_events(deltas[3:])])
     assert merged[:1] == b"\x01"
     assert unpack_events(8, merged) == deltas
 
@@ -229,7 +229,7 @@ def test_every_body_is_kept_to_the_byte(body):
     plain = encode_event(TextDelta(run_id="r", text="between", at=7.25))
     for bodies in ([body] * 30, [body, plain[1]] * 15, [plain[1], plain[1], body] * 10):
         events = [Stored(n, "text.delta", json) for n, json in enumerate(bodies, 1)]
-        merged = merge_events(events)
+        merged = merge_packs([pack_events([event]) for event in events])
         assert merged[:1] == b"\x01"
         assert unpack_events(len(bodies), merged) == events
     assert zlib.decompress(merged[1:])
@@ -247,7 +247,7 @@ def test_json_that_looks_like_many_deltas_is_packed_in_linear_time():
     def cpu_s(count):
         events = [Stored(n, "tool.started", hostile(count)) for n in range(1, 5)]
         began = time.process_time()
-        merged = merge_events(events)
+        merged = merge_packs([pack_events([event]) for event in events])
         took_s = time.process_time() - began
         assert unpack_events(4, merged) == events
         return took_s

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple, Protocol
 
-from holdfast.storage.event_packs import merge_events, unpack_events
+from holdfast.storage.event_packs import merge_packs
 from holdfast.storage.rows import SessionRow
 from holdfast.storage.sql.database import Database
 
@@ -157,7 +157,7 @@ class Merger:
 
 
 def _merge(session: int, part: Sequence[_Row]) -> _Replacement:
-    body = merge_events([event for row in part for event in unpack_events(row.last_seq, row.body)])
+    body = merge_packs([row.body for row in part])
     saved = sum([len(row.body) for row in part]) - len(body)
     return _Replacement(session, part[0].first_seq, part[0].last_seq, part[-1].last_seq, len(part), saved, body)
 
