@@ -66,7 +66,7 @@ def test_a_flush_that_raises_holds_up_no_other() -> None:
     run_virtual(test())
 
 
-def test_flushes_of_a_busy_host_share_a_beat_and_a_host_at_ease_waits_less() -> None:
+def test_flushes_of_a_busy_host_share_a_beat_and_a_quiet_host_waits_less() -> None:
     async def test() -> None:
         async with virtual_host() as host:
             loop = asyncio.get_running_loop()
@@ -175,7 +175,7 @@ class Talkers:
             await asyncio.sleep(0.001)
 
 
-def test_text_before_an_interrupt_is_stored_wherever_the_beat_is() -> None:
+def test_text_before_an_interrupt_is_stored_at_any_point_of_the_beat() -> None:
     async def test() -> None:
         talkers = Talkers()
         async with Host(agent(name="talks")(talkers.__call__), store=MemoryStore(), clock=VirtualClock()) as host:

@@ -107,7 +107,7 @@ def test_reads_that_begin_meanwhile_wait(connection: sqlite3.Connection) -> None
     assert done == [(1,)]
 
 
-def test_a_read_that_ignores_its_end_is_let_alone(
+def test_a_read_that_ignores_interrupts_is_left_alone(
     connection: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_INTERRUPTIONS", 3)
