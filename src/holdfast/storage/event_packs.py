@@ -109,7 +109,7 @@ def merge_packs(packs: Iterable[bytes]) -> bytes:
 def _around(body: bytes) -> tuple[bytes, bytes] | None:
     """Return the JSON of what may be a delta up to its time, and between its time and its text.
 
-    The time that this takes is proportional to the body, whatever the body contains.
+    Takes time proportional to the size of the body, whatever it contains.
     """
     at = body.find(_AT)
     after = body.find(b",", at)
