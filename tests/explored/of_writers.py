@@ -325,7 +325,7 @@ async def _commit_and_read() -> None:
         return cast(sqlite3.Connection, LogConnection(log, pause))
 
     snapshots = Snapshots()
-    work = Checkpoints(connection, snapshots)
+    work = Checkpoints(connection, snapshots, sync=pause)
 
     def write() -> None:
         writing = LogConnection(log, pause)

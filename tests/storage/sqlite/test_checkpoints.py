@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import sqlite3
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -18,6 +20,7 @@ from holdfast.storage.sqlite import checkpoints as module
 from holdfast.storage.sqlite import snapshots as of_reads
 from holdfast.storage.sqlite.checkpoints import Checkpoints
 from holdfast.storage.sqlite.snapshots import Snapshots
+from holdfast.storage.sqlite.write_connection import WriteConnection
 
 PAGE_BYTES = 4096
 POINTS = [name for name in failpoints.names() if name.startswith("sqlite.checkpoint.")]
@@ -51,9 +54,17 @@ class Database:
         self.snapshots = Snapshots()
         self.busy = False
         self.problem: Exception | None = None
-        self.checkpoints = Checkpoints(self._watched, self.snapshots)
+        self.checkpoints = Checkpoints(self._watched, self.snapshots, sync=self._sync)
+        self.lengths: list[int] = []
+        self.synced: list[tuple[int, bool]] = []
+        self.sync_problem: OSError | None = None
         self.committed = 0
         self.longest = 0
+
+    def _sync(self) -> None:
+        self.synced.append((len(self.lengths), self.checkpoints._transaction.locked()))
+        if self.sync_problem is not None:
+            raise self.sync_problem
 
     def _watched(self) -> sqlite3.Connection:
         database = self
@@ -66,6 +77,8 @@ class Database:
                 if busy:  # a transaction that is open before the checkpoint, and committed after it
                     database.begin()
                 found = super().execute(sql, *values)
+                if "wal_checkpoint" in sql:
+                    database.lengths.append(database.committed)
                 if busy:
                     database.end(4)
                 return found
@@ -145,6 +158,43 @@ def test_the_log_stays_short_beside_a_writer_that_commits_during_each_checkpoint
             step()
     assert database.committed > 6_000
     assert database.longest <= module._REUSE_AT + 4 * module._PIECE
+    database.check()
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_no_piece_is_much_smaller_than_the_others(database: Database, busy: bool) -> None:
+    """Each costs a wait for the disk. The last pages, and what is copied until they are few, come each time."""
+    with stepped(database) as step:
+        database.busy = busy
+        for _ in range(3_000):
+            database.commit()
+            step()
+    most = (database.committed // module._REUSE_AT + 1) * 3 + database.committed // (module._PIECE // 2)
+    assert len(database.lengths) <= most
+    database.check()
+
+
+def test_the_disk_is_awaited_after_each_piece_and_not_between_two_transactions(database: Database) -> None:
+    with stepped(database) as step:
+        database.busy = True
+        for _ in range(1_500):
+            database.commit()
+            step()
+    pieces, paused = zip(*database.synced, strict=True)
+    last = len(database.lengths) - len(pieces)
+    assert 0 < last <= database.committed // module._REUSE_AT + 1, (
+        "copies of the last pages, after a sync of the others"
+    )
+    assert not any(paused)
+
+
+def test_an_error_of_the_disk_after_a_piece_is_dropped(database: Database) -> None:
+    database.sync_problem = OSError("input/output error")
+    with stepped(database) as step:
+        for _ in range(1_000):
+            database.commit()
+            step()
+    assert database.synced
     database.check()
 
 
@@ -290,6 +340,7 @@ def test_closing_within_a_checkpoint_ends_the_thread(database: Database, point: 
             assert go_on.wait(60)
 
     database.commit(module._REUSE_AT + 200)
+    database.busy = True  # else nothing is left to copy between two transactions
     with failpoints.attend(passed):
         database.checkpoints.open()
         database.checkpoints._requests.put(True)
@@ -313,3 +364,17 @@ def test_closing_after_a_transaction_that_never_ended_ends_the_thread(database: 
     database.checkpoints._requests.put(True)
     database.checkpoints.close()
     assert "holdfast-checkpoints" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_syncs_drop_no_lock_of_the_open_store(tmp_path: Path) -> None:
+    """Closing any descriptor of the file would. Then the last connection of another program deletes the log."""
+    path = tmp_path / "x.db"
+    code = "import sqlite3, sys; sqlite3.connect(sys.argv[1]).execute('SELECT count(*) FROM session').fetchone()"
+    connection = WriteConnection(str(path), node_id="n", at=1.0, snapshots=Snapshots())
+    connection.open()
+    try:
+        connection._sync()
+        subprocess.run([sys.executable, "-c", code, str(path)], check=True, timeout=60)
+        assert path.with_name("x.db-wal").exists()
+    finally:
+        connection.close()

@@ -35,6 +35,8 @@ SCHEMA_VERSION: Final = 6
 _APPLICATION_ID: Final = 0x484F4C44
 _OLDEST_SQLITE: Final = (3, 35, 0)
 
+_sync_data: Final = getattr(os, "fdatasync", os.fsync)  # macOS has no fdatasync
+
 _VERBS: Final = (
     "open",
     "send",
@@ -99,7 +101,8 @@ class WriteConnection:
         self._node_id = node_id
         self._at = at
         self._connection: sqlite3.Connection | None = None
-        self._checkpoints = Checkpoints(lambda: connect(path), snapshots)
+        self._checkpoints = Checkpoints(lambda: connect(path), snapshots, sync=self._sync)
+        self._descriptor = -1  # closing it drops the locks of all connections to the file in this process (POSIX)
         self._file = (0, 0)
         self._verbs: Sequence[str] = ()
 
@@ -113,6 +116,7 @@ class WriteConnection:
         self._lock.acquire(check=lambda: refuse_other_content(self._path))
         create_private_file(self._path)
         set_journal_aside(self._path)
+        self._descriptor = os.open(self._path, os.O_RDONLY)
         self._connection = connection = connect(self._path)
         version = self._check(connection)
         connection.execute("PRAGMA journal_mode = WAL")
@@ -193,9 +197,15 @@ class WriteConnection:
     def passing(self, point: str, verbs: Sequence[str]) -> None:
         _passing(point, verbs)
 
+    def _sync(self) -> None:
+        _sync_data(self._descriptor)
+
     def close(self) -> None:
         self._checkpoints.close()
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
         self._lock.release()
