@@ -2,7 +2,7 @@
 
 Each append is stored in a small row, so that readers see only what is stored. A pass goes over the rows written since
 the last pass, in the order of their rowids. In this range it merges the consecutive small rows of each run into the
-last of them, whether or not the run has ended. So a page is emptied once, whatever the number of streams whose rows lie
+last of them, whether or not the run has ended. A range in which no run has enough rows is not read. So a page is emptied once, whatever the number of streams whose rows lie
 on it, and a merged row, which lies before the next range, is not written again.
 
 A pass reads and packs in small steps, each in its own transaction, and writes in the last one. Rows dropped in the
@@ -11,6 +11,7 @@ meantime make that transaction fail. A pass that fails, or is cut short by a kil
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple, Protocol
 
@@ -80,6 +81,8 @@ class Merger:
         self._database = database
         self._between = between
         self._added = 0
+        self._rows_of: Counter[str | None] = Counter()
+        """Rows of each run among those added since the last pass began; without a run: None."""
         self._steps: Iterator[None] | None = None
 
     @property
@@ -87,9 +90,10 @@ class Merger:
         """Whether a pass is under way, or enough rows have been added for the next one."""
         return self._steps is not None or self._added >= _RANGE
 
-    def added(self, rows: int) -> None:
-        """Count rows of events that were written."""
-        self._added += rows
+    def added(self, run_ids: Sequence[str | None]) -> None:
+        """Count rows of events that were written, each by its run."""
+        self._added += len(run_ids)
+        self._rows_of.update(run_ids)
 
     def step(self) -> bool:
         """Do the next step of a pass, inside a transaction; return whether the pass goes on.
@@ -98,8 +102,9 @@ class Merger:
         transaction back and call `abandon`.
         """
         if self._steps is None:
-            rows, self._added = self._added, 0
-            self._steps = self._pass(rows)
+            self._steps = self._pass(self._added, {run for run, rows in self._rows_of.items() if rows >= _FEWEST})
+            self._added = 0
+            self._rows_of.clear()
         if next(self._steps, self) is self:
             self._steps = None
         return self._steps is not None
@@ -108,14 +113,17 @@ class Merger:
         """End the pass that is under way, and leave its rows as they are."""
         self._steps = None
 
-    def _pass(self, rows: int) -> Iterator[None]:
-        """Merge the last `rows` rows; yield after each step but the last."""
+    def _pass(self, rows: int, long: set[str | None]) -> Iterator[None]:
+        """Merge the rows of the `long` runs among the last `rows` rows; yield after each step but the last."""
+        if not long:
+            return
         ((last,),) = self._database.query("last_event_row")
         runs: dict[tuple[int, str], list[_Row]] = {}
         for start in range(max(0, last - rows), last, _STEP):
             found = self._database.query("small_events", start, min(start + _STEP, last), _SMALL_BYTES)
             for session, run_id, *row in found:
-                runs.setdefault((session, run_id), []).append(_Row(*row))
+                if run_id in long:
+                    runs.setdefault((session, run_id), []).append(_Row(*row))
             yield
         replacements = []
         packed = 0
