@@ -2,8 +2,9 @@
 
 Each append is stored in a small row, so that readers see only what is stored. A pass goes over the rows written since
 the last pass, in the order of their rowids. In this range it merges the consecutive small rows of each run into the
-last of them, whether or not the run has ended. A range in which no run has enough rows is not read. So a page is emptied once, whatever the number of streams whose rows lie
-on it, and a merged row, which lies before the next range, is not written again.
+last of them, whether or not the run has ended. A range in which no run has enough rows is not read. So a page is
+emptied once, whatever the number of streams whose rows lie on it, and a merged row, which lies before the next range,
+is not written again.
 
 A pass reads and packs in small steps, each in its own transaction, and writes in the last one. Rows dropped in the
 meantime make that transaction fail. A pass that fails, or is cut short by a kill, leaves its rows as they are.
