@@ -114,6 +114,7 @@ def bare_loop_s(batches: int = 400) -> float:
                     f"k{s}",
                     1.0,
                     1.5,
+                    1,
                     "demo",
                     1.0,
                     1,

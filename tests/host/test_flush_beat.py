@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -127,6 +128,28 @@ def test_streams_flush_on_beats_that_are_longer_if_they_are_many(streams: int) -
             assert max(steady) <= LONG_BEAT_S + 1e-9
             if streams in expected:
                 assert sum(steady) / len(steady) == pytest.approx(expected[streams], rel=0.05)
+
+    run_virtual(test())
+
+
+def test_a_run_that_ends_within_some_iterations_of_a_beat_has_no_flush_of_its_own() -> None:
+    async def test() -> None:
+        async with virtual_host() as host:
+            loop = asyncio.get_running_loop()
+            beat = FlushBeat(host.context)
+            flushed: list[int] = []
+            for _ in range(2 * BUSY_AT):
+                beat.count()
+            beat.join(lambda: flushed.append(0), last_flush=0.0)
+            short = beat.join(lambda: flushed.append(1), last_flush=0.0)
+            commit = asyncio.Event()
+
+            due = math.ceil(loop.time() / FLUSH_EVERY_S) * FLUSH_EVERY_S
+            loop.call_at(due, lambda: loop.call_soon(commit.set))
+            await commit.wait()
+            short.cancel()
+            await asyncio.sleep(2 * FLUSH_EVERY_S)
+            assert flushed == [0]
 
     run_virtual(test())
 

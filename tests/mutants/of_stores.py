@@ -14,7 +14,7 @@ MUTANTS = (
         of="P13",
         breaks="if rows are added faster than they are merged, each pass is longer than the last one, without end",
         file="storage/sql/merger.py",
-        old="end = min(first + _RANGE, last)",
+        old="end = min(first + counted.rows, last)",
         new="end = last",
         tests=(
             "tests/storage/sqlite/test_packs.py"

@@ -13,6 +13,7 @@ import asyncio
 from typing import TYPE_CHECKING, Literal
 
 from holdfast.errors import HoldfastError, QuotaExceeded, RunClosed, StaleFence
+from holdfast.host.flush_beat import FLUSH_TICKS
 from holdfast.host.store_retry import RETRY_S, retry_delay_s
 from holdfast.protocol.events import Event, encode_event
 
@@ -27,9 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["EventWriter"]
 
 FIRST_FLUSH_S = 0.0005
-FIRST_FLUSH_TICKS = 4
-"""Delay of a run's first flush: `FIRST_FLUSH_S`, then this number of loop iterations. The output of a short run is
-therefore written with the run's commit, even if iterations are slow."""
+"""Delay of a run's first flush, before `FLUSH_TICKS` loop iterations. The output of a short run is therefore written
+with the run's commit, even if iterations are slow."""
 SILENT_S = 0.1
 """If a run has not flushed for this many seconds, its next event is flushed after `FIRST_FLUSH_S`, not on the beat,
 unless the host is busy."""
@@ -238,7 +238,7 @@ class EventWriter:
         context, beat = self._context, self._beat
         if context.loop.time() - self._last_flush >= SILENT_S and not beat.is_busy():
             beat.count()
-            return context.loop.call_later(FIRST_FLUSH_S, self._flush_in, FIRST_FLUSH_TICKS, context=context.variables)
+            return context.loop.call_later(FIRST_FLUSH_S, self._flush_in, FLUSH_TICKS, context=context.variables)
         return beat.join(self.flush, last_flush=self._last_flush)
 
     def _flush_in(self, ticks: int) -> None:

@@ -3,6 +3,8 @@
 Invariants
 - All flushes of a beat share one timer. A beat without flushes has no timer.
 - A flush that raises is reported as an incident. The other flushes of the beat still happen.
+- The flushes of a beat happen a few loop iterations after its time. A short run whose output came just before the beat
+  ends meanwhile and cancels its turn, so its output is written with its commit, not by an append of its own.
 - The beat only delays output. What a run commits, and what a caller waits for, does not wait for the beat.
 """
 
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
     from holdfast.host.context import HostContext
 
-__all__ = ["FLUSH_EVERY_S", "BeatTurn", "FlushBeat"]
+__all__ = ["FLUSH_EVERY_S", "FLUSH_TICKS", "BeatTurn", "FlushBeat"]
 
 FLUSH_EVERY_S = 0.02
 """Approximate interval between the flushes of a run with steady output, and the interval of the beat in a busy host."""
@@ -24,6 +26,8 @@ BEAT_S = 0.005
 """Interval of the beat if few runs have output."""
 LONG_BEAT_S = 2 * FLUSH_EVERY_S
 """Interval of the beat if very many runs have output, so that several pieces of a run's output share an append."""
+FLUSH_TICKS = 4
+"""Number of loop iterations before a flush, so that the output of a short run is written with the run's commit."""
 COARSE_S = 0.001
 """Resolution of a coarse loop clock. A run that flushed on a beat does not flush on it again."""
 BUSY_AT = 16
@@ -91,7 +95,13 @@ class FlushBeat:
         return turn
 
     def _beat(self, at: float) -> None:
-        for turn in self._beats.pop(at):
+        self._flush_in(FLUSH_TICKS, self._beats.pop(at))
+
+    def _flush_in(self, ticks: int, turns: list[BeatTurn]) -> None:
+        if ticks:
+            self._context.loop.call_soon(self._flush_in, ticks - 1, turns, context=self._context.variables)
+            return
+        for turn in turns:
             try:
                 turn.run()
             except Exception as error:

@@ -1,9 +1,9 @@
 """Compaction of the event log: merges small rows of events between commits.
 
-Each append is stored in a small row at once, so that readers see only stored events. A pass covers the rows written
-since the previous pass, in rowid order. Within this range, it merges consecutive small rows of a run into the last of
-them, whether or not the run has ended. So each page is emptied once, however many streams have rows on it. A merged row
-lies before the next range, so it is never rewritten.
+Each append is stored in a small row at once, so that readers see only stored events. A pass covers the oldest range of
+rows that no pass has covered, in rowid order. Within this range, it merges consecutive small rows of a run into the
+last of them, whether or not the run has ended. A range in which no run has enough rows is not read. So each page is
+emptied once, however many streams have rows on it. A merged row lies before the next range, so it is never rewritten.
 
 A pass reads and packs in small steps, each in its own transaction, and writes in the last one. It covers a limited
 number of rows: if rows are added faster than they are merged, only the number of waiting rows grows. Sessions whose
@@ -13,6 +13,7 @@ are.
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple, Protocol
 
@@ -68,6 +69,36 @@ class _Replacement(NamedTuple):
     body: bytes
 
 
+class _Range:
+    """A range of event rows that no pass has covered, which grows until it is full."""
+
+    __slots__ = ("_rows_of", "_runs_to_merge", "rows")
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self._rows_of: Counter[str | None] = Counter()
+        self._runs_to_merge: set[str | None] | None = None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether further rows begin another range."""
+        return self.rows >= _RANGE
+
+    def count(self, run_ids: Sequence[str | None]) -> None:
+        """Count rows that were written, each by its run."""
+        self.rows += len(run_ids)
+        self._rows_of.update(run_ids)
+        if self.is_full:
+            self._runs_to_merge = self.runs_to_merge()
+            self._rows_of.clear()
+
+    def runs_to_merge(self) -> set[str | None]:
+        """Return the ids of the runs that have enough rows in the range to merge some of them."""
+        if self._runs_to_merge is not None:
+            return self._runs_to_merge
+        return {run_id for run_id, rows in self._rows_of.items() if run_id is not None and rows >= _FEWEST}
+
+
 class Merger:
     """Merges the event rows of one database. Use it on the writer thread only.
 
@@ -81,8 +112,8 @@ class Merger:
         self._tables = tables
         self._database = database
         self._between = between
-        self._added = 0
-        """Number of the newest rows that no pass has covered."""
+        self._ranges: deque[_Range] = deque()
+        """Ranges of rows that no pass has covered, oldest first, up to the newest row."""
         self._dropped: set[int] = set()
         """Sessions whose events were dropped since the pass began."""
         self._steps: Iterator[None] | None = None
@@ -90,11 +121,13 @@ class Merger:
     @property
     def is_due(self) -> bool:
         """Whether a pass is in progress, or enough rows were written for the next one."""
-        return self._steps is not None or self._added >= _RANGE
+        return self._steps is not None or bool(self._ranges and self._ranges[0].is_full)
 
-    def count_rows(self, rows: int) -> None:
-        """Count event rows that were written."""
-        self._added += rows
+    def count_rows(self, run_ids: Sequence[str | None]) -> None:
+        """Count event rows that were written, each by its run."""
+        if not self._ranges or self._ranges[-1].is_full:
+            self._ranges.append(_Range())
+        self._ranges[-1].count(run_ids)
 
     def dropped(self, session: int) -> None:
         """Leave the session out of the pass in progress, because some of its events are dropped."""
@@ -102,32 +135,39 @@ class Merger:
             self._dropped.add(session)
 
     def step(self) -> bool:
-        """Do the next step of a pass, inside a transaction; return whether steps of the pass remain.
+        """Do the next step, inside a transaction; return whether rows remain that no pass has covered.
 
         After any error, the caller must roll the transaction back and call `abandon`.
         """
         if self._steps is None:
+            if not self._ranges:
+                return False
             self._dropped.clear()
             self._steps = self._pass()
         if next(self._steps, self) is self:
             self._steps = None
-        return self._steps is not None
+        return self._steps is not None or bool(self._ranges)
 
     def abandon(self) -> None:
         """Abandon the pass in progress, and leave its rows as they are."""
         self._steps = None
 
     def _pass(self) -> Iterator[None]:
-        """Merge the oldest rows that no pass has covered; yield after each step except the last."""
+        """Merge the rows of the oldest range; yield after each step except the last."""
+        rows = sum([counted.rows for counted in self._ranges])
+        counted = self._ranges.popleft()
+        runs_to_merge = counted.runs_to_merge()
+        if not runs_to_merge:
+            return
         ((last,),) = self._database.query("last_event_row")
-        first = max(0, last - self._added)
-        end = min(first + _RANGE, last)
-        self._added = last - end
+        first = max(0, last - rows)
+        end = min(first + counted.rows, last)
         runs: dict[tuple[int, str], list[_Row]] = {}
         for start in range(first, end, _STEP):
             found = self._database.query("small_events", start, min(start + _STEP, end), _SMALL_BYTES)
             for session, run_id, *row in found:
-                runs.setdefault((session, run_id), []).append(_Row(*row))
+                if run_id in runs_to_merge:
+                    runs.setdefault((session, run_id), []).append(_Row(*row))
             yield
         replacements = []
         packed = 0

@@ -207,7 +207,7 @@ class SqlTables:
                 if self._database.write(name, *parameters) != 1:
                     raise SessionChanged
             collected.clear()
-        self.merger.count_rows(len(self._events))
+        self.merger.count_rows([event[3] for event in self._events])
         for name, collected in (
             ("add_events", self._events),
             ("add_runs", self._runs),

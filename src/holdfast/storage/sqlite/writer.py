@@ -270,7 +270,7 @@ class Writer:
                 break
 
     def _merge_step(self, loop: asyncio.AbstractEventLoop, tables: SqlTables) -> bool:
-        """Do a step of merging events in a transaction; return whether steps of the pass remain. A failed pass ends."""
+        """Do a step of merging events in a transaction; return whether rows to merge remain. A failed pass ends."""
         step = Write("merge", lambda _: tables.merger.step(), loop.create_future())
         ((remain, _),) = self._write(tables, [step])
         return bool(remain)
