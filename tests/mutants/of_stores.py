@@ -10,6 +10,15 @@ CONFORMANCE = ("tests/storage/test_conformance.py",)
 
 MUTANTS = (
     Mutant(
+        name="landmarks that outlive an undo",
+        of="P6",
+        breaks="pages show entries that were undone",
+        file="storage/sql/tables.py",
+        old='self._database.write("drop_landmarks", row.session, last_n)',
+        new="pass",
+        tests=("tests/storage/test_model.py::test_stores_agree_on_a_long_walk",),
+    ),
+    Mutant(
         name="merge of all that waits",
         of="P13",
         breaks="if rows are added faster than they are merged, each pass is longer than the last one, without end",

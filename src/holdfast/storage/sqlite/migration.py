@@ -73,5 +73,6 @@ def _without_kept(database: Database, session: int, line: bytes) -> bytes:
 
 def mark_transcripts(database: Database) -> None:
     """Migrate to version 6: set the landmarks of long transcripts."""
-    for session, newest in database.query("long_transcripts", SPACING):
-        mark_again(database, session, newest)
+    with closing(database.rows("long_transcripts", SPACING)) as rows:  # there may be millions
+        for session, newest in rows:
+            mark_again(database, session, newest)
