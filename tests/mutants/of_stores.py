@@ -10,6 +10,38 @@ CONFORMANCE = ("tests/storage/test_conformance.py",)
 
 MUTANTS = (
     Mutant(
+        name="landmarks of another transcript",
+        of="P6",
+        breaks="a page that is read while the transcript is replaced has entries of both",
+        file="storage/sql/statements.sql",
+        old="AND EXISTS (SELECT 1 FROM session WHERE session = ? AND history_id = ?)",
+        new="AND EXISTS (SELECT 1 FROM session WHERE session = ? AND length(?) > 0)",
+        tests=(
+            "tests/storage/sqlite/test_transcripts.py"
+            "::test_a_page_is_of_one_transcript_even_if_another_one_replaces_it_meanwhile",
+        ),
+    ),
+    Mutant(
+        name="landmarks that outlive an undo",
+        of="P6",
+        breaks="pages show entries that were undone",
+        file="storage/sql/tables.py",
+        old='self._database.write("drop_landmarks", row.session, last_n)',
+        new="pass",
+        tests=("tests/storage/test_model.py::test_stores_agree_on_a_long_walk",),
+    ),
+    Mutant(
+        name="active sessions forgotten too early",
+        of="P11",
+        breaks="a start after a kill does not find a run, which stays running for ever",
+        file="storage/sql/statements.sql",
+        old="SELECT 1 FROM session WHERE session.session = active.session AND run_id IS NOT NULL AND holder > 0)",
+        new="SELECT 1 FROM session WHERE session.session = active.session AND run_id IS NULL)",
+        tests=(
+            "tests/storage/sqlite/test_growth.py::test_a_start_after_a_kill_finds_each_run_and_looks_at_few_sessions",
+        ),
+    ),
+    Mutant(
         name="merge of all that waits",
         of="P13",
         breaks="if rows are added faster than they are merged, each pass is longer than the last one, without end",

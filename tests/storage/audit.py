@@ -1,6 +1,9 @@
 """What must hold for every store at every moment, whatever happened before."""
 
+import json
+import sqlite3
 from collections import Counter
+from contextlib import closing
 from itertools import pairwise
 
 from holdfast.protocol.events import (
@@ -17,6 +20,55 @@ from holdfast.protocol.events import (
 from holdfast.protocol.messages import Answer
 from holdfast.protocol.stopping import Cause
 from holdfast.storage.port import Claim, RunCommit
+
+COUNTED = (
+    """SELECT session.principal, sum(length(message.body)) FROM message JOIN session USING (session) GROUP BY 1""",
+    """SELECT session.principal, sum(length(event.body)) FROM event JOIN session USING (session) GROUP BY 1""",
+    """SELECT session.principal, sum(length(run.body) + coalesce(length(run.entries), 0))
+    FROM run JOIN session USING (session) GROUP BY 1""",
+    """SELECT session.principal, sum(coalesce(length(edit.entries), 0))
+    FROM edit JOIN session USING (session) GROUP BY 1""",
+    """SELECT session.principal, sum(length(kept.body)) FROM kept JOIN session USING (session) GROUP BY 1""",
+    """SELECT principal, sum(size_bytes) FROM attachment GROUP BY 1""",
+)
+"""What counts as stored, table by table."""
+
+NONE_OF = {
+    "a run with a holder is not in the table of active sessions": """
+        SELECT session FROM session WHERE run_id IS NOT NULL AND holder > 0
+        AND session NOT IN (SELECT session FROM active)""",
+    "a session is listed under another second": """
+        SELECT session FROM session WHERE listed_at <> CAST(updated_at AS integer)""",
+    "events are stored that are older than their session says": """
+        SELECT session FROM session WHERE EXISTS (SELECT 1 FROM event WHERE event.session = session.session)
+        AND coalesce(events_since > (SELECT at FROM event WHERE event.session = session.session
+            ORDER BY last_seq LIMIT 1), 1)""",
+    "rows are not in the order of the commits": """
+        SELECT 1 FROM (SELECT commit_no, lag(commit_no) OVER (ORDER BY rowid) AS before FROM event WHERE commit_no > 0)
+        WHERE commit_no <= before""",
+    "packs of a session overlap": """
+        SELECT 1 FROM (SELECT first_seq, last_seq,
+            lag(last_seq) OVER (PARTITION BY session ORDER BY last_seq) AS before FROM event)
+        WHERE first_seq > last_seq OR first_seq <= before""",
+    "a number of sessions is wrong": """
+        SELECT principal FROM stored WHERE sessions <> (SELECT count(*) FROM session
+            WHERE session.principal = stored.principal AND deleted_at IS NULL)""",
+    "the number of all sessions is wrong": """
+        SELECT 1 WHERE coalesce((SELECT value FROM total WHERE name = 'sessions'), 0)
+            <> (SELECT count(*) FROM session WHERE deleted_at IS NULL)""",
+    "a landmark is no piece of the transcript": """
+        WITH RECURSIVE chain (session, piece) AS (
+            SELECT session, history_id FROM session WHERE history_id IS NOT NULL
+            UNION ALL
+            SELECT run.session, run.previous_id FROM chain JOIN run ON run.run_id = chain.piece
+                AND run.session = chain.session WHERE run.whole = 0 AND run.previous_id IS NOT NULL
+        )
+        SELECT landmark.session FROM landmark
+        LEFT JOIN chain ON chain.session = landmark.session AND chain.piece = landmark.piece
+        LEFT JOIN run ON run.run_id = landmark.piece LEFT JOIN edit ON edit.edit_id = landmark.piece
+        WHERE chain.piece IS NULL OR landmark.last_n <> coalesce(run.last_n, edit.last_n)""",
+}
+"""Queries of a store's file that return no rows, and what is wrong if they do."""
 
 OPEN_RUN = ("running", "suspended", "stopping")
 
@@ -54,6 +106,27 @@ async def audit(store):
         assert (view.state == "suspended") == bool(questions) or view.state == "deleted"
         assert ((view.principal, view.key) in due) == any(question.due_at for question in questions)
     return logs
+
+
+def recounted(path):
+    """The stored bytes of each principal of an SQLite store, added up anew."""
+    counted: Counter[str] = Counter()
+    with closing(sqlite3.connect(path)) as connection:
+        for statement in COUNTED:
+            counted.update(dict(connection.execute(statement)))
+        for principal, body in connection.execute("SELECT principal, body FROM schedule"):
+            counted[principal] += len(json.loads(body)["spec"]["text"])
+    return counted
+
+
+def audit_file(path):
+    """Check what an SQLite store counts and derives, between two transactions."""
+    with closing(sqlite3.connect(path)) as connection:
+        for wrong, query in NONE_OF.items():
+            assert connection.execute(query).fetchall() == [], wrong
+        stored = Counter(dict(connection.execute("SELECT principal, bytes FROM stored")))
+    assert +stored == +recounted(path)
+    assert min(stored.values(), default=0) >= 0
 
 
 async def audit_session(store, session, view, log, *, whole):

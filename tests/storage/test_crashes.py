@@ -13,7 +13,7 @@ import pytest
 from holdfast import failpoints
 from holdfast.errors import ConfigurationError
 from holdfast.storage import SqliteStore
-from tests.storage.audit import audit, recover
+from tests.storage.audit import audit, audit_file, recover
 
 POINTS = [name for name in failpoints.names() if name.startswith("sqlite.")]
 
@@ -40,6 +40,7 @@ def test_a_kill_at_a_failpoint_loses_nothing_and_leaves_no_halves(crashed, name)
         async with asyncio.timeout(30):
             store = SqliteStore(str(path))
             await store.open(node_id="n_after", at=1000.0)
+            audit_file(path)
             logs = await audit(store)
             deleted = {view.key for view in await store.sessions(principal="p", limit=99) if view.state == "deleted"}
             known = {}
@@ -65,6 +66,7 @@ def test_a_kill_at_a_failpoint_loses_nothing_and_leaves_no_halves(crashed, name)
             await recover(store, at=2000.0)
             await audit(store)
             await store.close()
+            audit_file(path)
 
     asyncio.run(main())
     with sqlite3.connect(path) as connection:

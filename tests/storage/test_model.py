@@ -1,14 +1,11 @@
 """Whatever is asked in whatever order, SQLite answers as the memory store does."""
 
 import asyncio
-import json
 import os
 import random
 import shutil
-import sqlite3
 import tempfile
 from collections import Counter
-from contextlib import closing
 
 import pytest
 from hypothesis import settings
@@ -35,7 +32,8 @@ from holdfast.storage.port import (
     RunCommit,
     Send,
 )
-from tests.storage.audit import audit, recover
+from holdfast.storage.sql import active_sessions, merger, transcripts
+from tests.storage.audit import audit, audit_file, recounted, recover
 
 MEMORY_DISK = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 """Thousands of transactions: this test is about answers, not about what a disk keeps."""
@@ -44,17 +42,13 @@ KEYS = st.sampled_from(["a", "b"])
 PICKS = st.integers(0, 11)
 PRINCIPALS = st.sampled_from(["p", "p", "q"])
 
-COUNTED = (
-    """SELECT session.principal, sum(length(message.body)) FROM message JOIN session USING (session) GROUP BY 1""",
-    """SELECT session.principal, sum(length(event.body)) FROM event JOIN session USING (session) GROUP BY 1""",
-    """SELECT session.principal, sum(length(run.body) + coalesce(length(run.entries), 0))
-    FROM run JOIN session USING (session) GROUP BY 1""",
-    """SELECT session.principal, sum(coalesce(length(edit.entries), 0))
-    FROM edit JOIN session USING (session) GROUP BY 1""",
-    """SELECT session.principal, sum(length(kept.body)) FROM kept JOIN session USING (session) GROUP BY 1""",
-    """SELECT principal, sum(size_bytes) FROM attachment GROUP BY 1""",
+LIMITS = (
+    (transcripts, "SPACING", 3),
+    (active_sessions, "_KEPT", 1),
+    (merger, "_FEWEST", 1_000_000),
 )
-"""What counts as stored, table by table."""
+"""Limits so small that what they limit happens in short tests too. No rows are merged: the store in memory merges none,
+so pages and prunes would end elsewhere."""
 
 
 class StoresAgree(RuleBasedStateMachine):
@@ -63,6 +57,9 @@ class StoresAgree(RuleBasedStateMachine):
     @initialize(yielding=st.booleans())
     def begin(self, yielding):
         self.folder = tempfile.mkdtemp(dir=MEMORY_DISK)
+        self.patches = pytest.MonkeyPatch()
+        for module, name, value in LIMITS:
+            self.patches.setattr(module, name, value)
         self.loop = asyncio.Runner()
         self.memory = MemoryStore(yielding=yielding)
         self.sqlite = SqliteStore(f"{self.folder}/store.db")
@@ -543,25 +540,15 @@ class StoresAgree(RuleBasedStateMachine):
     def what_is_stored_is_counted(self):
         if not hasattr(self, "loop"):
             return
-        rows = self.recounted_rows()
+        rows = recounted(f"{self.folder}/store.db")
         memory = self.recounted_memory()
         for principal in ("p", "q"):
             assert self.do(self.sqlite.stored_bytes(principal)) == rows[principal]
             assert self.do(self.memory.stored_bytes(principal)) == memory[principal]
         assert dict(self.do(self.memory.most_stored(limit=9))) == +memory
 
-    def recounted_rows(self):
-        """Bytes of each principal's rows, added up anew."""
-        counted: Counter[str] = Counter()
-        with closing(sqlite3.connect(f"{self.folder}/store.db")) as connection:
-            for statement in COUNTED:
-                counted.update(dict(connection.execute(statement)))
-            for principal, body in connection.execute("SELECT principal, body FROM schedule"):
-                counted[principal] += len(json.loads(body)["spec"]["text"])
-        return counted
-
     def recounted_memory(self):
-        """As `recounted_rows`, for the store in memory."""
+        """The bytes that the store in memory has of each principal, added up anew."""
         counted: Counter[str] = Counter()
         tables = self.memory.backend.tables
         for session in tables.sessions.values():
@@ -589,6 +576,7 @@ class StoresAgree(RuleBasedStateMachine):
             self.audit_both()
             for store in (self.memory, self.sqlite):
                 self.do(store.close())
+            audit_file(f"{self.folder}/store.db")
             self.open()
             at = self.now()
             self.both(lambda store: recover(store, at=at))
@@ -597,6 +585,7 @@ class StoresAgree(RuleBasedStateMachine):
             for store in (self.memory, self.sqlite):
                 self.do(store.close())
             self.loop.close()
+            self.patches.undo()
             shutil.rmtree(self.folder)
 
 

@@ -19,7 +19,8 @@ from holdfast.protocol.stopping import Cause
 from holdfast.storage import SqliteStore
 from holdfast.storage.port import EditHistory, RunCommit, Send
 from holdfast.storage.sql import active_sessions, statements
-from tests.storage.audit import audit
+from holdfast.storage.sqlite.database import SqliteDatabase
+from tests.storage.audit import audit, audit_file
 
 SCHEMA_5 = pathlib.Path(__file__).parents[1] / "fixtures" / "schema_5.sql"
 NAMES = re.findall(
@@ -272,11 +273,31 @@ def test_pages_of_a_transcript_are_right_through_undo_and_compaction(grown):
     run(main())
 
 
+def test_the_migration_holds_the_transcripts_to_mark_one_at_a_time(tmp_path, monkeypatch):
+    path = tmp_path / "old.db"
+    make_store(path, sessions=300, events=3000, entries=400, principals=3, ended_at=1e6, schema=SCHEMA_5)
+    query = SqliteDatabase.query
+
+    def checked(self, name, *parameters):
+        assert name != "long_transcripts", "a list of what may be millions"
+        return query(self, name, *parameters)
+
+    monkeypatch.setattr(SqliteDatabase, "query", checked)
+    run(begin_and_close(path))
+    audit_file(path)
+
+
+async def begin_and_close(path):
+    await (await begin(path)).close()
+
+
 def test_a_page_reads_few_pieces(grown, monkeypatch):
     """Before landmarks, the first page of this transcript read all 200 pieces."""
     with closing(sqlite3.connect(grown)) as connection:
-        ((session,),) = connection.execute("SELECT session FROM session WHERE key = ?", (LONG,)).fetchall()
-        ((last_n, piece),) = connection.execute(statements.block("landmark"), (session, 50)).fetchall()
+        found = connection.execute("SELECT session, history_id FROM session WHERE key = ?", (LONG,))
+        ((session, newest),) = found.fetchall()
+        marked = connection.execute(statements.block("landmark"), (session, 50, session, newest))
+        ((last_n, piece),) = marked.fetchall()
         assert last_n < 50 + 64
         rows = connection.execute(statements.block("pieces"), (9, piece, session, 9, session, 0)).fetchall()
     assert len(rows) == last_n // 2
@@ -296,6 +317,7 @@ def test_a_store_of_version_5_is_migrated_whole_or_not_at_all(tmp_path):
                 assert connection.execute("SELECT name FROM sqlite_schema WHERE name = 'landmark'").fetchall() == []
         store = await begin(path)
         await audit(store)
+        audit_file(path)
         assert (await store.info()).sessions == 301
         session, _ = await store.find_session("p0", LONG)
         assert await check_pages(store, session) == 400

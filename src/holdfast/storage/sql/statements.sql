@@ -191,7 +191,10 @@ WITH RECURSIVE chain (piece, previous_id, last_n) AS (
 SELECT piece, last_n FROM chain
 
 -- name: landmark
-SELECT last_n, piece FROM landmark WHERE session = ? AND last_n >= ? ORDER BY last_n LIMIT 1
+-- Parameters: session, number of an entry, session, the newest piece. None, if the session shows another transcript now.
+SELECT last_n, piece FROM landmark WHERE session = ? AND last_n >= ?
+    AND EXISTS (SELECT 1 FROM session WHERE session = ? AND history_id = ?)
+ORDER BY last_n LIMIT 1
 
 -- name: add_landmarks
 INSERT INTO landmark (session, last_n, piece) VALUES [[(?, ?, ?)]]

@@ -63,20 +63,21 @@ def read_entries(
 ) -> list[Entry]:
     """Return entries with n > `after` of the transcript that ends with the piece `newest`, in order.
 
-    The cost of a page depends on its entries, not on its position. Large pieces are loaded one at a time.
+    The cost of a page depends on its entries, not on its position. Large pieces are loaded one at a time. Each statement
+    may see a later state than the one before, so landmarks are used only while the session has this transcript.
 
     Parameters:
-        newest: the newest piece. If there is a limit, it must be the newest piece of the session's current transcript.
+        newest: the newest piece.
         limit: maximum number of entries.
         limit_bytes: size of their JSON in bytes; the entry that reaches it is the last.
     """
     out: list[Entry] = []
     size = 0
-    while newest is not None:
+    while newest is not None and limit > 0:
         upto, first = 0, newest
         if limit < ALL_ENTRIES or limit_bytes < ALL_BYTES:
             least = after + min(limit - len(out), _TOGETHER)
-            for found in database.query("landmark", session, least):
+            for found in database.query("landmark", session, least, session, newest):
                 upto, first = found
         for entry, length in _entries(database, session, first, after):
             out.append(entry)

@@ -73,5 +73,6 @@ def _without_kept(database: Database, session: int, line: bytes) -> bytes:
 
 def set_landmarks(database: Database) -> None:
     """Migrate to version 6: add the landmarks of long transcripts."""
-    for session, newest in database.query("long_transcripts", SPACING):
-        rebuild_landmarks(database, session, newest)
+    with closing(database.rows("long_transcripts", SPACING)) as rows:  # there may be millions
+        for session, newest in rows:
+            rebuild_landmarks(database, session, newest)
