@@ -290,15 +290,15 @@ def test_while_the_log_is_behind_no_item_begins() -> None:
 
         appended = 0
 
-        def append(self, lease: Any, events: Any, **options: Any) -> Any:
+        def append_all(self, appends: Any, **options: Any) -> Any:
             self.appended += 1
             if self.appended < 3:
-                return super().append(lease, events, **options)
+                return super().append_all(appends, **options)
             loop = asyncio.get_running_loop()
             late = loop.create_future()
 
             def store() -> None:
-                stored = super(Slow, self).append(lease, events, **options)
+                stored = super(Slow, self).append_all(appends, **options)
                 stored.add_done_callback(lambda done: late.set_result(done.result()))
 
             loop.call_later(5, store)

@@ -101,7 +101,7 @@ def test_runs_end_once_and_nothing_is_doubled_while_writes_fail_at_random(fate: 
 def test_a_run_that_waits_for_a_failing_store_does_not_hammer_it() -> None:
     async def scenario() -> None:
         broken = True
-        store = Unreliable(lambda verb: "refused" if broken and verb == "append" else "done")
+        store = Unreliable(lambda verb: "refused" if broken and verb == "append_all" else "done")
         async with hosted(store) as host:
             session = host.session("s")
             receipt = await session.send("x")
@@ -116,7 +116,7 @@ def test_a_run_that_waits_for_a_failing_store_does_not_hammer_it() -> None:
 def test_a_drain_ends_by_its_deadline_and_names_what_could_not_be_stored() -> None:
     async def scenario() -> None:
         broken = False
-        store = Unreliable(lambda verb: "refused" if broken and verb in ("append", "commit_run") else "done")
+        store = Unreliable(lambda verb: "refused" if broken and verb in ("append_all", "commit_run") else "done")
         loop = asyncio.get_running_loop()
         async with hosted(store) as host:
             receipt = await host.session("s").send("x", agent="endless")

@@ -144,11 +144,11 @@ def test_a_run_waits_once_a_quarter_of_a_megabyte_is_not_stored() -> None:
     class Standing(MemoryStore):
         """Stores nothing for a while."""
 
-        def append(self, lease: Any, events: Any, **options: Any) -> Any:
+        def append_all(self, appends: Any, **options: Any) -> Any:
             late = asyncio.get_running_loop().create_future()
 
             def store() -> None:
-                stored = super(Standing, self).append(lease, events, **options)
+                stored = super(Standing, self).append_all(appends, **options)
                 stored.add_done_callback(lambda done: late.set_result(done.result()))
 
             asyncio.get_running_loop().call_later(10, store)

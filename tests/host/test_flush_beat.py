@@ -6,16 +6,19 @@ import asyncio
 import itertools
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from holdfast import Host, Run, agent
+from holdfast.errors import HoldfastError, StaleFence
 from holdfast.host import flush_beat
 from holdfast.host.flush_beat import BUSY_AT, FLUSH_EVERY_S, LONG_BEAT_S, VERY_BUSY_AT, FlushBeat
 from holdfast.host.log_reader import LogReader, open_log
-from holdfast.protocol.events import Stored, TextDelta, decode_event
+from holdfast.protocol.events import Stored, TextDelta, decode_event, encode_event
 from holdfast.storage import MemoryStore
+from holdfast.storage.port import ALL_BYTES, Append, Appended, Lease, Send
 from holdfast.testing import VirtualClock, explore, run_virtual
 
 SESSIONS = 2 * BUSY_AT
@@ -65,6 +68,65 @@ def test_a_flush_that_raises_holds_up_no_other() -> None:
             assert flushed == [1, 3, 4], "the next beat is not affected"
 
     run_virtual(test())
+
+
+class CountsWrites(MemoryStore):
+    """Notes how many appends each write has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[int] = []
+
+    def append_all(
+        self, appends: Sequence[Append], *, stored_limit: int = ALL_BYTES
+    ) -> asyncio.Future[list[Appended | HoldfastError]]:
+        self.writes.append(len(appends))
+        return super().append_all(appends, stored_limit=stored_limit)
+
+
+def test_the_flushes_of_a_beat_are_one_write_and_a_refused_or_failing_one_holds_up_no_other() -> None:
+    async def test() -> None:
+        store = CountsWrites()
+        async with Host(agents=[short], store=store, clock=VirtualClock()) as host:
+            beat = FlushBeat(host.context)
+            sent = [await host.store.send(request(f"k{number}")) for number in range(4)]
+            leases = [receipt.claim.lease for receipt in sent if receipt.claim is not None]
+            leases[1] = Lease(leases[1].session, leases[1].run_id, leases[1].fence + 1)
+            done: list[tuple[int, object]] = []
+
+            def append(number: int) -> None:
+                def passed_on(result: Appended | BaseException) -> None:
+                    done.append((number, result))
+                    if number == 2:
+                        raise RuntimeError("a reader is broken")
+
+                beat.append(Append(leases[number], [encode_event(TextDelta(run_id="r", text="x"))], 1), passed_on)
+
+            now = asyncio.get_running_loop().time()
+            for number in range(4):
+                beat.join(partial(append, number), last_flush=now)
+            await asyncio.sleep(2 * FLUSH_EVERY_S)
+            assert store.writes == [4]
+            assert [number for number, _ in done] == [0, 1, 2, 3]
+            assert [type(result) for _, result in done] == [Appended, StaleFence, Appended, Appended]
+            assert "a reader is broken" in host.incidents.newest[-1].text
+            append(3)
+            assert len(done) == 4, "a flush beside the beat is a write of its own, whose result comes later"
+            await asyncio.sleep(0.01)
+            assert len(done) == 5
+            for session, pieces in ((1, 1), (2, 0), (3, 1), (4, 1)):
+                found = await host.store.read_events(session, after=0, limit=100)
+                assert [event.kind for event in found].count("text.delta") == pieces
+
+    run_virtual(test())
+
+
+def request(key: str) -> Send:
+    """The first message of a session, whose run is claimed for the caller."""
+    return Send(
+        principal="local", key=key, agent=None, default_agent="short", message_id=f"m_{key}", content="x",
+        policy="queue", at=1.0, run_id=f"r_{key}",
+    )  # fmt: skip
 
 
 def test_flushes_of_a_busy_host_share_a_beat_and_a_quiet_host_waits_less() -> None:

@@ -418,7 +418,11 @@ def test_asking_parking_and_answering_bear_a_store_that_fails(name: str, fate: A
 
             def decide(verb: str) -> Any:
                 nonlocal left
-                if left and verb in ("suspend", "park", "answer", "claim", "append", "restart") and dice.random() < 0.4:
+                if (
+                    left
+                    and verb in ("suspend", "park", "answer", "claim", "append_all", "restart")
+                    and dice.random() < 0.4
+                ):
                     left -= 1
                     return fate
                 return "done"

@@ -121,7 +121,7 @@ async def is_interrupted(scene: Scene) -> None:
 
 async def loses_its_session(scene: Scene) -> None:
     await scene.start("talking")
-    scene.errors["append"] = FENCE
+    scene.errors["append_all"] = FENCE
 
 
 async def loses_its_session_at_the_commit(scene: Scene) -> None:
@@ -142,7 +142,7 @@ async def is_superseded_while_its_commit_fails(scene: Scene) -> None:
 
 async def exceeds_its_quota(scene: Scene) -> None:
     await scene.start("talking")
-    scene.errors["append"] = QUOTA
+    scene.errors["append_all"] = QUOTA
 
 
 async def is_left_by_a_drain(scene: Scene) -> None:
@@ -169,7 +169,7 @@ async def loses_its_session_while_it_unloads(scene: Scene) -> None:
 async def exceeds_its_quota_while_it_unloads(scene: Scene) -> None:
     run = await scene.start("asking")
     await asyncio.sleep(0.05)  # the question is stored; the words that follow are not
-    scene.errors["append"] = QUOTA
+    scene.errors["append_all"] = QUOTA
     await scene.reach(run, "unloading")
 
 

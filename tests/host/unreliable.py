@@ -13,7 +13,7 @@ WRITES = frozenset(
     (
         "send",
         "claim",
-        "append",
+        "append_all",
         "commit_run",
         "interrupt",
         "stop_session",

@@ -241,7 +241,7 @@ _everybodys: dict[str, tuple[Cause]] = {}
         breaks="an agent's output reaches the log in another order, or not at all",
         file="host/event_writer.py",
         old="""
-        if self._inflight is not None or self._mode == "closed":
+        if self.in_flight or self._mode == "closed":
             return
         if not self._batch:
 """,
@@ -292,6 +292,24 @@ _everybodys: dict[str, tuple[Cause]] = {}
         file="host/flush_beat.py",
         old="            except Exception as error:",
         new="            except ZeroDivisionError as error:",
+        tests=("tests/host/test_flush_beat.py",),
+    ),
+    Mutant(
+        name="one refused append refuses those of the same beat",
+        of="P13 P14",
+        breaks="a run over its quota keeps the output of others from the log, and ends them",
+        file="storage/transactions/runs.py",
+        old="        except HoldfastError as refusal:",
+        new="        except ZeroDivisionError as refusal:",
+        tests=("tests/storage/test_conformance.py", "tests/host/test_flush_beat.py"),
+    ),
+    Mutant(
+        name="one broken reader keeps the appends of a beat from the others",
+        of="P7 P13",
+        breaks="the runs of other sessions never hear that their output is stored, and do not end",
+        file="host/flush_beat.py",
+        old="            except Exception as failure:",
+        new="            except ZeroDivisionError as failure:",
         tests=("tests/host/test_flush_beat.py",),
     ),
     Mutant(

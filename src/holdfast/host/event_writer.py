@@ -16,6 +16,7 @@ from holdfast.errors import HoldfastError, QuotaExceeded, RunClosed, StaleFence
 from holdfast.host.flush_beat import FLUSH_TICKS
 from holdfast.host.store_retry import RETRY_S, retry_delay_s
 from holdfast.protocol.events import Event, encode_event
+from holdfast.storage.port import Append
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,7 +55,6 @@ class EventWriter:
         "_buffered_bytes",
         "_context",
         "_failure",
-        "_inflight",
         "_last_flush",
         "_lease",
         "_mode",
@@ -66,6 +66,7 @@ class EventWriter:
         "_timer",
         "_waiting",
         "buffer",
+        "in_flight",
         "tries",
     )
 
@@ -89,7 +90,8 @@ class EventWriter:
         self._buffered_bytes = 0
         self._batch: list[tuple[str, bytes]] = []  # passed to the store, not yet confirmed
         self._nth = 0
-        self._inflight: asyncio.Future[Appended] | None = None
+        self.in_flight = False
+        """Whether an append is in progress."""
         self._timer: asyncio.Handle | BeatTurn | None = None
         self._last_flush = 0.0
         self._taken = 0
@@ -113,7 +115,7 @@ class EventWriter:
         self.buffer.append(encoded)
         self._buffered_bytes += len(encoded[1])
         self._taken += 1
-        if self._timer is None and self._inflight is None:
+        if self._timer is None and not self.in_flight:
             self._timer = self._flush_later()
 
     async def written(self) -> None:
@@ -141,11 +143,6 @@ class EventWriter:
         self._context.incidents.counts["late_results"] += 1
 
     # ── for the owner ────────────────────────────────────────────────────────────────────────────────────────────
-
-    @property
-    def in_flight(self) -> bool:
-        """Whether an append is in progress."""
-        return self._inflight is not None
 
     @property
     def has_batch(self) -> bool:
@@ -193,7 +190,7 @@ class EventWriter:
     def flush(self) -> None:
         """Append the unconfirmed batch again, or else the next batch, unless an append is in flight."""
         self.cancel_timer()
-        if self._inflight is not None or self._mode == "closed":
+        if self.in_flight or self._mode == "closed":
             return
         if not self._batch:
             if not self.buffer or self._mode == "sealed":
@@ -202,12 +199,9 @@ class EventWriter:
             del self.buffer[:BATCH_LIMIT]
             self._buffered_bytes = sum([len(body) for _, body in self.buffer]) if self.buffer else 0
             self._nth += 1
-        context = self._context
-        self._last_flush = context.loop.time()
-        self._inflight = context.store.append(
-            self._lease, self._batch, nth=self._nth, stored_limit=context.run_stored_limit
-        )
-        self._inflight.add_done_callback(self._appended, context=context.variables)
+        self._last_flush = self._context.loop.time()
+        self.in_flight = True
+        self._beat.append(Append(self._lease, self._batch, self._nth), self._appended)
 
     def flush_rest(self) -> None:
         """Flush the events buffered during an append, at once if the log lags behind, otherwise on the next beat."""
@@ -245,12 +239,12 @@ class EventWriter:
         if ticks:
             context = self._context
             self._timer = context.loop.call_soon(self._flush_in, ticks - 1, context=context.variables)
-        elif self._inflight is None:
+        elif not self.in_flight:
             self.flush()
 
     def _hurry(self) -> None:
         """Flush at once because a caller waits for the log, unless the store is failing."""
-        if self._inflight is None and not self.tries:
+        if not self.in_flight and not self.tries:
             self.flush()
 
     async def _changed(self) -> None:
@@ -258,22 +252,22 @@ class EventWriter:
         self._waiting.append(future)
         await future
 
-    def _appended(self, done: asyncio.Future[Appended]) -> None:
-        self._inflight = None
-        error = done.exception()
+    def _appended(self, result: Appended | BaseException) -> None:
+        self.in_flight = False
         if self._mode == "closed":
             return
-        if error is None:
+        error = result if isinstance(result, BaseException) else None
+        if not isinstance(result, BaseException):
             self.tries = 0
             self._stored += len(self._batch)
             self._batch = []
-            self._session.publish(done.result().events)
+            self._session.publish(result.events)
             self.wake()
-        elif isinstance(error, (StaleFence, QuotaExceeded)):
+        elif isinstance(result, (StaleFence, QuotaExceeded)):
             self.wake()
         else:
             # It may be stored anyway: the retry has the same number, so it has no second effect.
-            self.retry(self.flush, error, "append")
+            self.retry(self.flush, result, "append")
         self._on_append(error)
 
 

@@ -1,7 +1,8 @@
 """The beat on which the runs of a host flush their output, so that one commit stores the output of many runs.
 
 Invariants
-- All flushes of a beat share one timer. A beat without flushes has no timer.
+- All flushes of a beat share one timer and one write to the store. A beat without flushes has no timer.
+- The results of a write are passed on in the order of its appends, before any later write's.
 - A flush that raises is reported as an incident. The other flushes of the beat still happen.
 - The flushes of a beat happen a few loop iterations after its time. A short run whose output came just before the beat
   ends meanwhile and cancels its turn, so its output is written with its commit, not by an append of its own.
@@ -11,12 +12,16 @@ Invariants
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    import asyncio
+    from collections.abc import Callable, Sequence
 
+    from holdfast.errors import HoldfastError
     from holdfast.host.context import HostContext
+    from holdfast.storage.port import Append, Appended
 
 __all__ = ["FLUSH_EVERY_S", "FLUSH_TICKS", "BeatTurn", "FlushBeat"]
 
@@ -55,14 +60,18 @@ class BeatTurn:
             self._flush()
 
 
+_Append = tuple["Append", "Callable[[Appended | BaseException], object]"]
+
+
 class FlushBeat:
     """The beats of one host. Use it on the host's loop only."""
 
-    __slots__ = ("_beats", "_context", "_joined", "_joined_before", "_window")
+    __slots__ = ("_beats", "_collected", "_context", "_joined", "_joined_before", "_window")
 
     def __init__(self, context: HostContext) -> None:
         self._context = context
         self._beats: dict[float, list[BeatTurn]] = {}
+        self._collected: list[_Append] | None = None  # the appends of the flushes of this beat
         self._window = 0
         self._joined = 0
         self._joined_before = 0
@@ -94,6 +103,17 @@ class FlushBeat:
         turns.append(turn)
         return turn
 
+    def append(self, request: Append, done: Callable[[Appended | BaseException], object]) -> None:
+        """Write events of a run: with the other flushes of the beat, if a flush calls this, otherwise at once.
+
+        Parameters:
+            done: callback, called with the result or the error of the append.
+        """
+        if self._collected is None:
+            self._write([(request, done)])
+        else:
+            self._collected.append((request, done))
+
     def _beat(self, at: float) -> None:
         self._flush_in(FLUSH_TICKS, self._beats.pop(at))
 
@@ -101,11 +121,29 @@ class FlushBeat:
         if ticks:
             self._context.loop.call_soon(self._flush_in, ticks - 1, turns, context=self._context.variables)
             return
+        self._collected = []
         for turn in turns:
             try:
                 turn.run()
             except Exception as error:
                 self._context.store_failed(None, None, "flush", error)
+        collected, self._collected = self._collected, None
+        if collected:
+            self._write(collected)
+
+    def _write(self, appends: Sequence[_Append]) -> None:
+        context = self._context
+        written = context.store.append_all([request for request, _ in appends], stored_limit=context.run_stored_limit)
+        written.add_done_callback(partial(self._written, appends), context=context.variables)
+
+    def _written(self, appends: Sequence[_Append], written: asyncio.Future[list[Appended | HoldfastError]]) -> None:
+        error = written.exception()
+        results = written.result() if error is None else [error] * len(appends)
+        for (_, done), result in zip(appends, results, strict=True):
+            try:
+                done(result)
+            except Exception as failure:
+                self._context.store_failed(None, None, "append", failure)
 
     def _count(self, now: float, flushes: int) -> float:
         """Count flushes, and return the interval of the beat."""

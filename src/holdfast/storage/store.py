@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from holdfast.errors import HoldfastError
 from holdfast.protocol.events import Stored
 from holdfast.protocol.messages import (
     Answer,
@@ -29,6 +30,7 @@ from holdfast.storage.values import (
     ALL_BYTES,
     ALL_ENTRIES,
     Answered,
+    Append,
     Appended,
     Claim,
     Committed,
@@ -110,6 +112,16 @@ class Store:
         `stored_limit`.
         """
         return self._write("append", lambda tables: transactions.append(tables, lease, events, nth, stored_limit))
+
+    def append_all(
+        self, appends: Sequence[Append], *, stored_limit: int = ALL_BYTES
+    ) -> asyncio.Future[list[Appended | HoldfastError]]:
+        """Write events of several runs in one transaction, and return the result of each append, in order.
+
+        The errors of `append` refuse only their own append, and are returned in place of its result. Any other error is
+        raised for all of them.
+        """
+        return self._write("append", lambda tables: transactions.append_all(tables, appends, stored_limit))
 
     def commit_run(self, commit: RunCommit) -> asyncio.Future[Committed]:
         """End a run: write its last events, transcript, settlements and final state, and free the session's slot.

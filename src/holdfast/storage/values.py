@@ -26,6 +26,7 @@ __all__ = [
     "ALL_BYTES",
     "ALL_ENTRIES",
     "Answered",
+    "Append",
     "Appended",
     "Claim",
     "Committed",
@@ -190,6 +191,14 @@ class NotReady(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     waiting: int
     not_before: float = 0.0
     busy: bool = False
+
+
+class Append(msgspec.Struct, frozen=True, gc=False):
+    """Events of one run to be written, each as its kind and one line of JSON; ``nth`` as in `Store.append`."""
+
+    lease: Lease
+    events: Sequence[tuple[str, bytes]]
+    nth: int
 
 
 class Appended(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from holdfast.errors import StorageError
+from holdfast.errors import HoldfastError, StorageError
 from holdfast.protocol.events import Stored
 from holdfast.protocol.messages import Entry
 from holdfast.protocol.stopping import Cause
@@ -16,6 +16,7 @@ from holdfast.storage import MemoryStore
 from holdfast.storage.event_packs import pack_events
 from holdfast.storage.port import (
     ALL_BYTES,
+    Append,
     Appended,
     Claim,
     Committed,
@@ -386,6 +387,19 @@ class DropsWhatItWasGiven(MemoryStore):
         future: asyncio.Future[Appended] = loop.create_future()
         loop.call_soon(write)
         return future
+
+
+@found_by("an_append_that_is_refused_refuses_no_other_of_its_write")
+class RefusesAllTogether(MemoryStore):
+    def append_all(
+        self, appends: Sequence[Append], *, stored_limit: int = ALL_BYTES
+    ) -> asyncio.Future[list[Appended | HoldfastError]]:
+        def write() -> list[Appended | HoldfastError]:
+            done = super(RefusesAllTogether, self).append_all(appends, stored_limit=stored_limit).result()
+            refusals = [result for result in done if isinstance(result, HoldfastError)]
+            return [*refusals[:1]] * len(done) or done
+
+        return answered(write())
 
 
 @found_by("sessions_are_listed_by_their_last_change")

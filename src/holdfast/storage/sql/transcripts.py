@@ -63,8 +63,9 @@ def read_entries(
 ) -> list[Entry]:
     """Return entries with n > `after` of the transcript that ends with the piece `newest`, in order.
 
-    The cost of a page depends on its entries, not on its position. Large pieces are loaded one at a time. Each statement
-    may see a later state than the one before, so landmarks are used only while the session has this transcript.
+    The cost of a page depends on its entries, not on its position. Large pieces are loaded one at a time. Each
+    statement may see a later state than the one before, so landmarks are used only while the session has this
+    transcript.
 
     Parameters:
         newest: the newest piece.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from holdfast.storage.transactions.attachments import add_attachment
 from holdfast.storage.transactions.messages import send, steer, withdraw
 from holdfast.storage.transactions.questions import answer, park, suspend
-from holdfast.storage.transactions.runs import append, claim, commit_run, rescue, restart
+from holdfast.storage.transactions.runs import append, append_all, claim, commit_run, rescue, restart
 from holdfast.storage.transactions.schedules import delete_schedule, fire_schedule, pause_schedule, put_schedule
 from holdfast.storage.transactions.stops import delete_session, interrupt, stop_session
 from holdfast.storage.transactions.transcript_edits import edit_history
@@ -18,6 +18,7 @@ __all__ = [
     "add_attachment",
     "answer",
     "append",
+    "append_all",
     "claim",
     "commit_run",
     "delete_schedule",

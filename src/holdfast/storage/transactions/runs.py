@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from holdfast.errors import InvalidRequest, UnknownSession
+from holdfast.errors import HoldfastError, InvalidRequest, UnknownSession
 from holdfast.protocol.events import MessageSettled, RunFinished, RunRestarted, RunRolledBack, Stored, plain
 from holdfast.protocol.mailbox_policies import Waiting, select_batch
 from holdfast.protocol.messages import RunView, Settlement
@@ -28,10 +28,10 @@ from holdfast.storage.transactions.session_log import (
     stop_run,
 )
 from holdfast.storage.transactions.transcript_edits import number_entries
-from holdfast.storage.values import ALL_BYTES, Appended, Claim, Committed, Lease, NotReady, RunCommit
+from holdfast.storage.values import ALL_BYTES, Append, Appended, Claim, Committed, Lease, NotReady, RunCommit
 from holdfast.storage.views import ended_state
 
-__all__ = ["append", "claim", "commit_run", "rescue", "restart"]
+__all__ = ["append", "append_all", "claim", "commit_run", "rescue", "restart"]
 
 _ASKED: Final = frozenset(("user", "stop"))
 """Kinds of interrupt that take effect even if the store failed to record them."""
@@ -113,6 +113,18 @@ def append(
         row.append_nth, row.append_seq = nth, first
     tables.save_append(row)
     return Appended(events=log.write(tables, lease.run_id, row.updated_at))
+
+
+def append_all(tables: Tables, appends: Sequence[Append], stored_limit: int) -> list[Appended | HoldfastError]:
+    """See `Store.append_all`."""
+    results: list[Appended | HoldfastError] = []
+    for request in appends:
+        try:
+            results.append(append(tables, request.lease, request.events, request.nth, stored_limit))
+        except HoldfastError as refusal:
+            # The frames that it passed through hold it too, and with it all results, until a garbage collection.
+            results.append(refusal.with_traceback(None))
+    return results
 
 
 def commit_run(tables: Tables, commit: RunCommit) -> Committed:

@@ -1,13 +1,14 @@
-"""Checks of the conformance suite for packs: the rows of a run's appends are merged without a trace to readers."""
+"""Checks of the conformance suite for appends: those of one write, and the rows that are merged without a trace."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
 
+from holdfast.errors import QuotaExceeded, StaleFence
 from holdfast.protocol.events import ReasoningDelta, Stored, TextDelta, ToolOutput, encode_event
 from holdfast.protocol.stopping import Cause
-from holdfast.storage.port import Claim
+from holdfast.storage.port import Append, Appended, Claim
 from holdfast.testing.suites.store_driver import Check, Driver, MakeStore, opened
 
 __all__ = ["PACK_CHECKS"]
@@ -112,6 +113,23 @@ async def merged_rows_are_dropped_whole(make_store: MakeStore) -> None:
         assert await on.kinds(session) == ["run.stopping", "session.deleted"]
         assert await on.store.prune(events_before=0.0, tombstones_before=99.0, idempotency_before=0.0) == 1
         assert await on.store.stored_bytes("p") == 0
+
+
+@_check
+async def an_append_that_is_refused_refuses_no_other_of_its_write(make_store: MakeStore) -> None:
+    async with opened(make_store) as on:
+        claims = [await on.start(key=key) for key in ("a", "b", "c")]
+        await on.commit(claims[1])
+        appends = [Append(claim.lease, [encode_event(TextDelta(run_id="r", text="x"))] * 2, 1) for claim in claims]
+        for _ in range(2):  # the second time, each append is a repeated one
+            first, late, last = await on.store.append_all(appends)
+            assert isinstance(late, StaleFence)
+            for claim, done in ((claims[0], first), (claims[2], last)):
+                assert isinstance(done, Appended)
+                assert (await on.log(claim.lease.session))[2:] == list(done.events)
+        assert (await on.log(claims[1].lease.session))[-1].kind != "text.delta"
+        too_much = await on.store.append_all([Append(claims[0].lease, appends[0].events, 2)], stored_limit=1)
+        assert [type(done) for done in too_much] == [QuotaExceeded]
 
 
 PACK_CHECKS: Sequence[Check] = tuple(_CHECKS)
