@@ -31,6 +31,7 @@ PARTS = (
     "stops",
     "isolated",
     "store",
+    "large",
     "host",
     "loop",
     "compose",
