@@ -3,7 +3,7 @@
 python -m benchmarks                  everything
 python -m benchmarks interrupt store  these parts only; what was written of the others stays
 
-The figures go into benchmarks/results.json, the table into docs/benchmarks.md.
+The figures go into benchmarks/results.json, the table into docs/benchmarks.md, the curves into docs/measured.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.curves import CHARTS
 from benchmarks.disk import sync_latency_s
 from benchmarks.rows import Row, print_rows
 
 ROOT = Path(__file__).parent
 RESULTS = ROOT / "results.json"
+CURVES = ROOT.parent / "docs" / "measured"
 PARTS = (
     "interrupt",
     "scope",
@@ -38,6 +40,7 @@ PARTS = (
     "models",
     "http",
     "chunks",
+    "growth",
     "schedules",
     "explorer",
     "langgraph",
@@ -75,6 +78,9 @@ def table(results: dict[str, dict[str, Any]]) -> str:
         if part not in results:
             continue
         lines += ["", f"## {part.capitalize()}", "", results[part]["on"], ""]
+        if part == "growth":
+            for chart in CHARTS:
+                lines += [f"![{chart.title}]({CURVES.name}/{chart.file})", ""]
         lines += ["| figure | value | promised | verdict | how |", "|---|---:|---:|---|---|"]
         for row in (Row(**fields) for fields in results[part]["rows"]):
             verdict = {True: "met", False: "**missed**", None: ""}[row.met]
@@ -83,8 +89,12 @@ def table(results: dict[str, dict[str, Any]]) -> str:
 
 
 def write(results: dict[str, dict[str, Any]]) -> None:
-    """Write the figures down, and the docs' table from them."""
+    """Write the figures down, and the docs' table and curves from them."""
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    if "growth" in results:
+        growth = [Row(**fields) for fields in results["growth"]["rows"]]
+        for chart in CHARTS:
+            (CURVES / chart.file).write_text(chart.svg(growth), "utf-8")
     page = ROOT.parent / "docs" / "benchmarks.md"
     before, _, rest = page.read_text().partition(BEGIN)
     page.write_text(before + table(results) + rest.partition(END)[2])

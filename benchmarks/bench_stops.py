@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import math
 import statistics
 import subprocess
 import time
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 
 import uvloop
 
-from benchmarks.rows import Row, print_rows, ratio_row
+from benchmarks.rows import Row, growth_exponent, print_rows, ratio_row
 from holdfast import Host, Run, Settings, agent
 from holdfast.protocol.stopping import StopReceipt
 from holdfast.runtime.process_host import process_host
@@ -148,12 +147,6 @@ async def measured(sizes: Sequence[int], rounds: int) -> dict[tuple[str, int], l
                 for kind in AGENTS if round_number % 2 else AGENTS[::-1]:
                     found.setdefault((kind, count), []).append(await stop_at_once(host, kind, count, round_number))
     return found
-
-
-def growth_exponent(points: Sequence[tuple[float, float]]) -> float:
-    """The slope of the line of least squares through the logarithms: 1 for what grows as its size does."""
-    logarithms = [(math.log(size), math.log(value)) for size, value in points]
-    return statistics.linear_regression(*zip(*logarithms, strict=True)).slope
 
 
 def _median_ms(stops: Sequence[Stop]) -> float:

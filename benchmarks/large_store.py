@@ -32,13 +32,13 @@ from holdfast.storage.sqlite import SCHEMA_VERSION
 from holdfast.storage.sqlite.database import SqliteDatabase
 from holdfast.storage.sqlite.migration import set_landmarks
 
-__all__ = ["EVENTS_A_RUN", "LONG", "make_store"]
+__all__ = ["EVENTS_A_RUN", "LONG", "SPAN_S", "make_store"]
 
 EVENTS_A_RUN = 5
 LONG = "long"
 """Key of the session with the long transcript."""
 _APPLICATION_ID = 0x484F4C44
-_SPAN_S = 5 * 86400.0
+SPAN_S = 5 * 86400.0
 """The runs are spread over so many seconds: less than what is kept, so that nothing is due to be pruned."""
 _M, _R = "@message@", "@run@"
 _EVENTS = "INSERT INTO event (session, last_seq, first_seq, run_id, at, body) VALUES (?, ?, ?, ?, ?, ?)"
@@ -120,7 +120,7 @@ def make_store(
             connection.execute(f"PRAGMA {pragma}")
         connection.executescript(statements.block("schema") if schema is None else schema.read_text("utf-8"))
         connection.execute("BEGIN")
-        connection.execute("INSERT INTO node (node_id, opened_at) VALUES ('n_generated', ?)", (now - _SPAN_S,))
+        connection.execute("INSERT INTO node (node_id, opened_at) VALUES ('n_generated', ?)", (now - SPAN_S,))
         bodies = _Bodies(now)
         names = [f"p{number}" for number in range(principals)]
         _write(connection, bodies, range(1, sessions + 1), rounds, names, now)
@@ -139,10 +139,10 @@ def _write(
     connection: sqlite3.Connection, bodies: _Bodies, numbers: range, rounds: int, principals: list[str], now: float
 ) -> None:
     total = len(numbers) * rounds
-    step_s = _SPAN_S / total
+    step_s = SPAN_S / total
 
     def ids(session: int, nth: int) -> tuple[str, str, float]:
-        at = now - _SPAN_S + step_s * (nth * len(numbers) + session - numbers[0] + 1)
+        at = now - SPAN_S + step_s * (nth * len(numbers) + session - numbers[0] + 1)
         tail = f"{int(at * 1000):011x}{session:08x}{nth:08x}"
         return "m_" + tail, "r_" + tail, at
 
