@@ -56,7 +56,7 @@ NONE_OF = {
     "the number of all sessions is wrong": """
         SELECT 1 WHERE coalesce((SELECT value FROM total WHERE name = 'sessions'), 0)
             <> (SELECT count(*) FROM session WHERE deleted_at IS NULL)""",
-    "a landmark is no piece of the transcript": """
+    "a landmark lies outside the transcript": """
         WITH RECURSIVE chain (session, piece) AS (
             SELECT session, history_id FROM session WHERE history_id IS NOT NULL
             UNION ALL
