@@ -65,7 +65,8 @@ NONE_OF = {
         )
         SELECT landmark.session FROM landmark
         LEFT JOIN chain ON chain.session = landmark.session AND chain.piece = landmark.piece
-        LEFT JOIN run ON run.run_id = landmark.piece LEFT JOIN edit ON edit.edit_id = landmark.piece
+        LEFT JOIN run ON run.run_id = landmark.piece AND run.session = landmark.session
+        LEFT JOIN edit ON edit.edit_id = landmark.piece AND edit.session = landmark.session
         WHERE chain.piece IS NULL OR landmark.last_n <> coalesce(run.last_n, edit.last_n)""",
 }
 """Queries of a store's file that return no rows, and what is wrong if they do."""

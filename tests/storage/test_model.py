@@ -45,10 +45,9 @@ PRINCIPALS = st.sampled_from(["p", "p", "q"])
 LIMITS = (
     (transcripts, "SPACING", 3),
     (active_sessions, "_KEPT", 1),
-    (merger, "_FEWEST", 1_000_000),
+    (merger, "_FEWEST", 2),
 )
-"""Limits so small that what they limit happens in short tests too. No rows are merged: the store in memory merges none,
-so pages and prunes would end elsewhere."""
+"""Limits so small that what they limit happens in short tests too."""
 
 
 class StoresAgree(RuleBasedStateMachine):
