@@ -318,6 +318,7 @@ GROWING = {
     "host/run_execution.py RunExecution._receipts": "budget stops",
     "host/event_writer.py EventWriter._waiting": OF_ONE_RUN,
     "host/flush_beat.py FlushBeat._beats": "one turn for each run with output, in at most a few beats",
+    "host/flush_beat.py FlushBeat._collected": "one append for each run with output, within one beat",
     "host/live_session.py LiveSession._background": "principal_background",
     "host/admission.py Admission._held": PRINCIPALS,
     "host/admission.py Admission._awaiting_slot": "sessions with messages, each once",
