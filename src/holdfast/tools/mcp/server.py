@@ -46,6 +46,15 @@ _NAME_LENGTH = 64
 Approval = bool | Callable[[str, dict[str, Any]], bool]
 
 
+def _import_mcp() -> bool:
+    """Import the package ``mcp``, which takes most of a second, and return whether it is installed."""
+    try:
+        import mcp  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
 class McpServer(Toolset):
     """A Model Context Protocol server and its tools.
 
@@ -165,13 +174,11 @@ class McpServer(Toolset):
             MissingExtra: if the package ``mcp`` is not installed.
             ConfigurationError: if the program cannot be started.
         """
-        try:
-            import mcp  # noqa: F401
-        except ImportError:
-            raise MissingExtra("MCP servers", extra="mcp") from None
         scope = Scope(f"mcp {self.name}", detached=True, grace_s=_CLOSE_S).open()
         link = McpLink(self.name, self._opener(scope), connect_s=self._connect_s, on_tools=self._listed)
         try:
+            if not await scope.spawn(_import_mcp, on="thread", name="import mcp"):
+                raise MissingExtra("MCP servers", extra="mcp")
             link.start(scope)
             await link.settled()
             if isinstance(link.error, (FileNotFoundError, PermissionError, NotADirectoryError)) and self._command:
