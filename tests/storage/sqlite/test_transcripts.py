@@ -56,3 +56,26 @@ def test_an_empty_page_beside_a_landmark_ends(tmp_path):
         await store.close()
 
     asyncio.run(main())
+
+
+def test_a_new_transcript_leaves_no_landmark_of_an_empty_one(tmp_path):
+    path = tmp_path / "store.db"
+
+    async def main():
+        store = SqliteStore(str(path))
+        await store.open(node_id="n", at=100.0)
+
+        async def edit(kind, entries=()):
+            await store.edit_history(
+                EditHistory(principal="p", key="k", edit=kind, at=102.0, entries=entries, agent="demo")
+            )
+
+        await edit("import")
+        await make_entries(store, ["r1"])
+        await edit("undo")  # the import, whose last entry has the number 0, is the newest piece again
+        await edit("compact", [Entry(role="summary", content="all")])
+        await store.close()
+        with closing(sqlite3.connect(path)) as connection:
+            assert connection.execute("SELECT last_n, piece FROM landmark").fetchall() == []
+
+    asyncio.run(main())

@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol
 from holdfast.storage.rows import SessionRow
 from holdfast.storage.sql.columns import decode_run
 from holdfast.storage.sql.database import Database
+from holdfast.storage.sql.transcripts import ALL_LANDMARKS
 from holdfast.storage.values import ALL_ENTRIES
 
 __all__ = ["PrunerTables", "prune_batch", "purge_contents", "purge_session"]
@@ -148,7 +149,7 @@ def _purge(tables: PrunerTables, database: Database, row: SessionRow, keep_run_i
             tables.drop(row.principal, "purge_message", message_id, row.session)
     for name in ("purge_withdrawn_messages", "purge_edits", "purge_kept"):
         tables.drop(row.principal, name, row.session)
-    database.write("drop_landmarks", row.session, 0)
+    database.write("drop_landmarks", row.session, ALL_LANDMARKS)
     database.write("purge_attachment_uses", row.session)
 
 

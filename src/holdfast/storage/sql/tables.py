@@ -40,7 +40,7 @@ from holdfast.storage.sql.database import LARGE_BYTES, Database
 from holdfast.storage.sql.merger import Merger
 from holdfast.storage.sql.pruner import prune_batch, purge_contents, purge_session
 from holdfast.storage.sql.reads import SqlReads
-from holdfast.storage.sql.transcripts import is_landmark, read_entries, rebuild_landmarks
+from holdfast.storage.sql.transcripts import ALL_LANDMARKS, is_landmark, read_entries, rebuild_landmarks
 from holdfast.storage.values import KeyRecord
 
 __all__ = ["SessionChanged", "SqlTables"]
@@ -446,7 +446,7 @@ class SqlTables:
 
     def _drop_landmarks(self, row: SessionRow) -> None:
         self.flush()
-        self._database.write("drop_landmarks", row.session, 0)
+        self._database.write("drop_landmarks", row.session, ALL_LANDMARKS)
 
     def step_back(self, row: SessionRow, newest: HistoryRow) -> None:
         self.flush()

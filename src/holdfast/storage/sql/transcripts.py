@@ -21,11 +21,13 @@ from holdfast.storage.rows import HistoryRow
 from holdfast.storage.sql.database import Database
 from holdfast.storage.values import ALL_BYTES, ALL_ENTRIES
 
-__all__ = ["SPACING", "is_landmark", "read_all_entries", "read_entries", "rebuild_landmarks"]
+__all__ = ["ALL_LANDMARKS", "SPACING", "is_landmark", "read_all_entries", "read_entries", "rebuild_landmarks"]
 
 SPACING: Final = 64
 """Approximate number of entries between landmarks. Two neighbours are less than twice this far apart, unless one
 piece is longer."""
+ALL_LANDMARKS: Final = -1
+"""Position before all landmarks: an edit can leave a piece whose last entry has the number 0."""
 _TOGETHER: Final = 512
 """Maximum number of entries per query, because the limit of bytes may end the page earlier."""
 _SHORT: Final = 8192
@@ -39,7 +41,7 @@ def is_landmark(history: HistoryRow) -> bool:
 
 def rebuild_landmarks(database: Database, session: int, newest: str | None) -> None:
     """Replace the session's landmarks with those of the transcript that ends with the piece `newest`."""
-    database.write("drop_landmarks", session, 0)
+    database.write("drop_landmarks", session, ALL_LANDMARKS)
     rows: list[tuple[object, ...]] = []
     later: tuple[str, int] | None = None
     for piece, last_n in database.query("chain", newest, session, session):
