@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "explanation" / "mutants.md"
 WITNESSES = Path(__file__).with_name("witnesses.json")
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
-COPIED = ("src", "tests", "docs", "examples", "pyproject.toml", "README.md", "Makefile", "requirements")
+COPIED = ("src", "tests", "benchmarks", "docs", "examples", "pyproject.toml", "README.md", "Makefile", "requirements")
 RUN_S = 120.0
 TEST_S = 100.0
 """A test that takes longer counts as hung, which catches nothing: a test that expects an end has a bound of its own."""

@@ -89,6 +89,23 @@ WHERE session.session = new.column1 AND new.column2 = new.column2 AND new.column
         tests=("tests/storage/sqlite/test_sqlite_file.py::test_a_row_changed_from_outside_is_never_overwritten",),
     ),
     Mutant(
+        name="append by plain read",
+        of="P11",
+        breaks="an append overwrites a row that another host changed after it was read: a stale run's output counts",
+        file="storage/sql/statements.sql",
+        old="""
+    CAST(? AS bigint))]]
+) AS new
+WHERE session.session = new.column1 AND session.fence = new.column2 AND session.next_seq = new.column3
+""",
+        new="""
+    CAST(? AS bigint))]]
+) AS new
+WHERE session.session = new.column1 AND new.column2 = new.column2 AND new.column3 = new.column3
+""",
+        tests=("tests/storage/sqlite/test_sqlite_file.py::test_a_row_changed_from_outside_is_never_overwritten",),
+    ),
+    Mutant(
         name="append without a fence",
         of="P11",
         breaks="a run that lost its session keeps writing to its log",

@@ -369,7 +369,8 @@ def test_an_error_stays_with_the_write_that_has_it(tmp_path):
     run(main())
 
 
-def test_a_row_changed_from_outside_is_never_overwritten(tmp_path):
+@pytest.mark.parametrize("written", ["append", "end"])
+def test_a_row_changed_from_outside_is_never_overwritten(tmp_path, written):
     path = tmp_path / "store.db"
 
     async def main():
@@ -379,7 +380,10 @@ def test_a_row_changed_from_outside_is_never_overwritten(tmp_path):
                 other.execute("UPDATE session SET fence = fence + 1")
             other.close()
             with pytest.raises(HoldfastError):
-                await store.append(claim.lease, [("text.delta", b"{}")])
+                if written == "append":
+                    await store.append(claim.lease, [("text.delta", b"{}")])
+                else:
+                    await store.commit_run(RunCommit(lease=claim.lease, status="completed", at=9.0))
             assert len(await store.read_events(claim.lease.session, after=0, limit=9)) == 2
             assert (await store.send(message(1))).disposition == "queued"
 
