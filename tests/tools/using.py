@@ -15,7 +15,7 @@ from holdfast.errors import HoldfastError, Interrupted
 
 __all__ = ["Bench", "SessionHome", "on_host", "use"]
 
-BOUND_S = 90.0
+BOUND_S = 60.0
 
 
 class Bench:

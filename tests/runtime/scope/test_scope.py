@@ -682,6 +682,7 @@ def test_a_cancelled_stop_goes_on_without_its_caller() -> None:
 
 def test_a_stop_from_another_loop_and_a_spawn_from_another_thread_work() -> None:
     async def main() -> None:
+        asyncio.get_running_loop().set_debug(True)  # refuses callbacks that other threads add
         scope = Scope("run", parent=None).open()
         started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 

@@ -17,6 +17,7 @@ from holdfast.storage import SqliteStore
 from holdfast.storage.event_packs import merge_packs, pack_events, unpack_events
 from holdfast.storage.port import RunCommit, Send
 from holdfast.storage.sql.merger import EventsDropped
+from tests.storage.audit import audit_file
 
 PIECES = 20
 
@@ -255,11 +256,11 @@ def test_json_that_looks_like_many_deltas_is_packed_in_linear_time():
     assert min(cpu_s(32) for _ in range(5)) < 60 * min(cpu_s(2) for _ in range(5)), "16 times as much"
 
 
-def appended(tables, first, number):
+def appended(tables, first, number, at=100.0):
     row = tables.get(1)
     for n in range(first, first + number):
         body = pack_events([Stored(n, *encode_event(TextDelta(run_id="r", text=str(n), at=2.5 * n)))])
-        tables.add_events(row, "r", 100.0, n, n, body)
+        tables.add_events(row, "r", at, n, n, body)
     tables.flush()
 
 
@@ -292,6 +293,33 @@ def test_a_pass_stays_small_when_rows_are_added_faster_than_they_are_merged(tmp_
     replaced, small = run(main())
     assert 0 < max(replaced) <= 2_048
     assert small < 2_100, "the rows that waited are merged when there is time"
+
+
+def test_a_merged_row_is_as_old_as_its_newest_event_though_the_clock_was_set_back(tmp_path):
+    path = tmp_path / "store.db"
+
+    async def main():
+        store = await begin(path)
+        claim = await start(store, "k", "m")
+        await store.commit_run(RunCommit(lease=claim.lease, status="completed", at=102.0))
+        await store.backend.write("append", add_and_merge)
+        before = {"tombstones_before": 0.0, "idempotency_before": 0.0, "attachments_before": 0.0}
+        await store.prune(events_before=150.0, **before)
+        log = await store.read_events(1, after=0, limit=1000)
+        await store.close()
+        return log
+
+    def add_and_merge(tables):
+        row = tables.get(1)
+        appended(tables, row.next_seq, 8, at=200.0)
+        appended(tables, row.next_seq + 8, 8, at=120.0)
+        row.next_seq += 16
+        while tables.merger.step():
+            pass
+
+    log = run(main())
+    audit_file(path)
+    assert len(log) >= 16, "half of them are not old"
 
 
 def test_rows_dropped_during_a_pass_spoil_it_for_no_other_session(tmp_path):

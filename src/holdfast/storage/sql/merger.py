@@ -54,16 +54,22 @@ class MergerTables(Protocol):
 class _Row(NamedTuple):
     first_seq: int
     last_seq: int
+    at: float
     body: bytes
 
 
 class _Replacement(NamedTuple):
-    """A merged row, which replaces rows of the session up to the one that ends at ``last_seq``."""
+    """A merged row, which replaces rows of the session up to the one that ends at ``last_seq``.
+
+    ``at`` is the newest time of these rows, because pruning drops a merged row only when all its events are old. The
+    last row is not always the newest: the clock may have been set back.
+    """
 
     session: int
     first_seq: int
     first_last_seq: int
     last_seq: int
+    at: float
     rows: int
     saved_bytes: int
     body: bytes
@@ -190,7 +196,7 @@ class Merger:
             return  # the last row stays when the others are dropped, so it must hold no more than the deletion
         dropped = self._database.write("drop_merged_events", new.session, new.first_last_seq, new.last_seq)
         self._between()
-        written = self._database.write("merge_event", new.first_seq, new.body, new.session, new.last_seq)
+        written = self._database.write("merge_event", new.first_seq, new.at, new.body, new.session, new.last_seq)
         if row is None or dropped != new.rows - 1 or written != 1:
             raise EventsDropped(f"events of session {new.session} were dropped while they were merged")
         self._tables.grow(row.principal, -new.saved_bytes)
@@ -199,7 +205,16 @@ class Merger:
 def _merge(session: int, part: Sequence[_Row]) -> _Replacement:
     body = merge_packs([row.body for row in part])
     saved = sum([len(row.body) for row in part]) - len(body)
-    return _Replacement(session, part[0].first_seq, part[0].last_seq, part[-1].last_seq, len(part), saved, body)
+    return _Replacement(
+        session=session,
+        first_seq=part[0].first_seq,
+        first_last_seq=part[0].last_seq,
+        last_seq=part[-1].last_seq,
+        at=max([row.at for row in part]),
+        rows=len(part),
+        saved_bytes=saved,
+        body=body,
+    )
 
 
 def _parts(rows: Sequence[_Row]) -> Iterator[Sequence[_Row]]:

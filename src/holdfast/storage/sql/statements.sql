@@ -140,7 +140,7 @@ SELECT coalesce(max(rowid), 0) FROM event
 
 -- name: small_events
 -- The rows of a range that can be merged: small rows of runs, not in the compact form.
-SELECT session, run_id, first_seq, last_seq, body FROM event
+SELECT session, run_id, first_seq, last_seq, at, body FROM event
 WHERE rowid > ? AND rowid <= ? AND run_id IS NOT NULL AND length(body) <= ? AND substr(body, 1, 1) <> x'01'
 ORDER BY rowid
 
@@ -148,7 +148,7 @@ ORDER BY rowid
 DELETE FROM event WHERE session = ? AND last_seq >= ? AND last_seq < ?
 
 -- name: merge_event
-UPDATE event SET first_seq = ?, body = ? WHERE session = ? AND last_seq = ?
+UPDATE event SET first_seq = ?, at = ?, body = ? WHERE session = ? AND last_seq = ?
 
 -- name: events_after
 SELECT last_seq, body FROM event WHERE session = ? AND last_seq > ? ORDER BY last_seq LIMIT ?
