@@ -293,12 +293,14 @@ def test_a_storm_that_gets_sigterm_leaves_no_folder_and_no_process(kind: tuple[s
         argv, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=clean_environment(TMPDIR=str(tmp_path))
     ) as storm:
         assert storm.stderr
+        said = ""
         for line in storm.stderr:
+            said += line
             if " s  " in line:  # the first line of progress: it is at work
                 break
         below = psutil.Process(storm.pid).children(recursive=True)
         storm.terminate()
-        rest = storm.stderr.read()
+        rest = said + storm.stderr.read()
         assert storm.wait(LIMIT_S) == Exit.INTERRUPTED, rest
     assert "interrupted; no verdict" in rest
     assert [path.name for path in tmp_path.iterdir()] == []
