@@ -288,6 +288,8 @@ def test_a_storm_begins_with_its_plan_and_an_estimate(
 def test_a_storm_that_gets_sigterm_leaves_no_folder_and_no_process(kind: tuple[str, ...], tmp_path: Path) -> None:
     import psutil
 
+    tmp_path = tmp_path / ("longer than a Unix socket's path may be " * 3)
+    tmp_path.mkdir()
     argv = [*HOLDFAST, "storm", "--sessions", "5", "--seconds", "60", "--seed", "7", *kind]
     with subprocess.Popen(
         argv, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=clean_environment(TMPDIR=str(tmp_path))

@@ -30,6 +30,7 @@ from holdfast.proof.nemesis.server_faults import (
     LEVERS_VARIABLE,
     Levers,
     ServerCounts,
+    socket_path,
 )
 from holdfast.proof.nemesis.startup_failure import StartupFailure, read_startup_failure
 from holdfast.proof.storm.access import Progress, RemoteAccess
@@ -189,7 +190,8 @@ class Episode:
         """Change the server's levers (see `Levers`), and count the effects of the levers since the last call."""
         levers = msgspec.structs.replace(self.levers, **changes)
         self.levers = msgspec.structs.replace(levers, hints=0)
-        reader, writer = await asyncio.open_unix_connection(str(self.folder / "levers"))
+        with socket_path(str(self.folder / "levers")) as path:
+            reader, writer = await asyncio.open_unix_connection(path)
         try:
             writer.write(msgspec.json.encode(levers) + b"\n")
             async with asyncio.timeout(LIMITS.answer_s):

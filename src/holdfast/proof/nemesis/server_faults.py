@@ -19,7 +19,8 @@ import sys
 import threading
 import time
 from collections import Counter
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import msgspec
@@ -29,7 +30,7 @@ from holdfast.clock import SystemClock
 from holdfast.errors import StorageError
 from holdfast.host import Host
 
-__all__ = ["CLOCK_VARIABLE", "DISK_VARIABLE", "LEVERS_VARIABLE", "Levers", "ServerCounts", "expose"]
+__all__ = ["CLOCK_VARIABLE", "DISK_VARIABLE", "LEVERS_VARIABLE", "Levers", "ServerCounts", "expose", "socket_path"]
 
 LEVERS_VARIABLE = "HOLDFAST_NEMESIS_LEVERS"
 """Environment variable with the path of the socket on which the server listens for levers."""
@@ -177,6 +178,16 @@ def _join_disk(pid: int) -> None:
     os.chdir(folder)
 
 
+@contextmanager
+def socket_path(path: str) -> Iterator[str]:
+    """Yield a path of the same file that is short enough for a Unix socket; it is valid until the block exits."""
+    folder = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{os.path.basename(path)}"
+    finally:
+        os.close(folder)
+
+
 def expose() -> None:
     """Let the nemesis set the levers of this process.
 
@@ -202,7 +213,8 @@ def expose() -> None:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     if os.path.exists(path):
         os.unlink(path)
-    listener.bind(path)
+    with socket_path(path) as short:
+        listener.bind(short)
     listener.listen()
     threading.Thread(target=victim.listen, args=(listener,), name="nemesis levers", daemon=True).start()
 
