@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import importlib.util
 import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,7 +23,7 @@ pytest.importorskip("mcp")
 from holdfast import Agent, Host, Run, Settings, agent
 from holdfast.agents.scripted import ScriptedModel
 from holdfast.clock import system_clock
-from holdfast.errors import ConfigurationError, InvalidArguments, ToolFailed
+from holdfast.errors import ConfigurationError, InvalidArguments, MissingExtra, ToolFailed
 from holdfast.host import Session
 from holdfast.proof.storm.server import free_port
 from holdfast.protocol.events import ToolFinished, ToolOutput
@@ -480,3 +482,29 @@ def test_a_host_starts_without_a_server_that_is_silent_and_not_without_its_progr
                 assert await host.session("s").ask("hi", timeout_s=BOUND_S) == "hello"
 
     asyncio.run(main())
+
+
+def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtra, match="mcp"):
+        asyncio.run(_enter(McpServer("none", command=["true"])))
+
+
+def test_the_package_is_imported_off_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes most of a second, in which a loop would serve nobody."""
+    threads: list[threading.Thread] = []
+
+    def imported(name: str) -> None:
+        assert name == "mcp"
+        threads.append(threading.current_thread())
+        raise ImportError("it is broken")
+
+    monkeypatch.setattr(importlib, "import_module", imported)
+    with pytest.raises(ImportError, match="it is broken"):
+        asyncio.run(_enter(McpServer("broken", command=["true"])))
+    assert [thread is threading.main_thread() for thread in threads] == [False]
+
+
+async def _enter(server: McpServer) -> None:
+    async with server.lifespan(cast(Any, None)):
+        raise AssertionError("it was entered")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import hashlib
+import importlib.util
 import json
 import logging
 import math
@@ -44,15 +45,6 @@ _PROGRESS_LINES = 2000
 _NAME_LENGTH = 64
 
 Approval = bool | Callable[[str, dict[str, Any]], bool]
-
-
-def _import_mcp() -> bool:
-    """Import the package ``mcp``, which takes most of a second, and return whether it is installed."""
-    try:
-        import mcp  # noqa: F401
-    except ImportError:
-        return False
-    return True
 
 
 class McpServer(Toolset):
@@ -174,11 +166,13 @@ class McpServer(Toolset):
             MissingExtra: if the package ``mcp`` is not installed.
             ConfigurationError: if the program cannot be started.
         """
+        if importlib.util.find_spec("mcp") is None:
+            raise MissingExtra("MCP servers", extra="mcp")
+        # in a thread: it takes most of a second
+        await asyncio.get_running_loop().run_in_executor(None, importlib.import_module, "mcp")
         scope = Scope(f"mcp {self.name}", detached=True, grace_s=_CLOSE_S).open()
         link = McpLink(self.name, self._opener(scope), connect_s=self._connect_s, on_tools=self._listed)
         try:
-            if not await scope.spawn(_import_mcp, on="thread", name="import mcp"):
-                raise MissingExtra("MCP servers", extra="mcp")
             link.start(scope)
             await link.settled()
             if isinstance(link.error, (FileNotFoundError, PermissionError, NotADirectoryError)) and self._command:
