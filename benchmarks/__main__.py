@@ -32,6 +32,7 @@ PARTS = (
     "processes",
     "stops",
     "isolated",
+    "walls",
     "store",
     "large",
     "host",

@@ -105,6 +105,8 @@ async def _costs(loop: str) -> list[Row]:
             name=f"branch of holdfast.parallel, an agent, {loop}",
             value=found["agents"] * each,
             unit="us",
+            target="<= 15",
+            met=found["agents"] * each <= 15,
             note="a child run: its scope, its own text, two events in the log",
         ),
         Row(name=f"the same against the group, {loop}", value=found["agents"] / bare, unit="x"),

@@ -113,17 +113,18 @@ async def _runs(folder: str) -> list[Row]:
     for turn in range(3):
         bare.append(bare_loop_s())
         async with hosted(f"sqlite:///{folder}/runs{turn}.db") as host:
-            durable.append((await _run_s(host, RUNS))[0])
+            durable.append(await _run_s(host, RUNS))
     sync_s = sync_latency_s()
-    sqlite_s, floor = statistics.median(durable), 1 / statistics.median(bare)
-    ratio = statistics.median(b / d for b, d in zip(bare, durable, strict=True))
+    sqlite_s, floor = statistics.median(clock_s for clock_s, _ in durable), 1 / statistics.median(bare)
+    durable_cpu_s = min(cpu_s for _, cpu_s in durable)
+    ratio = statistics.median(b / clock_s for b, (clock_s, _) in zip(bare, durable, strict=True))
     return [
         Row(
             name="no-op run in process, memory store",
             value=memory_s * 1e6,
             unit="µs",
-            target="<= 60",
-            met=memory_s <= 60e-6,
+            target="<= 50",
+            met=memory_s <= 50e-6,
             note=f"CPU time, best of 3; {memory_clock_s * 1e6:.0f} µs by the clock; {SESSIONS} sessions",
         ),
         Row(
@@ -131,6 +132,14 @@ async def _runs(folder: str) -> list[Row]:
             value=1 / sqlite_s,
             unit="/s",
             note=f"fdatasync {sync_s * 1000:.2f} ms",
+        ),
+        Row(
+            name="no-op run in process, SQLite FULL",
+            value=durable_cpu_s * 1e6,
+            unit="µs",
+            target="<= 80",
+            met=durable_cpu_s <= 80e-6,
+            note=f"CPU time of both threads, best of 3; {SESSIONS} sessions; fdatasync {sync_s * 1000:.2f} ms",
         ),
         Row(
             name="… against a bare group-commit loop of the same rows",

@@ -89,13 +89,14 @@ def bare_loop_s(batches: int = 400) -> float:
             m, r = ids.message_id(), ids.run_id()
             run = live % m.encode()
             begin["save_sessions"] += (
-                s, n, seq, "demo", 1.5, seq + 2, n + 1, n + 1, 1, r, run, 0, 0, 0, None, None, 0, None, 0.0, None, None
+                s, n, seq, None, "demo", 1.5, seq + 2, n + 1, n + 1, 1, r, run, 0, 0, 0, None, None, 0, None, 0.0, None,
+                None,
             )  # fmt: skip
             begin["add_messages"] += (s, m, seq, 1.5, None, b"", seq, 0.0, None, r, None, b"m" * 130)
             begin["add_events"] += (s, seq + 1, seq, r, 1.5, seq, b"e" * 300)
             end["save_sessions"] += (
-                s, n + 1, seq + 2, "demo", 1.5, seq + 4, n + 2, n + 1, 1, None, None, 0, 0, 0, r, r, 0, None, 0.0, None,
-                None,
+                s, n + 1, seq + 2, r, "demo", 1.5, seq + 4, n + 2, n + 1, 1, None, None, 0, 0, 0, r, r, 0, None, 0.0,
+                None, None,
             )  # fmt: skip
             end["add_events"] += (s, seq + 3, seq + 2, r, 1.5, seq, b"e" * 340)
             end["add_runs"] += (r, s, r, None, n, seq, seq, seq, n, b"v" * 230, b"t" * 90, r, 0, 0)

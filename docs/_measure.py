@@ -3,6 +3,7 @@
 python docs/_measure.py check                         judge all frameworks (minutes; makes environments for them)
 python docs/_measure.py check holdfast langgraph      judge these
 python docs/_measure.py nemesis --seed 7              inject all faults (minutes)
+python docs/_measure.py escapes                       try to break out of each wall (minutes; needs root for all rows)
 """
 
 from __future__ import annotations
@@ -134,6 +135,15 @@ def measure_faults(names: str, *, seed: int) -> str:
     return nemesis_page([outcome for outcome, _ in done], f"holdfast storm --nemesis {names} --seed {seed}")
 
 
+def measure_escapes() -> str:
+    """Try all escapes against each wall and return the page."""
+    sys.path.insert(0, str(TARGET.parents[1]))
+    from tests.system.escapes.page import measure, tried_page
+
+    head = [measured_on(f"Python {platform.python_version()}"), command("python docs/_measure.py escapes")]
+    return "\n".join([*head, tried_page(measure(print), table)])
+
+
 def main(arguments: Sequence[str], target: Path = TARGET) -> int:
     """Measure, write the page into the folder `target`, and return the exit code."""
     parser = argparse.ArgumentParser(description="Measure, and write docs/measured.")
@@ -145,16 +155,19 @@ def main(arguments: Sequence[str], target: Path = TARGET) -> int:
     nemesis = pages.add_parser("nemesis", help="inject faults; write nemesis.md")
     nemesis.add_argument("names", nargs="?", default="all", help="as for 'holdfast storm --nemesis'")
     nemesis.add_argument("--seed", type=int, default=1, help="random seed (default: 1)")
+    pages.add_parser("escapes", help="try to break out of each wall; write escapes.md")
     asked = parser.parse_args(arguments)
     try:
         if asked.page == "check":
             text = measure_frameworks(asked.names, promises=asked.promise or tuple(PROBES), times=asked.times)
+        elif asked.page == "escapes":
+            text = measure_escapes()
         else:
             text = measure_faults(asked.names, seed=asked.seed)
     except HoldfastError as error:
         print(f"{error.message}; {error.hint}", file=sys.stderr)
         return 1
-    page = target / ("conformance.md" if asked.page == "check" else "nemesis.md")
+    page = target / {"check": "conformance.md", "nemesis": "nemesis.md", "escapes": "escapes.md"}[asked.page]
     page.write_text(text, "utf-8")
     print(f"wrote {page}")
     return 0

@@ -13,6 +13,10 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from tests.postgres import own_postgres, postgres_database, postgres_url
+
+__all__ = ["own_postgres", "postgres_database", "postgres_url"]
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background of a shell: the programs that tests start, and end by SIGINT, would ignore it too.
     signal.signal(signal.SIGINT, signal.default_int_handler)

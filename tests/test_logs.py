@@ -116,7 +116,7 @@ def test_long_hostile_text_takes_no_long_time(piece: str) -> None:
     assert time.process_time() - began < 5.0
 
 
-@pytest.mark.parametrize("spell", [visible, output.visible, page_parts._visible])
+@pytest.mark.parametrize("spell", [visible, output.visible, page_parts.show_invisible])
 def test_letters_that_nobody_sees_are_spelled_out_in_the_log_and_where_people_approve(
     spell: Callable[[str], str],
 ) -> None:

@@ -50,6 +50,11 @@ def node_id() -> str:
     return _make("n_")
 
 
+def grant_id() -> str:
+    """Return a new id of a grant."""
+    return _make("g")
+
+
 def schedule_id() -> str:
     """Return a new schedule id: ``t_`` and 27 hexadecimal digits."""
     return _make("t_")

@@ -21,6 +21,8 @@ from msgspec import Meta
 
 from holdfast import old_names
 from holdfast.errors import ConfigurationError
+from holdfast.setting_text import rule, type_name, written
+from holdfast.store_url import shown_store
 
 __all__ = [
     "CONFIG_FILE",
@@ -45,6 +47,8 @@ DATA_FOLDER = ".holdfast"
 _STORE_NAME = "holdfast.db"
 DEFAULT_STORE = f"sqlite:///{DATA_FOLDER}/{_STORE_NAME}"
 _PREFIX = "HOLDFAST_"
+_SECRET = ("jwt_secret", "store", "store_direct")
+"""Settings whose invalid values no error shows."""
 _SECRET_LENGTH = 32
 _STORED_BYTES = 10_000_000_000
 OTHER_VARIABLES = frozenset(
@@ -87,13 +91,23 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Meta(
             min_length=1,
-            description="where to store sessions: `sqlite:///<file>` or `memory://`; "
-            "the default path is relative to `holdfast.toml`",
+            description="where to store sessions: `sqlite:///<file>`, `postgresql://<user>:<password>@<host>/<name>` "
+            "or `memory://`; the default path is relative to `holdfast.toml`",
         ),
     ] = DEFAULT_STORE
+    store_direct: Annotated[
+        str, Meta(description="PostgreSQL behind pgbouncer: URL that bypasses it, for signals; empty: the store's URL")
+    ] = ""
     agent: Annotated[
         str, Meta(min_length=1, description="agent that `holdfast serve` runs, as `module:name`; default: the demo")
     ] = "holdfast.agents.demo:agent"
+    sandbox: Annotated[
+        Literal["auto", "linux", "bwrap", "podman", "docker", "none"],
+        Meta(
+            description="how programs of tools are confined; `auto`: the first of `linux` and `bwrap` that works here; "
+            "`none`: not at all, programs have all rights of the server's user"
+        ),
+    ] = "auto"
     debuggers: Annotated[
         bool,
         Meta(description="allow debuggers, profilers and core dumps of the same user to read the server's memory"),
@@ -105,6 +119,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "in addition to the ones an interpreter needs"
         ),
     ] = ()
+    lease_s: Annotated[
+        float, Meta(ge=2, description="PostgreSQL: duration of a host's lease; other hosts take over its runs after it")
+    ] = 10.0
+    cluster_poll_s: Annotated[
+        float, Meta(ge=0.05, description="PostgreSQL: interval at which a host looks for changes of other hosts")
+    ] = 2.0
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="lowest severity to log")] = (
         "info"
     )
@@ -130,7 +150,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     )
     run_timeout_s: Annotated[float, Meta(gt=0, description="interrupt a run that takes longer than this")] = 1800.0
     wait_limit_s: Annotated[float, Meta(gt=0, description="largest `?wait=` allowed for an HTTP request")] = 300.0
-
     question_ttl_s: Annotated[
         float, Meta(gt=0, description="an unanswered question to a person expires after this time")
     ] = 7 * 86400.0
@@ -199,7 +218,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         int, Meta(ge=1_000_000, description="maximum share of memory_limit_bytes per principal, in bytes")
     ] = 32_000_000
     body_limit_bytes: Annotated[int, Meta(ge=1024, description="maximum size of a request body, in bytes")] = 1_000_000
-
     import_limit_bytes: Annotated[
         int, Meta(ge=1024, description="maximum size of a session import over HTTP, in bytes")
     ] = 50_000_000
@@ -209,7 +227,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     principal_attachments_bytes: Annotated[
         int, Meta(ge=1, description="maximum total size of a principal's attachments, in bytes")
     ] = 1_000_000_000
-
     principal_stored_bytes: Annotated[
         int,
         Meta(
@@ -223,6 +240,45 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Meta(ge=0, description="schedule firings per second per principal, the rest are delayed; 0: no limit"),
     ] = 100.0
 
+    # Programs of tools
+    principal_program_connections: Annotated[
+        int, Meta(ge=1, description="maximum open network connections of a principal's walled programs together")
+    ] = 512
+    principal_program_traffic_bytes: Annotated[
+        int,
+        Meta(ge=1, description="maximum bytes that a principal's walled programs send and receive in an hour"),
+    ] = 8_000_000_000
+    principal_program_memory_bytes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="maximum memory of a principal's programs together, in bytes; 0: half of this machine's memory",
+        ),
+    ] = 0
+    principal_program_processes: Annotated[
+        int, Meta(ge=1, description="maximum processes and threads of a principal's programs together")
+    ] = 1024
+    principal_program_files: Annotated[
+        int, Meta(ge=1, description="maximum open files of a principal's programs together")
+    ] = 16_384
+    principal_disk_bytes: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="maximum size of a principal's workspaces, in bytes; above it, files can only be deleted",
+        ),
+    ] = 10_000_000_000
+    principal_inodes: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="maximum files and folders in a principal's workspaces; above it, files can only be deleted",
+        ),
+    ] = 1_000_000
+    disk_reserve_bytes: Annotated[
+        int,
+        Meta(ge=0, description="free space that programs and tools must leave on the disk of the workspaces, in bytes"),
+    ] = 500_000_000
     loop_block_s: Annotated[
         float,
         Meta(ge=0, description="report an event loop that is blocked for this long, with its stack; 0: never"),
@@ -266,7 +322,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         tuple[str, ...],
         Meta(description="origins of web pages that may call the API, such as `https://chat.example.org`"),
     ] = ()
-
     public_agents: Annotated[
         tuple[str, ...],
         Meta(
@@ -291,6 +346,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """Check the type and range of every value."""
         for name in self.__struct_fields__:
             _convert(name, getattr(self, name), source="an argument", strict=True)
+
+    def __repr__(self) -> str:
+        values = msgspec.structs.asdict(self)
+        values |= {"store": shown_store(self.store), "store_direct": shown_store(self.store_direct)}
+        if self.jwt_secret:
+            values["jwt_secret"] = "***"
+        return f"Settings({', '.join(f'{name}={value!r}' for name, value in values.items())})"
 
 
 _TYPES: Mapping[str, Any] = {field.name: field.type for field in msgspec.structs.fields(Settings)}
@@ -324,8 +386,8 @@ def describe() -> tuple[SettingInfo, ...]:
             SettingInfo(
                 name=field.name,
                 variable=_PREFIX + field.name.upper(),
-                type=_type_name(base),
-                default=_written(field.default),
+                type=type_name(base),
+                default=written(field.default),
                 doc=meta.description,
             )
         )
@@ -469,30 +531,11 @@ def _convert(name: str, value: object, *, source: str, strict: bool) -> Any:
             )
         if not isinstance(converted, float) or math.isfinite(converted):
             return converted
-    shown = "***" if name == "jwt_secret" else repr(value)
+    shown = "***" if name in _SECRET else repr(value)
     raise ConfigurationError(
-        f"invalid setting {name}={shown} (from {source}): {_rule(name, value)}",
+        f"invalid setting {name}={shown} (from {source}): {rule(_TYPES[name], value)}",
         hint=f"{name}: {_TYPES[name].__metadata__[0].description}; the default is {_default(name)}",
     )
-
-
-def _rule(name: str, value: object) -> str:
-    """Return which values a setting takes, after one that it does not take."""
-    base, meta = _TYPES[name].__origin__, _TYPES[name].__metadata__[0]
-    if base in (int, float):
-        bounds = f" from {meta.ge:g} to {meta.le}" if meta.le is not None else ""
-        if not bounds:
-            bounds = f" of at least {meta.ge:,}" if meta.ge is not None else f" above {meta.gt}"
-        quoted = ", without quotes" if isinstance(value, str) and value.strip().isdecimal() else ""
-        return f"use a {'whole' if base is int else 'finite'} number{bounds}{quoted}"
-    if base is bool:
-        return "use true or false"
-    if base is str:
-        return "use a text that is not empty" if value == "" else "use a text"
-    if getattr(base, "__origin__", None) is tuple:
-        return "use a list of texts"
-    *first, last = base.__args__
-    return f"choose {', '.join(first)} or {last}"
 
 
 def _unknown(name: str, *, source: str) -> ConfigurationError:
@@ -515,28 +558,4 @@ def _unknown_variable(variable: str) -> ConfigurationError:
 
 
 def _default(name: str) -> str:
-    return next(_written(field.default) for field in msgspec.structs.fields(Settings) if field.name == name)
-
-
-def _written(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float) and value == int(value):
-        return str(int(value))
-    if isinstance(value, tuple):
-        return "[" + ", ".join(_written(item) for item in value) + "]"
-    return f'"{value}"' if isinstance(value, str) else str(value)
-
-
-def _type_name(base: Any) -> str:
-    if base is str:
-        return "text"
-    if base is bool:
-        return "true or false"
-    if base is int:
-        return "whole number"
-    if base is float:
-        return "number"
-    if getattr(base, "__origin__", None) is tuple:
-        return "list of texts"
-    return "one of " + ", ".join(base.__args__)
+    return next(written(field.default) for field in msgspec.structs.fields(Settings) if field.name == name)

@@ -30,7 +30,9 @@ def question(name: str) -> Question:
 def test_an_answer_in_the_journal_counts_for_the_call_that_was_shown_alone(seen: str, made: bool) -> None:
     """After a restart the agent may ask for something else under the same id."""
     answer = Answer(question_id="c1", decision="approved", call_hash=hash_call(question(seen)))
-    context: Any = SimpleNamespace(journal=SimpleNamespace(answer=lambda call_id: answer))
+    context: Any = SimpleNamespace(
+        journal=SimpleNamespace(answer=lambda call_id: answer, was_asked=lambda call_id: True)
+    )
     if made:
         asyncio.run(require_approval(context, "c1", erase, {"name": "a"}))
     else:

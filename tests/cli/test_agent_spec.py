@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli.agent_spec import find_agent, log_import_failure
-from holdfast.errors import ConfigurationError
+from holdfast.errors import ConfigurationError, MissingExtra
+from holdfast.tools.files.workspace import Workspace
 
 Write = Callable[..., None]
 
@@ -148,5 +149,25 @@ def test_a_syntax_error_names_its_place_once(write: Write, tmp_path: Path, caplo
     with pytest.raises(ConfigurationError) as caught:
         find_agent("spec_broken")
     assert caught.value.message == "cannot import spec_broken: spec_broken.py, line 1: SyntaxError: expected ':'"
+    log_import_failure(caught.value)
+    assert caplog.records == [], "the message has all of it"
+
+
+def test_a_workspace_that_cannot_be_created_is_told_without_a_traceback(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigurationError, match="unusable workspace") as caught:
+        Workspace(tmp_path / "file" / "work")
+    log_import_failure(caught.value)
+    assert caplog.records == []
+
+
+def test_a_missing_extra_is_told_without_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(MissingExtra) as caught:
+        try:
+            raise ModuleNotFoundError("No module named 'psycopg'")
+        except ImportError as error:
+            raise MissingExtra("the PostgreSQL store", extra="postgres") from error
     log_import_failure(caught.value)
     assert caplog.records == [], "the message has all of it"

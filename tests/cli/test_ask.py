@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import signal
 import socket
 import subprocess
+import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +17,7 @@ import typer
 
 import holdfast.cli.send as sending
 from holdfast.cli.exit_codes import Exit
+from holdfast.runtime.processes import procfs
 from tests.cli.processes import HOLDFAST, LIMIT_S, Served, clean_environment, served, terminal
 
 AGENT = """
@@ -191,6 +196,47 @@ def test_ctrl_c_right_after_the_prompt_is_said_too(monkeypatch: pytest.MonkeyPat
     with pytest.raises(typer.Exit) as ended:
         sending.content_of(None)
     assert (ended.value.exit_code, said[-1]) == (Exit.INTERRUPTED, "nothing was sent")
+
+
+def test_ctrl_c_that_comes_just_before_the_read_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal that another thread receives interrupts no system call of this one, as one that came just before."""
+    master, terminal_end = pty.openpty()
+    reader = threading.get_native_id()
+    asked = threading.Event()
+
+    def press() -> None:
+        asked.wait(LIMIT_S)
+        while (stat := procfs.read_stat(reader)) is None or stat.state != "S":
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGINT)
+        if not ended.wait(5):
+            lost.set()
+            os.write(master, b"\x04")  # or the read would never end
+
+    lost = threading.Event()
+    said: list[str] = []
+
+    def note(text: str) -> None:
+        said.append(text)
+        asked.set()
+
+    ended = threading.Event()
+    presser = threading.Thread(target=press)
+    presser.start()
+    with open(terminal_end) as stdin:
+        monkeypatch.setattr(sending, "note", note)
+        monkeypatch.setattr("sys.stdin", stdin)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            with pytest.raises(typer.Exit) as exited:
+                sending.content_of(None)
+        finally:
+            ended.set()
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+            presser.join()
+            os.close(master)
+    assert not lost.is_set()
+    assert (exited.value.exit_code, said[-1]) == (Exit.INTERRUPTED, "nothing was sent")
 
 
 def test_ctrl_c_ends_the_wait_of_send_and_leaves_the_run(server: Served) -> None:

@@ -26,7 +26,7 @@ class StandIn:
     def __init__(self) -> None:
         self.approved: list[tuple[str, str]] = []
 
-    async def approve(self, question: Question, *, note: str = "") -> None:
+    async def approve(self, question: Question, *, note: str = "", scope: str = "call") -> None:
         self.approved.append((question.question_id, question.call_hash))
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from prompt_toolkit.history import InMemoryHistory
 
 from holdfast.cli.chat_commands import COMMANDS, command_of, completions, spoken_command, unescaped
 from holdfast.cli.chat_history import ChatHistory, history_path, open_history
@@ -357,8 +358,16 @@ def test_completions_fit_what_is_typed() -> None:
     assert completions("co", []) == completions("/queue co", []) == []
 
 
+def test_a_user_without_a_home_has_a_history_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", dict[int, object]().__getitem__)  # as for a user of a container without a name
+    assert history_path({}) is None
+    assert isinstance(open_history(None), InMemoryHistory)
+
+
 def test_a_history_keeps_its_newest_entries_and_no_huge_ones(tmp_path: Path) -> None:
     path = history_path({"XDG_STATE_HOME": str(tmp_path)})
+    assert path is not None
     assert history_path({"XDG_STATE_HOME": "relative"}) == history_path({})
     history = open_history(path)
     history.append_string("x" * 20_000)

@@ -167,7 +167,7 @@ def test_doctor_on_a_full_disk_advises_to_free_space(tmp_path: Path, monkeypatch
 def test_doctor_finds_a_healthy_server_and_says_what_to_do_otherwise(server: Served, tmp_path: Path) -> None:
     healthy = server.run("doctor", "--json")
     checks = {check["name"]: check for check in json.loads(healthy.stdout)["checks"]}
-    names = {"versions", "open files", "process control", "isolation", "orphans", "store", "disk latency", "server"}
+    names = {"versions", "open files", "process control", "walls", "orphans", "store", "disk latency", "server"}
     assert names <= set(checks)
     faults = {check["name"] for check in json.loads(healthy.stdout)["checks"] if check["state"] == "fault"}
     assert faults <= {"orphans"}, "other programs of this machine may have left some"
@@ -288,7 +288,7 @@ def test_every_command_explains_itself_and_takes_json() -> None:
 
     group = typer.main.get_command(app)
     commands = dict(getattr(group, "commands", {}))
-    for name in ("keys", "schedule", "store"):
+    for name in ("grants", "keys", "schedule", "store"):
         commands |= {f"{name} {one}": command for one, command in commands.pop(name).commands.items()}
     for name, command in commands.items():
         assert command.help, name
@@ -365,16 +365,20 @@ def test_what_an_agent_says_cannot_drive_the_terminal(
 def test_who_is_asked_for_the_message_at_a_terminal_is_told_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for terminal, told in ((True, "Ctrl-D"), (False, "")):
-        stdin = io.StringIO("words")
-        monkeypatch.setattr(stdin, "isatty", lambda terminal=terminal: terminal)
-        monkeypatch.setattr(sys, "stdin", stdin)
-        assert content_of("given") == "given"
-        assert capsys.readouterr().err == ""
-        assert content_of("-" if terminal else None) == "words"
-        shown = capsys.readouterr()
-        assert told in shown.err and bool(told) is bool(shown.err)
-        assert shown.out == ""
+    keyboard, terminal = os.openpty()
+    os.write(keyboard, b"words\n\x04")
+    try:
+        with open(terminal) as typed:
+            for stdin, asked, told in ((typed, None, "Ctrl-D"), (io.StringIO("words\n"), "-", "")):
+                monkeypatch.setattr(sys, "stdin", stdin)
+                assert content_of("given") == "given"
+                assert capsys.readouterr().err == ""
+                assert content_of(asked) == "words\n"
+                shown = capsys.readouterr()
+                assert told in shown.err and bool(told) is bool(shown.err)
+                assert shown.out == ""
+    finally:
+        os.close(keyboard)
 
 
 def test_an_export_of_nothing_leaves_the_file_as_it_was(server: Served, tmp_path: Path) -> None:

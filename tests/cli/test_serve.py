@@ -217,7 +217,7 @@ def test_agents_that_cannot_be_loaded_are_named(tmp_path: Path, monkeypatch: pyt
 def test_settings_that_cannot_be_are_named(tmp_path: Path) -> None:
     for arguments, part in (
         (["--log-level", "loud"], "log_level"),
-        (["--store", "postgres://x"], "postgres://x"),
+        (["--store", "mysql://x"], "mysql://x"),
         (["--store", "sqlite:///no/such/folder/x.db"], "no such folder"),
         (["--host", "192.0.2.1"], "192.0.2.1"),
     ):

@@ -165,7 +165,6 @@ def test_flags_of_the_assistant_without_a_model_are_a_mistake(flags: list[str]) 
 def test_a_chat_does_a_task_and_stopping_it_leaves_no_program(model: str, tmp_path: Path) -> None:
     with ExitStack() as stack:
         variables = stack.enter_context(model_server()) if model.startswith("openai") else {}
-        key = approval_key(tmp_path)
         server = stack.enter_context(served(tmp_path, "--model", model, "--workspace", "work", **variables))
         work = tmp_path / "work"
         (work / "README.md").write_text("# A project of mine\n")
@@ -182,14 +181,11 @@ def test_a_chat_does_a_task_and_stopping_it_leaves_no_program(model: str, tmp_pa
         screen.expect("interrupted")
         screen.prompt()
         assert programs_in(work) == []
-        screen.type("run rm -rf nothing\n")
-        screen.prompt("y/n>")
-        screen.type("y\n")
-        screen.prompt("approval key (hidden)>")
-        screen.type(f"{key}\n")
-        screen.expect("(nothing)")
+        screen.type("run rm -rf README.md report.md\n")  # inside the wall, so nobody is asked
         screen.expect("tokens]")
         screen.prompt()
+        assert sorted(file.name for file in work.iterdir() if not file.name.startswith(".")) == ["README.md"]
+        assert (work / "README.md").read_text() == "# A project of mine\n"
         screen.type(CTRL_D)
         screen.expect("bye")
         assert screen.end() == 0

@@ -211,13 +211,15 @@ def test_a_chat_takes_commands_past_the_queue(server: Served) -> None:
 def test_a_chat_shows_what_a_background_process_reports(server: Served) -> None:
     with terminal("chat", "-s", "reports", folder=server.folder, HOLDFAST_URL=server.url) as screen:
         screen.prompt()
-        screen.type(f"start until [ -e {server.folder}/go ]; do sleep 0.1; done; exit 3\n")
+        screen.type("start touch waits; until [ -e go ]; do sleep 0.1; done; exit 3\n")
         screen.prompt("y/n>")
         screen.type("y\n")
         screen.prompt("approval key (hidden)>")
         screen.type(f"{KEYS[server.folder]}\n")
         screen.expect("tokens]")
-        (server.folder / "go").touch()
+        while not (waits := list(server.folder.rglob("waits"))):
+            pass
+        waits[0].with_name("go").touch()
         screen.expect("[message: [process")
         screen.type(CTRL_D)
         assert screen.end() == 0

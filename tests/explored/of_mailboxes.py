@@ -186,9 +186,9 @@ async def log_of_two_writers() -> None:
 def a_claim_does_not_look_who_holds(patch: pytest.MonkeyPatch) -> None:
     claim = transactions.claim
 
-    def careless(tables: Any, session: int, run_id: str, at: float) -> Any:
+    def careless(tables: Any, session: int, run_id: str, at: float, served: Any) -> Any:
         tables.get(session).run_id = None
-        return claim(tables, session, run_id, at)
+        return claim(tables, session, run_id, at, served)
 
     patch.setattr(transactions, "claim", careless)
 
@@ -237,9 +237,9 @@ def what_was_taken_back_waits_on(patch: pytest.MonkeyPatch) -> None:
 def questions_outlive_a_stop(patch: pytest.MonkeyPatch) -> None:
     stop_run = session_log.stop_run
 
-    def asks_on(row: Any, log: Any, cause: Cause, at: float) -> bool:
+    def asks_on(row: Any, log: Any, cause: Cause, at: float, grace_s: float | None = None) -> bool:
         questions = row.questions
-        stopped = stop_run(row, log, cause, at)
+        stopped = stop_run(row, log, cause, at, grace_s)
         row.questions = questions
         return stopped
 

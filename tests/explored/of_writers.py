@@ -20,12 +20,13 @@ from holdfast.protocol.stopping import Cause
 from holdfast.storage import SqliteStore
 from holdfast.storage.backend import Tables
 from holdfast.storage.port import Claim, InterruptRequest, NotReady, RunCommit, Send
+from holdfast.storage.sql import readers, writer
 from holdfast.storage.sql.tables import SqlTables
-from holdfast.storage.sqlite import checkpoints, readers, writer
+from holdfast.storage.sql.writer import FailureStep, Writer
+from holdfast.storage.sqlite import checkpoints
 from holdfast.storage.sqlite import snapshots as snapshots_module
 from holdfast.storage.sqlite.checkpoints import Checkpoints
 from holdfast.storage.sqlite.snapshots import Snapshots
-from holdfast.storage.sqlite.writer import Writer
 from holdfast.testing import start_thread
 from tests.explored.model import Model, fault
 from tests.explored.session_faults import a_session_that_is_busy_starts_another_run
@@ -72,7 +73,7 @@ class Disk:
             SqlTables,
             SimpleNamespace(
                 counters=SimpleNamespace(commits=0, stale_writes_refused=0, duplicates_prevented=0, batches=0),
-                flush=lambda: None,
+                finish=lambda: None,
                 forget=lambda: None,
                 trim=lambda: None,
                 merger=Passes(self),
@@ -106,6 +107,10 @@ class Disk:
     def roll_back(self) -> None:
         """Undo it."""
         self.pending = []
+
+    def after_failure(self, error: Exception, attempt: int, writes: int) -> FailureStep:
+        """Its writes are done again, one by one."""
+        return "split"
 
     def translate(self, error: Exception) -> Exception:
         """The error as callers see it."""

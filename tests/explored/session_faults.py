@@ -34,7 +34,7 @@ def decided(patch: pytest.MonkeyPatch, policy: Policy, **changed: Any) -> None:
             patch.setitem(mailbox_policies.DECISIONS, (state, other), row._replace(**changed))
 
 
-def patch_stop_run(patch: pytest.MonkeyPatch, stop_run: Callable[[Any, Any, Any, float], bool]) -> None:
+def patch_stop_run(patch: pytest.MonkeyPatch, stop_run: Callable[..., bool]) -> None:
     """Replace `session_log.stop_run` in all transactions that call it."""
     for module in (messages, runs, stops):
         patch.setattr(module, "stop_run", stop_run)
@@ -163,7 +163,7 @@ def the_run_of_a_dead_holder_is_left_on(patch: pytest.MonkeyPatch) -> None:
 
 @fault
 def the_run_of_a_dead_holder_is_freed_and_not_ended(patch: pytest.MonkeyPatch) -> None:
-    def rescue(tables: Any, at: float) -> tuple[()]:
+    def rescue(tables: Any, at: float, served: Any = None) -> tuple[()]:
         for row in tables.orphans():
             session_log.release_slot(row)
             tables.save(row)
@@ -176,11 +176,11 @@ def the_run_of_a_dead_holder_is_freed_and_not_ended(patch: pytest.MonkeyPatch) -
 def an_interrupt_is_forgotten_in_a_crash(patch: pytest.MonkeyPatch) -> None:
     rescue = transactions.rescue
 
-    def forgetful(tables: Any, at: float) -> Any:
+    def forgetful(tables: Any, at: float, served: Any) -> Any:
         for row in tables.orphans():
             row.cause = None
             row.run_state = "running"
-        return rescue(tables, at)
+        return rescue(tables, at, served)
 
     patch.setattr(transactions, "rescue", forgetful)
 
@@ -189,10 +189,10 @@ def an_interrupt_is_forgotten_in_a_crash(patch: pytest.MonkeyPatch) -> None:
 def a_rollback_is_forgotten_in_a_crash(patch: pytest.MonkeyPatch) -> None:
     rescue = transactions.rescue
 
-    def forgetful(tables: Any, at: float) -> Any:
+    def forgetful(tables: Any, at: float, served: Any) -> Any:
         for row in tables.orphans():
             row.rolled_back = False
-        return rescue(tables, at)
+        return rescue(tables, at, served)
 
     patch.setattr(transactions, "rescue", forgetful)
 
@@ -276,8 +276,8 @@ def a_newer_message_leaves_older_ones_waiting(patch: pytest.MonkeyPatch) -> None
 def a_rollback_is_an_interrupt(patch: pytest.MonkeyPatch) -> None:
     stop_run = session_log.stop_run
 
-    def plain(row: Any, log: Any, cause: Any, at: float) -> bool:
-        return stop_run(row, log, replace(cause, kind="message") if cause.kind == "rollback" else cause, at)
+    def plain(row: Any, log: Any, cause: Any, at: float, grace_s: float | None = None) -> bool:
+        return stop_run(row, log, replace(cause, kind="message") if cause.kind == "rollback" else cause, at, grace_s)
 
     patch_stop_run(patch, plain)
 
@@ -286,8 +286,8 @@ def a_rollback_is_an_interrupt(patch: pytest.MonkeyPatch) -> None:
 def a_rollback_that_comes_after_an_interrupt_is_lost(patch: pytest.MonkeyPatch) -> None:
     stop_run = session_log.stop_run
 
-    def first_only(row: Any, log: Any, cause: Any, at: float) -> bool:
-        return row.cause is None and stop_run(row, log, cause, at)
+    def first_only(row: Any, log: Any, cause: Any, at: float, grace_s: float | None = None) -> bool:
+        return row.cause is None and stop_run(row, log, cause, at, grace_s)
 
     patch_stop_run(patch, first_only)
 

@@ -14,7 +14,7 @@ from holdfast.errors import Draining, HoldfastError
 from holdfast.protocol.messages import Entry
 from holdfast.settings import Settings
 from holdfast.storage import MemoryStore
-from holdfast.storage.sqlite import writer
+from holdfast.storage.sql import writer
 from holdfast.testing import VirtualClock, explore
 from tests.host.test_sessions_explored import check_log, settle_all
 

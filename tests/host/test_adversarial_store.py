@@ -173,7 +173,7 @@ def test_a_drain_without_a_deadline_leaves_no_run_that_a_send_has_just_claimed()
 def test_a_start_that_fails_leaves_nothing_open() -> None:
     async def scenario() -> None:
         class Damaged(Unreliable):
-            async def rescue(self, *, at: float) -> None:
+            async def rescue(self, *, at: float, served: frozenset[str] | None = None) -> None:
                 raise StorageError("the file is damaged")
 
         store = Damaged(lambda verb: "done")

@@ -53,11 +53,14 @@ def test_private_names_of_the_standard_library_are_used_where_they_are_listed(
     assert [f"{line} {used}" for line, used in private_uses(parsed[module]) if used not in names] == []
 
 
-def test_a_host_knows_what_guards_its_files_and_no_toolset(parsed: dict[str, ast.Module]) -> None:
+def test_a_host_knows_what_guards_its_files_and_programs_and_no_toolset(parsed: dict[str, ast.Module]) -> None:
     known = {one for name, used in imports(parsed).items() if folder_of(name) == "host" for one in used}
     assert {one for one in known if folder_of(one) == "tools"} == {
         "holdfast.tools.files.private_paths",
         "holdfast.tools.files.workspace_guard",
+        "holdfast.tools.sandbox.choice",
+        "holdfast.tools.sandbox.proxy.link",
+        "holdfast.tools.walled",
     }
 
 

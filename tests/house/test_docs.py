@@ -119,10 +119,10 @@ def test_every_metric_and_counter_is_documented() -> None:
 
 def test_every_promise_names_its_counter_and_tests() -> None:
     text = page("explanation/promises.md")
-    for number in range(1, 15):
+    for number in (*range(1, 15), 16):
         row = re.search(rf"^\| \[P{number} .*$", text, re.MULTILINE)
         assert row, f"P{number}"
-        tests = re.findall(r"`([a-z]+/test_\w+\.py)`", row[0])
+        tests = re.findall(r"`((?:[a-z]+/)+test_\w+\.py)`", row[0])
         assert tests
         assert [test for test in tests if not (ROOT / "tests" / test).exists()] == []
         assert f"`P{number}`" in row[0]

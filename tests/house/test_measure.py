@@ -81,3 +81,31 @@ def test_frameworks_are_judged_for_the_page(measure: ModuleType, tmp_path: Path)
     page = (tmp_path / "conformance.md").read_text("utf-8")
     assert f"with Python {sys.version.split()[0]} on" in page
     assert "| kept |" in page
+
+
+def test_the_escapes_show_what_got_through_and_why(measure: ModuleType) -> None:
+    from tests.system.escapes.escape import Escape, says
+    from tests.system.escapes.page import tried_page
+    from tests.system.escapes.runner import Finding as Found
+    from tests.system.escapes.walls import Wall
+
+    held, got = (Found(began=True, through=through, output="") for through in (False, True))
+    escapes = [
+        Escape(name="open-a", subject="files", program="", judge=says),
+        Escape(name="known-b", subject="files", program="", judge=says, known={"linux-both": "it is small"}),
+        Escape(name="absent-c", subject="files", program="", judge=says, may_fail="no device"),
+    ]
+    page = tried_page(
+        {
+            Wall("none", "root"): {"open-a": got, "known-b": got, "absent-c": held},
+            Wall("linux-both", "root"): {"open-a": got, "known-b": got, "absent-c": held},
+            Wall("bwrap", "root"): "bubblewrap is not installed",
+        },
+        measure.table,
+        escapes,
+    )
+    rows = rows_of(page)
+    assert "| linux-both | root | 2 | 1 | **open-a** |" in rows
+    assert "| bwrap | root | not run |  | bubblewrap is not installed |" in rows
+    assert "| known-b | linux-both, root | it is small |" in rows
+    assert "| files | 3 | 2 | 0 |" in rows

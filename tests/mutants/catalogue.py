@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants import (
     of_agents,
     of_budgets,
+    of_cluster,
     of_guards,
     of_hosts,
     of_identity,
@@ -16,6 +17,7 @@ from tests.mutants import (
     of_stores,
     of_streams,
     of_tools,
+    of_walls,
 )
 from tests.mutants.mutant import Mutant
 
@@ -26,6 +28,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *of_runtime.MUTANTS,
     *of_stores.MUTANTS,
     *of_hosts.MUTANTS,
+    *of_cluster.MUTANTS,
     *of_budgets.MUTANTS,
     *of_identity.MUTANTS,
     *of_programs.MUTANTS,
@@ -35,4 +38,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *of_schedules.MUTANTS,
     *of_streams.MUTANTS,
     *of_tools.MUTANTS,
+    *of_walls.MUTANTS,
 )

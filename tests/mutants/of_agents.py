@@ -139,11 +139,11 @@ MUTANTS = (
         file="protocol/agent_loop.py",
         old="""
         if approval:
-            return [Ask(
+            self._requests[call.call_id] = request
 """,
         new="""
         if approval is None:
-            return [Ask(
+            self._requests[call.call_id] = request
 """,
         tests=("tests/protocol/test_agent_loop.py",),
     ),

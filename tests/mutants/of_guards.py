@@ -8,7 +8,6 @@ __all__ = ["MUTANTS"]
 
 PRIVATE = ("tests/storage/sqlite/test_private_file.py",)
 WORKSPACE = ("tests/system/attacks/test_workspace.py",)
-SET_UID = ("tests/system/attacks/test_set_uid.py",)
 DANGER = ("tests/tools/commands/test_danger.py",)
 
 MUTANTS = (
@@ -119,42 +118,6 @@ MUTANTS = (
         old="    root = os.path.realpath(folder)",
         new="    root = os.path.abspath(folder)",
         tests=WORKSPACE,
-    ),
-    Mutant(
-        name="a user namespace in the sandbox",
-        of="M7 P14",
-        breaks="a confined script gets all capabilities in a namespace of its own",
-        file="tools/sandbox/launcher.py",
-        old="    _forbid_user_namespaces()\n    for",
-        new="    for",
-        tests=SET_UID,
-    ),
-    Mutant(
-        name="the 32-bit entry is not judged",
-        of="H3 P14",
-        breaks="a confined script makes a set-uid file by an old system call",
-        file="tools/sandbox/system_call_filter.py",
-        old="        (_IF_EQUAL, 1, 0, _ARCHITECTURES[machine]),\n        _verdict(errno.ENOSYS),",
-        new="        (_IF_EQUAL, 1, 0, _ARCHITECTURES[machine]),\n        _verdict(0),",
-        tests=SET_UID,
-    ),
-    Mutant(
-        name="a socket out of the namespaces",
-        of="M7 P14",
-        breaks="a confined script without a network talks to the machine's host",
-        file="tools/sandbox/system_call_filter.py",
-        old="    return [*steps, _verdict(errno.EAFNOSUPPORT)]",
-        new="    return [*steps, _verdict(0)]",
-        tests=("tests/system/attacks/test_ways_out.py",),
-    ),
-    Mutant(
-        name="keys of the kernel in the sandbox",
-        of="M7 P14",
-        breaks="one user's script leaves something for the next one's",
-        file="tools/sandbox/system_call_filter.py",
-        old='    "add_key": errno.ENOSYS,',
-        new='    "add_key": 0,',
-        tests=("tests/system/attacks/test_ways_out.py",),
     ),
     Mutant(
         name="what cannot be parsed is harmless",

@@ -123,8 +123,16 @@ MUTANTS = (
         of="F4 P12",
         breaks="what an abandoned thread starts while the host closes outlives it",
         file="host/host.py",
-        old="            await kill_everything()\n            self._adoption.restore()",
-        new="            self._adoption.restore()\n            await kill_everything()",
+        old="""
+            await kill_everything()
+            self.parts.programs.close()
+            self._adoption.restore()
+""",
+        new="""
+            self._adoption.restore()
+            await kill_everything()
+            self.parts.programs.close()
+""",
         tests=(STRAY,),
     ),
     Mutant(

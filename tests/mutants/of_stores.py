@@ -136,7 +136,7 @@ WHERE session.session = new.column1 AND new.column2 = new.column2 AND new.column
         name="visible before stored",
         of="P5 P11",
         breaks="a send is answered before it is durable: a crash at that moment loses an accepted message",
-        file="storage/sqlite/writer.py",
+        file="storage/sql/writer.py",
         old="""
             self._prepared()
             connection.commit()
@@ -159,11 +159,11 @@ WHERE session.session = new.column1 AND new.column2 = new.column2 AND new.column
         of="P13",
         breaks="a message stays in the mailbox and its session never runs again",
         file="storage/sql/statements.sql",
-        old="    waiting = new.column17, ready_since = new.column18,",
+        old="    waiting = new.column18, ready_since = new.column19,",
         new="""
-    waiting = new.column17, ready_since = CASE WHEN EXISTS (SELECT 1 FROM message
+    waiting = new.column18, ready_since = CASE WHEN EXISTS (SELECT 1 FROM message
         WHERE message.session = new.column1 AND message.run_id IS NULL AND message.withdrawn_at IS NULL)
-        THEN coalesce(new.column18, 0) END,
+        THEN coalesce(new.column19, 0) END,
 """,
         tests=CONFORMANCE,
     ),
@@ -294,7 +294,7 @@ WHERE session.session = new.column1 AND new.column2 = new.column2 AND new.column
         name="a refusal holds its batch",
         of="P14",
         breaks="each large message that is refused stays in memory until the collector comes",
-        file="storage/sqlite/writer.py",
+        file="storage/sql/writer.py",
         old="(None, refusal.with_traceback(None))",
         new="(None, refusal)",
         tests=("tests/storage/sqlite/test_sqlite_file.py",),

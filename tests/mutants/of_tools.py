@@ -12,8 +12,8 @@ MUTANTS = (
         of="P2",
         breaks="a command that a model wrote prints the host's API keys",
         file="tools/sandbox/environment.py",
-        old="        if not is_secret(name) and any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)",
-        new="        if patterns",
+        old="if not is_secret(name) and _matches(name, patterns)",
+        new="if patterns",
         tests=("tests/tools/programs/test_terminal.py::test_no_secret_of_the_host_reaches_a_command",),
     ),
     Mutant(
@@ -67,7 +67,7 @@ MUTANTS = (
         name="numbers hide a private address",
         of="P2",
         breaks="an IPv4 address inside an IPv6 one is taken for a public one",
-        file="tools/web/addresses.py",
+        file="tools/addresses.py",
         old="""
         if address.ipv4_mapped is not None:
             return address.ipv4_mapped
@@ -81,21 +81,9 @@ MUTANTS = (
         of="P3",
         breaks="processes that a command left in the background keep running after its call",
         file="tools/programs/program.py",
-        old="            return await self.process.kill_tree(term_first_s=term_first_s)",
-        new="            return await self.process.wait_gone()",
+        old="            result = await self.process.kill_tree(term_first_s=term_first_s)",
+        new="            result = await self.process.wait_gone()",
         tests=("tests/tools/programs/test_terminal.py::test_processes_that_a_command_leaves_are_ended_and_counted",),
-    ),
-    Mutant(
-        name="a set-uid file made in the sandbox",
-        of="P14",
-        breaks="a confined script leaves a shell that runs as the server's user",
-        file="tools/sandbox/launcher.py",
-        old="""
-            _drop_capabilities()
-            _filter_calls(calls)
-""",
-        new="            _drop_capabilities()",
-        tests=("tests/system/attacks/test_set_uid.py",),
     ),
     Mutant(
         name="the workspace has the settings in it",
@@ -111,8 +99,8 @@ MUTANTS = (
         of="P14",
         breaks="a new session of the same key finds the files of the deleted one",
         file="tools/files/workspace.py",
-        old="_folder_name(run.session_key, run.session_id)",
-        new="_folder_name(run.session_key)",
+        old="_folder_name(session.session_key, session.session_id)",
+        new="_folder_name(session.session_key)",
         tests=("tests/system/attacks/test_workspace.py",),
     ),
     Mutant(

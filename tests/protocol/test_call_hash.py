@@ -10,7 +10,7 @@ import pytest
 from holdfast.errors import InvalidRequest
 from holdfast.protocol.call_hash import hash_call, hash_of, is_for_another_call
 from holdfast.protocol.events import encode_json
-from holdfast.protocol.messages import Answer, Question
+from holdfast.protocol.messages import Access, Answer, Question
 
 SHOWN = Question(
     question_id="q_1", kind="approval", text="May pay be called?", tool="pay", arguments={"to": "ann", "sum": 5}
@@ -26,6 +26,7 @@ SHOWN = Question(
         {"arguments": {"to": "ann", "sum": 50}},
         {"arguments": {"to": "ann"}},
         {"arguments": {"to": "ann", "sum": "5"}},
+        {"access": Access(write=("/notes",))},
     ],
 )
 def test_a_call_that_differs_in_anything_has_another_hash(change: dict[str, Any]) -> None:
@@ -52,3 +53,9 @@ def test_an_id_alone_says_nothing_of_what_was_shown() -> None:
 
 def test_a_denial_is_for_no_call() -> None:
     assert not is_for_another_call(Answer(question_id="q_1", decision="denied", call_hash="0" * 32), SHOWN)
+
+
+def test_the_hash_covers_each_part_of_the_access() -> None:
+    small = msgspec.structs.replace(SHOWN, access=Access(write=("/notes/a",)))
+    for access in (Access(write=("/notes",)), Access(read=("/notes/a",)), Access(hosts=("a:443",)), Access()):
+        assert hash_call(msgspec.structs.replace(SHOWN, access=access)) != hash_call(small)

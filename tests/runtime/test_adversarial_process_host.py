@@ -54,7 +54,7 @@ def test_a_start_that_is_given_up_before_the_zygote_took_it_leaves_nothing(
             before = descriptors()
             assert processes._zygote is not None
             with monkeypatch.context() as patch:
-                patch.setattr(processes._zygote, "request", lambda packet, fds: False)
+                patch.setattr(processes._zygote, "submit", lambda *_, **__: False)
                 with pytest.raises(TimeoutError):
                     async with asyncio.timeout(0.05):
                         await scope.process(["true"], stdin=-1)

@@ -17,6 +17,7 @@ from holdfast.protocol.events import RunSuspended
 from holdfast.server.openapi import document
 from holdfast.server.routes import PAGE_ROUTES, ROUTES
 from tests.server.live import AGENTS, JSON, Live, served
+from tests.server.test_grants import ask, worker
 
 Ask = Callable[[Live], Awaitable[httpx2.Response]]
 BODIES: dict[str, dict[str, Any]] = {
@@ -156,6 +157,12 @@ def test_every_operation_answers_as_the_document_says() -> None:
                 break
         answered = await http.post("/", data=form, headers=origin)
         assert answered.status_code == 303 and answered.headers["location"] == "/"
+        await ask(server, key="hugo")
+        question = (await server.host.session("hugo").questions())[0]
+        granted = await server.host.session("hugo").approve(question, scope="session")
+        await check("GET", "/v1/grants", 200, await http.get("/v1/grants?session=hugo"))
+        revoked = await http.delete(f"/v1/grants/{granted.grant_id}")
+        await check("DELETE", "/v1/grants/{grant_id}", 200, revoked)
         uploaded = await http.post("/v1/attachments?name=a.png", content=b"png", headers={"content-type": "image/png"})
         kept = await check("POST", "/v1/attachments", 201, uploaded)
         found = await http.get(f"/v1/attachments/{kept['digest']}")
@@ -191,7 +198,7 @@ def test_every_operation_answers_as_the_document_says() -> None:
         }
         await server.end()
 
-    served(scenario, *AGENTS, slow, asker, Agent(name="writer", model=ScriptedModel("a summary")))
+    served(scenario, *AGENTS, slow, asker, worker(), Agent(name="writer", model=ScriptedModel("a summary")))
 
 
 def test_a_deleted_session_is_documented_wherever_it_is_refused() -> None:

@@ -158,7 +158,11 @@ def test_the_first_key_takes_the_tokens_place(tmp_path: Path) -> None:
 
     async def scenario(server: Live) -> None:
         token = {"authorization": f"Bearer {read_token(store)}"}
-        made = await server.http.post("/v1/keys", json={"principal": "ops", "role": "admin"}, headers=token)
+        body = {"principal": "ops", "role": "admin"}
+        unproved = await server.http.post("/v1/keys", json=body, headers=token)
+        refused(unproved, 403, "approval_key_required")  # the new key approves without one; the token must not
+        body["approval_key"] = server.app.keys.show_approver()
+        made = await server.http.post("/v1/keys", json=body, headers=token)
         assert made.status_code in (200, 201), made.text
         refused(await server.http.get("/v1/sessions", headers=token), 401, "unauthenticated")
         key = {"authorization": f"Bearer {made.json()['secret']}"}

@@ -30,6 +30,7 @@ COUNTED = (
     FROM edit JOIN session USING (session) GROUP BY 1""",
     """SELECT session.principal, sum(length(kept.body)) FROM kept JOIN session USING (session) GROUP BY 1""",
     """SELECT principal, sum(size_bytes) FROM attachment GROUP BY 1""",
+    """SELECT principal, sum(length(body)) FROM access_grant GROUP BY 1""",
 )
 """What counts as stored, table by table."""
 
@@ -56,6 +57,9 @@ NONE_OF = {
     "the number of all sessions is wrong": """
         SELECT 1 WHERE coalesce((SELECT value FROM total WHERE name = 'sessions'), 0)
             <> (SELECT count(*) FROM session WHERE deleted_at IS NULL)""",
+    "a grant outlives its session": """
+        SELECT grant_id FROM access_grant WHERE session <> 0
+        AND session NOT IN (SELECT session FROM session WHERE deleted_at IS NULL)""",
     "a landmark lies outside the transcript": """
         WITH RECURSIVE chain (session, piece) AS (
             SELECT session, history_id FROM session WHERE history_id IS NOT NULL

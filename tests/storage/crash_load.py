@@ -13,7 +13,8 @@ from unittest.mock import patch
 import msgspec
 
 from holdfast import failpoints
-from holdfast.protocol.messages import Answer, Attachment, Entry, Question
+from holdfast.protocol.call_hash import hash_call
+from holdfast.protocol.messages import Access, Answer, Attachment, Entry, GrantScope, Question
 from holdfast.protocol.schedules import ScheduleSpec
 from holdfast.protocol.stopping import Cause
 from holdfast.storage import SqliteStore
@@ -108,6 +109,7 @@ class Load:
         await store.add_key(KeyRecord(key_id="key", principal="p", role="user", digest=b"d", created_at=1.0))
         await store.revoke_key("key", at=2.0)
         await self.people()
+        await self.grants()
         await self.schedules()
         await self.send("kept", "c1")
         await store.close()
@@ -162,6 +164,41 @@ class Load:
         claim = (await self.send("asks", "d3", retry_of=claim.lease.run_id)).claim
         await self.send("asks", "d4", policy="rollback")
         await self.commit("asks", claim, not_undone=("pay",))
+
+    async def grants(self):
+        """One grant stays, one is revoked, and one ends with its session."""
+        scopes: dict[str, GrantScope] = {"stays": "session", "revoked": "principal", "ends": "session"}
+        for key, scope in scopes.items():
+            claim = (await self.send(f"grant {key}", f"g_{key}")).claim
+            question = Question(
+                question_id=f"q_{key}",
+                kind="approval",
+                tool="terminal",
+                asked_at=self.later(),
+                access=Access(write=("/w/report.md",)),
+            )
+            self.note(f"grant {key}", (await self.store.suspend(claim.lease, question)).events)
+            answer = Answer(
+                question_id=question.question_id,
+                decision="approved",
+                at=self.later(),
+                call_hash=hash_call(question),
+                scope=scope,
+                grant_id=key,
+            )
+            self.note(f"grant {key}", (await self.store.answer("p", f"grant {key}", answer)).events)
+            self.note_grant(key, "granted")
+            await self.commit(f"grant {key}", claim)
+        self.note_grant("revoked", "ending")
+        await self.store.revoke_grant("p", "revoked")
+        self.note_grant("revoked", "ended")
+        self.note_grant("ends", "ending")
+        gone = await self.store.delete_session("p", "grant ends", at=self.later(), cause=USER)
+        self.note("grant ends", gone.events)
+        self.note_grant("ends", "ended")
+
+    def note_grant(self, grant_id, state):
+        os.write(self.answers, json.dumps({"grant": grant_id, "state": state}).encode() + b"\n")
 
     async def schedules(self):
         """Ten ticks of one schedule are fired, one is refused; another one is paused and deleted."""

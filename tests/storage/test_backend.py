@@ -13,7 +13,7 @@ from holdfast.errors import StorageError, StoreLocked
 from holdfast.storage.backend import Backend, Counters, Reads, Tables
 from holdfast.storage.memory.reads import MemoryReads
 from holdfast.storage.memory.tables import MemoryTables
-from holdfast.storage.port import Store
+from holdfast.storage.port import Store, StoreHealth
 from holdfast.testing.suites.store import STORE_CHECKS, run_store_check
 
 T = TypeVar("T")
@@ -23,6 +23,7 @@ class ThreadBackend:
     """Tables that only one thread touches, as a database's client does."""
 
     engine = "thread"
+    cluster = None
     path = ""
     version = "1"
 
@@ -46,6 +47,9 @@ class ThreadBackend:
             await self._submit(lambda: None)
             self._thread = None
             thread.shutdown()
+
+    def health(self) -> StoreHealth:
+        return StoreHealth()
 
     def write(self, verb: str, action: Callable[[Tables], T]) -> asyncio.Future[T]:
         def transact() -> T:

@@ -44,9 +44,13 @@ def test_a_kill_at_a_failpoint_loses_nothing_and_leaves_no_halves(crashed, name)
             logs = await audit(store)
             deleted = {view.key for view in await store.sessions(principal="p", limit=99) if view.state == "deleted"}
             known = {}
+            grants = {}
             for answer in answers:
                 if "schedule" in answer:
                     known[answer["schedule"]] = answer["fired"]
+                    continue
+                if "grant" in answer:
+                    grants[answer["grant"]] = answer["state"]
                     continue
                 if "attachment" in answer:
                     stored = await store.attachment("p", answer["attachment"])
@@ -63,6 +67,9 @@ def test_a_kill_at_a_failpoint_loses_nothing_and_leaves_no_halves(crashed, name)
                     assert log[seq].kind == kind
                     assert log[seq].body.decode() == body
             await audit_schedules(store, known, logs)
+            held = {grant.grant_id for grant in await store.grants("p")}
+            for grant_id, state in grants.items():
+                assert state == "ending" or (grant_id in held) == (state == "granted"), "a grant is lost or comes back"
             await recover(store, at=2000.0)
             await audit(store)
             await store.close()
@@ -95,7 +102,8 @@ def test_every_write_path_and_the_checkpoints_have_four_failpoints():
     assert verbs == {
         "open", "send", "claim", "append", "commit_run", "interrupt", "stop_session", "withdraw", "delete_session",
         "rescue", "restart", "prune", "add_key", "revoke_key", "steer", "suspend", "answer", "park", "edit_history",
-        "add_attachment", "put_schedule", "pause_schedule", "delete_schedule", "fire_schedule", "merge", "checkpoint",
+        "add_attachment", "put_schedule", "pause_schedule", "delete_schedule", "fire_schedule", "revoke_grant",
+        "merge", "checkpoint",
     }  # fmt: skip
     assert len(POINTS) == 4 * len(verbs)
 

@@ -21,6 +21,7 @@ from holdfast.protocol.messages import Question
 from holdfast.protocol.model import CallPart
 from holdfast.testing.model_server import ModelServer
 from holdfast.tools.assistant import Approve, assistant
+from holdfast.tools.sandbox.choice import use_backend
 
 REPORT = "please make a report about the files here"
 DANGEROUS = {"command": "rm -rf build"}
@@ -108,7 +109,7 @@ def test_it_does_the_same_through_a_real_protocol(provider: str, folder: Path, m
         ("none", "rm -rf build", False),
     ],
 )
-def test_it_asks_before_what_it_was_told_to_ask_about(
+def test_without_a_wall_it_asks_before_what_it_was_told_to_ask_about(
     approve: Approve, command: str, asked: bool, folder: Path
 ) -> None:
     (folder / "build").mkdir()
@@ -123,6 +124,20 @@ def test_it_asks_before_what_it_was_told_to_ask_about(
         assert (await session.wait(receipt.message_id)).state == "completed"
         assert (folder / "build").exists() is ("rm" not in command)
 
+    with use_backend("none"):
+        with_session(assistant(demo_model(pace_s=0), workspace=folder, approve=approve), scenario, sandbox="none")
+
+
+@pytest.mark.parametrize("approve", ["dangerous", "none"])
+def test_behind_a_wall_it_asks_nothing_and_changes_nothing_of_others(approve: Approve, folder: Path) -> None:
+    (folder / "build").mkdir()
+
+    async def scenario(session: Session) -> None:
+        text = await session.ask("run mkdir own && rm -rf own && rm -rf build")
+        assert "Read-only file system" in text or "busy" in text, text
+        assert (folder / "build").exists()
+        assert not (folder / "own").exists()
+
     with_session(assistant(demo_model(pace_s=0), workspace=folder, approve=approve), scenario)
 
 
@@ -136,7 +151,8 @@ def test_what_is_denied_is_not_done_and_the_model_is_told(folder: Path) -> None:
         assert "not that one" in (await session.wait(receipt.message_id)).text
         assert (folder / "build").exists()
 
-    with_session(assistant(demo_model(pace_s=0), workspace=folder), scenario)
+    with use_backend("none"):
+        with_session(assistant(demo_model(pace_s=0), workspace=folder), scenario, sandbox="none")
 
 
 def test_what_a_child_or_a_script_does_is_asked_about_too(folder: Path) -> None:
@@ -147,12 +163,18 @@ def test_what_a_child_or_a_script_does_is_asked_about_too(folder: Path) -> None:
             (folder / "build").mkdir()
             receipt = await session.send(text)
             question = await question_of(session, receipt.cursor)
+            if question.tool == "python":
+                await session.approve(question)
+                while not (found := await session.questions()):
+                    await asyncio.sleep(0.01)
+                question = found[0]
             assert question.arguments == DANGEROUS
             await session.approve(question)
             assert (await session.wait(receipt.message_id)).state == "completed"
             assert not (folder / "build").exists()
 
-    with_session(assistant(demo_model(pace_s=0), workspace=folder), scenario)
+    with use_backend("none"):
+        with_session(assistant(demo_model(pace_s=0), workspace=folder), scenario, sandbox="none")
 
 
 def test_it_can_ask_the_user_and_goes_on_with_the_answer(folder: Path) -> None:

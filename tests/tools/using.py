@@ -12,8 +12,10 @@ from holdfast import Host, Run, Session, Settings, Tool
 from holdfast.agents.tool import Toolset
 from holdfast.clock import system_clock
 from holdfast.errors import HoldfastError, Interrupted
+from holdfast.runtime import Process
+from holdfast.tools.sandbox.choice import BackendName
 
-__all__ = ["Bench", "SessionHome", "on_host", "use"]
+__all__ = ["Bench", "SessionHome", "Unbounded", "on_host", "use"]
 
 BOUND_S = 60.0
 
@@ -45,6 +47,7 @@ def on_host(
     *,
     store: str = "memory://",
     grace_s: float = 0.2,
+    sandbox: BackendName = "auto",
 ) -> None:
     """Run the scenario on a host whose only agent works with these tools."""
 
@@ -54,7 +57,8 @@ def on_host(
 
     async def main() -> None:
         async with asyncio.timeout(BOUND_S):
-            async with Host(work, store=store, settings=Settings(grace_s=grace_s, abandon_after_s=20.0)) as host:
+            settings = Settings(grace_s=grace_s, abandon_after_s=20.0, sandbox=sandbox)
+            async with Host(work, store=store, settings=settings) as host:
                 await scenario(host)
 
     asyncio.run(main())
@@ -84,6 +88,31 @@ def use(toolset: Toolset, agent: Callable[[Bench], Awaitable[Any]], *more: Tools
     return None
 
 
+class Unbounded:
+    """Accounts that count nothing, and the programs they got. Implements `ProgramAccounts`."""
+
+    ended_because = ""
+
+    def __init__(self) -> None:
+        self.watched: list[str] = []
+
+    def known_fault(self, principal: str, folder: Path, *, shared: bool) -> str:
+        return ""
+
+    def admit_write(self, principal: str, folder: Path, size: int, *, shared: bool) -> str:
+        return ""
+
+    async def measure(self, principal: str, folder: Path, *, shared: bool) -> None:
+        return None
+
+    def cgroup_of(self, principal: str) -> None:
+        return None
+
+    def watch(self, principal: str, process: Process, *, folder: Path | None, shared: bool) -> Unbounded:
+        self.watched.append(principal)
+        return self
+
+
 class SessionHome:
     """A host as a toolset sees it, for tests that enter its lifespan themselves."""
 
@@ -91,6 +120,7 @@ class SessionHome:
 
     def __init__(self, data_dir: Path | None = None) -> None:
         self.data_dir = data_dir
+        self.programs = Unbounded()
         self.told: list[tuple[str, str, str]] = []
         self.refusal: HoldfastError | None = None
 

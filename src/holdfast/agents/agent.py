@@ -97,6 +97,11 @@ class Agent:
         return any(toolset.unwalled for toolset in self.toolsets)
 
     @property
+    def programs(self) -> bool:
+        """Whether tools of the agent or its child agents run programs that a model chooses, behind a wall or not."""
+        return any(toolset.programs or toolset.unwalled for toolset in self.toolsets)
+
+    @property
     def executes(self) -> bool:
         """Whether a model may execute commands on this machine."""
         return any(toolset.executes for toolset in self.toolsets)

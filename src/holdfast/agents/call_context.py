@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Any
 from holdfast.agents.journal import CallPath
 from holdfast.agents.output import Emission, require_text
 from holdfast.agents.placement import Placement, importable, placed
+from holdfast.agents.programs import start_program
 from holdfast.agents.tool import wants_call
 from holdfast.errors import RunClosed
+from holdfast.protocol.access import NO_REQUEST, join
 from holdfast.protocol.events import ToolOutput
 from holdfast.runtime import IsolatedCall
 
 if TYPE_CHECKING:
     from holdfast.agents.context import RunContext
+    from holdfast.protocol.messages import Access
     from holdfast.runtime import Handle, Process, Scope
 
 __all__ = ["CallContext", "start_call"]
@@ -29,7 +32,7 @@ class CallContext:
         call_id: id of the call, the same in every attempt.
     """
 
-    __slots__ = ("call_id", "closed", "context", "failed", "scope")
+    __slots__ = ("approved", "call_id", "closed", "context", "failed", "scope")
 
     scope: Scope
     """The scope that owns everything that the call starts; it ends with the call. Set when the call's function starts.
@@ -38,11 +41,22 @@ class CallContext:
     def __init__(self, context: RunContext, call_id: str) -> None:
         self.context = context
         self.call_id = call_id
+        self.approved = NO_REQUEST.access
+        """Access beyond the call's wall that a person approved for this call."""
         self.closed = False
         """Whether the call has ended, so that its output no longer counts."""
         self.failed = False
         """Set this if what the call ran has failed although the call returns a result, such as the output of a program
         with a nonzero exit code. Clients then show the call as failed."""
+
+    async def granted(self) -> Access:
+        """Return all access beyond its wall that the call has now.
+
+        This is what a person approved for this call, and what earlier grants give to the session and its principal.
+        Call this method on the run's event loop.
+        """
+        standing = await self.context.host.grants()
+        return join(self.approved, *[grant.access for grant in standing])
 
     def output(self, text: str) -> Emission:
         """Stream a piece of the call's output, from any thread.
@@ -55,18 +69,21 @@ class CallContext:
         context.write(ToolOutput(run_id=context.root_id, call_id=self.call_id, text=text, at=context.now()))
         return Emission(context.recorder)
 
-    async def process(self, argv: Sequence[str], **options: Any) -> Process:
+    async def process(self, argv: Sequence[str], *, sandbox: object = None, **options: Any) -> Process:
         """Start a program in the call's scope; see `Scope.process`. Its process tree does not outlive the call.
 
         A call that fails, is stopped or reaches its deadline ends the program. A call whose function has returned waits
         for the program, until the deadline. Call this method on the run's event loop.
+
+        Parameters:
+            sandbox: see `Run.process`.
 
         Raises:
             RunClosed, ScopeClosed: if the call has ended or is being stopped.
             OSError, ValueError: if the program fails to start.
         """
         self._check_open("start all programs before the call ends")
-        return await self.scope.process(argv, **options)
+        return await start_program(self.context, self.scope, argv, sandbox, options)
 
     def _check_open(self, hint: str) -> None:
         if self.closed:

@@ -20,6 +20,7 @@ from holdfast.protocol.events import (
     MessageSteered,
     RunRestarted,
     RunResumed,
+    RunSuspended,
     StepFinished,
     ToolFinished,
     ToolStarted,
@@ -57,6 +58,7 @@ class Journal:
 
     __slots__ = (
         "_answers",
+        "_asked",
         "_children",
         "_inside",
         "_intents",
@@ -77,6 +79,7 @@ class Journal:
         self._steps: dict[tuple[str, int], StepFinished] = {}
         self._steered: dict[int, list[str]] = {}
         self._answers: dict[str, Answer] = {}
+        self._asked: set[str] = set()
         self._children: dict[str, ChildStarted | ChildFinished] = {}
         self._open: dict[str, None] = {}
         self._names: dict[str, None] = {}
@@ -109,6 +112,8 @@ class Journal:
                     self.discard_from = event.seq + 1
             case MessageSteered(message_id=message_id, step=step):
                 self._steered.setdefault(step, []).append(message_id)
+            case RunSuspended(question=question):
+                self._asked.add(question.question_id)
             case RunResumed(answer=answer):
                 self._answers[answer.question_id] = answer
                 self._restarts = 0
@@ -201,6 +206,10 @@ class Journal:
     def steered(self, step: int) -> Sequence[str]:
         """Return the ids of the messages that an earlier attempt took at the start of the step with this number."""
         return self._steered.get(step, ())
+
+    def was_asked(self, question_id: str) -> bool:
+        """Return whether an earlier attempt asked this question, answered or not."""
+        return question_id in self._asked
 
     def answer(self, question_id: str) -> Answer | None:
         """Return the recorded answer to a question, or None."""

@@ -12,6 +12,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import math
 from collections import deque
@@ -37,15 +38,17 @@ from holdfast.agents.results import to_model_text, truncate
 from holdfast.agents.run_tools import toolbox
 from holdfast.errors import HoldfastError, Interrupted, ModelFailed, ToolFailed, format_error
 from holdfast.logs import redact
+from holdfast.protocol.access import join
 from holdfast.protocol.agent_loop import Ask, Effect, Exceeded, Finish, Loop, Refuse, SendModelRequest, StartCall, Steer
 from holdfast.protocol.events import ReasoningDelta, StepFinished, StepStarted, ToolFinished, plain
-from holdfast.protocol.messages import Answer, Entry, Question
+from holdfast.protocol.messages import Access, Answer, Entry, Question
 from holdfast.protocol.model import (
     EndPart,
     ModelMessage,
     ModelRequest,
     ReasoningPart,
     TextPart,
+    ToolCall,
     UserMessage,
     conversation,
     with_user,
@@ -91,6 +94,7 @@ async def work_with_model(context: RunContext, new_call: Callable[[str], CallCon
         tools=tools,
         settings=agent.settings,
         limits=agent.limits,
+        request_of=lambda name, arguments: tools[name].request_of(context, arguments),
     )
     await _Driver(context, model, loop, tools, new_call).drive()
 
@@ -251,9 +255,24 @@ class _Driver:
             finished,
             context.usage,
             made={call.call_id for call in finished.calls if journal.has_result(call.call_id)},
-            asked={call.call_id for call in finished.calls if journal.answer(call.call_id) is not None},
+            asked={call.call_id for call in finished.calls if journal.was_asked(call.call_id)},
+            granted=await self._granted(finished.calls),
         )
         await self._call(scope, effects)
+
+    async def _granted(self, calls: Sequence[ToolCall]) -> Access:
+        """Return the access that earlier grants give to the session, if one of the calls asks for any."""
+        if not any(map(self._asks, calls)):
+            return Access()
+        return join(*[grant.access for grant in await self._context.host.grants()])
+
+    def _asks(self, call: ToolCall) -> bool:
+        tool = self._tools.get(call.name)
+        if tool is None or tool.access is None or isinstance(call.arguments, str):
+            return False
+        with contextlib.suppress(Exception):  # the loop meets it again, and refuses the call
+            return bool(tool.request_of(self._context, call.arguments).access)
+        return False
 
     # ── the model ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -359,6 +378,7 @@ class _Driver:
         bounded = opened.deadline_s < math.inf
         opened.scope = own = scope.child(tool.name, deadline_s=opened.deadline_s if bounded else None)
         opened.view = self._new_call(opened.call_id)
+        opened.view.approved = start.approved
         own.open()
         if tool.timeout_s is not None and tool.timeout_s > self._step_timeout_s:
             opened.hold = scope.hold_deadline()

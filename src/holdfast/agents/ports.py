@@ -1,17 +1,19 @@
-"""The interfaces that a run needs from its host: `RunHost` and the `Recorder` of the run's events."""
+"""The interfaces that a run needs from its host: `RunHost`, and the `Recorder` of events."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from holdfast.agents.agent import Agent
+    from holdfast.agents.program_usage import ProgramAccounts
     from holdfast.clock import Clock
     from holdfast.protocol.events import Event
-    from holdfast.protocol.messages import Answer, Entry, Message, Question
+    from holdfast.protocol.messages import Answer, Entry, Grant, Message, Question
 
-__all__ = ["Recorder", "RunHost"]
+__all__ = ["Recorder", "RunHost", "WalledStart"]
 
 
 class Recorder(Protocol):
@@ -39,10 +41,28 @@ class Recorder(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WalledStart:
+    """How to start a program behind a wall.
+
+    Parameters:
+        options: options of `Scope.process`, ``argv`` included. The caller closes ``pass_fds`` after the start.
+        on_gone: called, from any thread, when the program is gone or did not start; None if no call is needed.
+    """
+
+    options: dict[str, Any]
+    on_gone: Callable[[], object] | None = None
+
+
 class RunHost(Protocol):
     """The services of the host that a run uses, on the run's event loop only."""
 
     clock: Clock
+
+    @property
+    def programs(self) -> ProgramAccounts:
+        """The host's accounts of what the programs of each principal use."""
+        ...
 
     async def history(self) -> Sequence[Entry]:
         """Return the session's transcript before this run."""
@@ -86,8 +106,32 @@ class RunHost(Protocol):
         """Wait for the answer to an open question and return the answer, which may be ``expired``."""
         ...
 
+    async def grants(self) -> Sequence[Grant]:
+        """Return the grants that hold in the run's session now."""
+        ...
+
+    def watch_grants(self, on_revoked: Callable[[str], None]) -> Callable[[], None]:
+        """Call `on_revoked` with the id of each grant of the run's principal that is revoked from now on.
+
+        Return a function that ends the watch. The callback runs on the run's event loop.
+        """
+        ...
+
     def on_quiescence(self, is_quiescent: bool) -> None:
         """Handle that the run has become quiescent (True) or active again (False); see `ActivityCounter`."""
+        ...
+
+    async def launch(self, argv: Sequence[str], sandbox: object, options: Mapping[str, Any]) -> WalledStart:
+        """Return how to start a program behind a wall for the session.
+
+        Parameters:
+            sandbox: a `holdfast.tools.Sandbox`.
+            options: options of `Scope.process`; ``cwd`` is the folder that the program may change.
+
+        Raises:
+            NotSupported: if this machine cannot build the wall.
+            ConfigurationError: if a path or a secret of the sandbox is missing.
+        """
         ...
 
     async def attachment(self, digest: str) -> bytes:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 from holdfast.agents.journaled_calls import written
 from holdfast.agents.output import require_text
 from holdfast.errors import ToolFailed
+from holdfast.protocol.access import NO_REQUEST, AccessRequest, approval_question, is_covered, join
 from holdfast.protocol.call_hash import is_for_another_call
-from holdfast.protocol.messages import Answer, Question
+from holdfast.protocol.messages import Access, Answer, Question
 
 if TYPE_CHECKING:
     from holdfast.agents.context import RunContext
@@ -39,16 +40,21 @@ async def wait_for_answer(context: RunContext, question_id: str) -> Answer:
         context.activity.add()
 
 
-async def require_approval(context: RunContext, call_id: str, tool: Tool, arguments: dict[str, Any]) -> None:
-    """Ask a person to approve a call inside another call. Raises `ToolFailed` if the call is not approved."""
-    answer = context.journal.answer(call_id)
-    question = Question(
-        question_id=call_id,
-        kind="approval",
-        text=f"May {tool.name} be called?",
-        tool=tool.name,
-        arguments=arguments,
-    )
+async def require_approval(context: RunContext, call_id: str, tool: Tool, arguments: dict[str, Any]) -> Access:
+    """Ask a person to approve a call inside another call, if the tool's rules or the call's access require it.
+
+    Return the access that was approved for this call.
+
+    Raises:
+        InvalidArguments: if the call asks for access that cannot be granted.
+        ToolFailed: if the call is not approved.
+    """
+    journal = context.journal
+    request = tool.request_of(context, arguments)
+    if not (journal.was_asked(call_id) or tool.needs_approval(arguments) or not await _is_granted(context, request)):
+        return NO_REQUEST.access
+    answer = journal.answer(call_id)
+    question = approval_question(call_id, tool.name, arguments, request)
     if answer is None:
         with context.deadlines_held():
             await context.host.suspend(question)
@@ -57,9 +63,16 @@ async def require_approval(context: RunContext, call_id: str, tool: Tool, argume
         raise ToolFailed("the approval is for a different call; this call was not made")
     match answer.decision:
         case "approved":
-            return
+            return request.access
         case "expired":
             raise ToolFailed("the approval request expired; the call was not made")
         case _:
             reason = f": {answer.text}" if answer.text else ""
             raise ToolFailed(f"a person denied this call{reason}; it was not made")
+
+
+async def _is_granted(context: RunContext, request: AccessRequest) -> bool:
+    """Return whether earlier grants cover what a call asks for."""
+    if not request.access:
+        return True
+    return is_covered(request.access, join(*[grant.access for grant in await context.host.grants()]))

@@ -17,6 +17,7 @@ from holdfast.agents.journal import CallPath
 from holdfast.agents.journaled_calls import CallRequest, make_call, written
 from holdfast.agents.output import Emission, require_text
 from holdfast.agents.placement import Placement, name_of
+from holdfast.agents.programs import start_program
 from holdfast.agents.questions import ask_user, require_approval
 from holdfast.agents.subtasks import spawn_subtask
 from holdfast.agents.tool import Tool
@@ -231,8 +232,8 @@ class Run:
     async def call_tool(self, tool: Tool, arguments: dict[str, Any]) -> Any:
         """Call a tool from the function of another call, with arguments in the form in which a model passes them.
 
-        If the tool requires approval, a person is asked first. The run stays in memory while the tool call waits for
-        the answer, because the outer call is still running.
+        If the tool requires approval or the call asks for access, a person is asked first. The run stays in memory
+        while the tool call waits for the answer, because the outer call is still running.
 
         Raises:
             InvalidArguments: if the arguments do not match the tool's parameters.
@@ -243,8 +244,8 @@ class Run:
         context.check_open()
         values = tool.check(arguments)
         call_id = context.next_id()
-        if tool.needs_approval(arguments):
-            await require_approval(context, call_id, tool, arguments)
+        call = Call(self, call_id)
+        call.approved = await require_approval(context, call_id, tool, arguments)
         wanted = CallRequest(
             name=tool.name,
             work=tool.work,
@@ -255,7 +256,7 @@ class Run:
             on=None if tool.isolation == "auto" else tool.isolation,
             exclusive=tool.exclusive,
         )
-        return await make_call(Call(self, call_id), wanted)
+        return await make_call(call, wanted)
 
     @property
     def exclusive_calls(self) -> tuple[str, ...]:
@@ -372,13 +373,21 @@ class Run:
             work = context.host.find_agent(work)
         return await run_map(context, work, items, concurrency=concurrency, name=name, timeout_s=timeout_s)
 
-    async def process(self, argv: Sequence[str], **options: Any) -> Process:
+    async def process(self, argv: Sequence[str], *, sandbox: object = None, **options: Any) -> Process:
         """Start a program in the run's scope; see `Scope.process`. Its process tree does not outlive the run.
 
         A program that a call starts with this method outlives the call; `Call.process` starts one that does not.
+
+        Parameters:
+            sandbox: a `holdfast.tools.Sandbox`: the program runs behind the session's wall, and may change the folder
+                ``cwd``, which must be given. None runs it with all rights of this process's user.
+
+        Raises:
+            NotSupported: if this machine cannot build the wall.
+            ConfigurationError: if a path or a secret of the sandbox is missing.
         """
         self.context.check_open()
-        return await self.context.scope.process(argv, **options)
+        return await start_program(self.context, self.context.scope, argv, sandbox, options)
 
     # ── people, and work that outlives the run ───────────────────────────────────────────────────────────────────
 

@@ -13,13 +13,25 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args, o
 
 from holdfast.agents.schema import check_schema, read_signature
 from holdfast.errors import ConfigurationError, InvalidArguments
+from holdfast.protocol.access import NO_REQUEST, AccessRequest
 from holdfast.protocol.model import ToolSpec
 from holdfast.protocol.supervision import is_seconds
 
 if TYPE_CHECKING:
+    from holdfast.agents.program_usage import ProgramAccounts
     from holdfast.clock import Clock
 
-__all__ = ["Approval", "Isolation", "Tool", "Toolset", "ToolsetContext", "as_tool", "tool", "wants_call"]
+__all__ = [
+    "Approval",
+    "Isolation",
+    "SessionIdentity",
+    "Tool",
+    "Toolset",
+    "ToolsetContext",
+    "as_tool",
+    "tool",
+    "wants_call",
+]
 
 Isolation = Literal["auto", "loop", "thread", "process"]
 Approval: TypeAlias = "bool | Callable[[dict[str, Any]], bool]"
@@ -30,6 +42,25 @@ _SECTION = re.compile(r"^(?:Parameters|Args|Arguments|Returns|Raises|Yields):\s*
 
 class _Check(Protocol):
     def __call__(self, arguments: dict[str, Any], /) -> dict[str, Any]: ...
+
+
+class SessionIdentity(Protocol):
+    """The session in which a call is made. A `Run` is one."""
+
+    @property
+    def principal(self) -> str:
+        """Principal that owns the session."""
+        ...
+
+    @property
+    def session_key(self) -> str:
+        """Key of the session."""
+        ...
+
+    @property
+    def session_id(self) -> str:
+        """Number of the session, which is never used again."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +86,9 @@ class Tool:
         convert: function that converts the model's arguments to keyword arguments for `work`, and raises
             `InvalidArguments` for invalid ones. If None, the arguments are validated against `parameters` and passed
             unchanged.
+        access: function that is called with the session and the model's arguments, and returns what the call asks for
+            beyond its wall; a person is asked unless earlier grants cover it. The result must depend on nothing else.
+            The function raises `InvalidArguments` for access that cannot be granted. None means that no call asks.
 
     Raises:
         ConfigurationError: if the name, timeout or isolation is invalid, or if `parameters` is not the schema of an
@@ -71,6 +105,7 @@ class Tool:
     exclusive: bool = False
     approval: Approval = False
     convert: _Check | None = None
+    access: Callable[[SessionIdentity, dict[str, Any]], AccessRequest] | None = None
     takes_call: bool = field(init=False)
     """Whether `work` receives the `Call` as its first argument."""
 
@@ -119,6 +154,10 @@ class Tool:
         """Return whether a person must approve a call for which the model passed these arguments."""
         return bool(self.approval(arguments)) if callable(self.approval) else self.approval
 
+    def request_of(self, session: SessionIdentity, arguments: dict[str, Any]) -> AccessRequest:
+        """Return what a call asks for beyond its wall. Raises `InvalidArguments` if that cannot be granted."""
+        return NO_REQUEST if self.access is None else self.access(session, arguments)
+
 
 @overload
 def tool(work: Callable[..., Any], /) -> Tool: ...
@@ -132,6 +171,7 @@ def tool(
     idempotent: bool = False,
     exclusive: bool = False,
     approval: Approval = False,
+    access: Callable[[SessionIdentity, dict[str, Any]], AccessRequest] | None = None,
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 def tool(
     work: Callable[..., Any] | None = None,
@@ -144,6 +184,7 @@ def tool(
     idempotent: bool = False,
     exclusive: bool = False,
     approval: Approval = False,
+    access: Callable[[SessionIdentity, dict[str, Any]], AccessRequest] | None = None,
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Make a `Tool` from a function. This decorator may be used with or without arguments.
 
@@ -154,7 +195,7 @@ def tool(
         work: sync or async function with type hints.
         name: name of the tool; None means the function's name.
         description: description that the model sees; None means the docstring up to its first section.
-        timeout_s, isolation, idempotent, exclusive, approval: see the fields of `Tool` with the same names.
+        timeout_s, isolation, idempotent, exclusive, approval, access: see the fields of `Tool` with the same names.
 
     Raises:
         ConfigurationError: if the function has a parameter that a model cannot pass.
@@ -174,6 +215,7 @@ def tool(
             exclusive=exclusive,
             approval=approval,
             convert=signature.check,
+            access=access,
         )
 
     return make if work is None else make(work)
@@ -221,6 +263,11 @@ class ToolsetContext(Protocol):
         """The folder for small state that survives a restart; None if the host uses the memory store."""
         ...
 
+    @property
+    def programs(self) -> ProgramAccounts:
+        """The host's accounts of what programs use."""
+        ...
+
     async def tell(self, principal: str, session_key: str, text: str) -> None:
         """Send a message to a session. On return, the message is durable; its run starts when the session is free."""
         ...
@@ -230,12 +277,13 @@ class Toolset:
     """A group of tools with a lifespan. Subclass `Toolset`, and add an instance to an agent's tools.
 
     If ``executes`` is true, a model may execute commands on this machine, so a server requires a token even on
-    loopback. If ``unwalled`` is true, the programs that the tools start run with the rights of the server's user and
-    could use any credential in a file or an environment variable, so a server requires a person's approval key for each
-    approval.
+    loopback. If ``programs`` is true, the tools run programs that a model chooses, behind a wall or not, so a server
+    requires a person's approval key for each approval. If ``unwalled`` is true, these programs run with the rights of
+    the server's user and could use any credential in a file or an environment variable.
     """
 
     executes: bool = False
+    programs: bool = False
     unwalled: bool = False
 
     def tools(self) -> Sequence[Tool]:

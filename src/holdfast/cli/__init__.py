@@ -25,6 +25,10 @@ def main() -> None:
     _open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # stderr escapes what its encoding lacks anyway
+    if any("postgres" in argument for argument in sys.argv):
+        from holdfast.cli.argument_secrets import hide_passwords
+
+        hide_passwords()
     from holdfast.cli.commands import app
 
     try:

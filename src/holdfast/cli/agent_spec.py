@@ -19,7 +19,7 @@ from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING
 
 from holdfast.cli.near_names import close_names
-from holdfast.errors import ConfigurationError, HoldfastError
+from holdfast.errors import ConfigurationError, HoldfastError, MissingExtra
 from holdfast.logs import flush_logs, log_failure, one_line
 from holdfast.user_code import is_installed, nearest, user_frames
 
@@ -80,15 +80,18 @@ def find_agent(spec: str) -> Agent:
 def log_import_failure(error: HoldfastError) -> None:
     """Log the traceback of the user's error behind a `ConfigurationError`, if there is one, and wait for the log.
 
-    A syntax error is not logged: the message of `error` has all of it.
+    A syntax error or a missing extra is not logged, nor a failure of the system without frames in the user's code, such
+    as a folder that cannot be created: the message of `error` has all of it.
     """
     if isinstance(error.__cause__, (Exception, SystemExit)) and isinstance(error, ConfigurationError):
         cause, frames = error.__cause__, error.__cause__.__traceback__
-        if isinstance(cause, SyntaxError) and cause.filename:
+        if isinstance(error, MissingExtra) or (isinstance(cause, SyntaxError) and cause.filename):
             return
         while frames is not None and is_installed(frames.tb_frame.f_code.co_filename):
             frames = frames.tb_next  # the import machinery, above the user's own code
         if frames is None:
+            if isinstance(cause, OSError):
+                return
             frames = cause.__traceback__
         log_failure(_log, "startup failed", cause.with_traceback(frames))
         flush_logs()  # the error itself comes last

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast, get_args
 
 import msgspec
 import typer
@@ -15,6 +15,7 @@ from holdfast.cli.output import age, note, say, say_json, visible
 from holdfast.cli.secret_input import read_secret
 from holdfast.cli.target import Target, run_with_client
 from holdfast.errors import ApprovalKeyRequired, CallMismatch, ConfigurationError, UnknownQuestion
+from holdfast.protocol.messages import GrantScope
 from holdfast.undumpable import make_undumpable
 
 if TYPE_CHECKING:
@@ -56,6 +57,9 @@ def approve(
     question: QuestionId = None,
     session: Session = "main",
     text: Annotated[str, typer.Option("--note", help="Note to the model.")] = "",
+    scope: Annotated[
+        str, typer.Option("--for", help="What the access holds for: call, session or principal (all your sessions).")
+    ] = "call",
     call_hash: Annotated[
         str | None,
         typer.Option("--call", metavar="HASH", help="Hash of the call to approve, as shown by 'holdfast questions'."),
@@ -66,6 +70,9 @@ def approve(
     json: Json = False,
 ) -> Exit:
     """Approve a call. Without --call, show it and ask for confirmation."""
+    if scope not in get_args(GrantScope):
+        raise typer.BadParameter(f"{scope!r} is not one of {', '.join(get_args(GrantScope))}", param_hint="--for")
+    holds_for = cast("GrantScope", scope)
     target = Target(url=url, key=key, user=user, session=session, as_json=json)
 
     async def work(client: Client) -> Exit:
@@ -74,34 +81,36 @@ def approve(
         if isinstance(found, str):  # no longer open; repeating the same answer has no effect
             if call_hash is None:
                 raise UnknownQuestion(f"question {found[:80]!r} is not open in session {session!r}")
-            given = await remote.approve(found, note=text, call_hash=call_hash)
+            given = await remote.approve(found, note=text, call_hash=call_hash, scope=holds_for)
         else:
             if call_hash is not None and call_hash != found.call_hash:
                 raise CallMismatch(f"question {found.question_id!r} now asks about a different call")
             if call_hash is None and not _agreed(found):
                 return Exit.REFUSED
-            given = await approve_as_person(client, remote, found, note=text)
+            given = await approve_as_person(client, remote, found, note=text, scope=holds_for)
         _say(given, as_json=target.as_json)
         return Exit.OK
 
     return run_with_client(target, work)
 
 
-async def approve_as_person(client: Client, remote: RemoteSession, question: Question, *, note: str) -> Answer:
+async def approve_as_person(
+    client: Client, remote: RemoteSession, question: Question, *, note: str, scope: GrantScope = "call"
+) -> Answer:
     """Approve the call that was shown; prompt for an approval key at the terminal if the server requires a key.
 
     Raises:
         ApprovalKeyRequired: if the server requires a key, and stdin is not a terminal or the typed key is wrong.
     """
     try:
-        return await remote.approve(question, note=note)
+        return await remote.approve(question, note=note, scope=scope)
     except ApprovalKeyRequired:
         if not sys.stdin.isatty():
             raise
         make_undumpable()  # before the key is in memory
         client.approval_key = read_secret("approval key: ")
         try:
-            return await remote.approve(question, note=note)
+            return await remote.approve(question, note=note, scope=scope)
         except ApprovalKeyRequired:
             client.approval_key = None
             raise
@@ -201,4 +210,5 @@ def _say(given: Answer, *, as_json: bool) -> None:
     if as_json:
         say_json(given)
     else:
-        say(f"{given.decision}: {given.question_id}")
+        granted = f" (grant {given.grant_id}, for the {given.scope})" if given.grant_id else ""
+        say(f"{given.decision}: {given.question_id}{granted}")

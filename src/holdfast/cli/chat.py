@@ -18,7 +18,7 @@ import typer
 
 from holdfast import ids
 from holdfast.cli.chat_agents import AgentNames, fetch_agents, missing_agent, other_store
-from holdfast.cli.chat_commands import ChatCommand, command_of, spoken_command, unescaped
+from holdfast.cli.chat_commands import ChatCommand, approved_scope, command_of, spoken_command, unescaped
 from holdfast.cli.chat_connection import PATIENCE_S, ChatConnection
 from holdfast.cli.chat_place import ChatPlace, open_place
 from holdfast.cli.exit_codes import Exit, exit_of
@@ -52,7 +52,7 @@ from holdfast.undumpable import make_undumpable
 
 if TYPE_CHECKING:
     from holdfast.client import Client, RemoteSession
-    from holdfast.protocol.messages import Attachment, Policy, Question, Receipt, SessionView, SettledAs
+    from holdfast.protocol.messages import Attachment, GrantScope, Policy, Question, Receipt, SessionView, SettledAs
     from holdfast.protocol.stopping import StopReceipt
 
 __all__ = ["TWICE_S", "chat"]
@@ -299,24 +299,25 @@ class _Conversation:
         try:
             if question.kind == "question":
                 await self.session.answer(question, line)
-            elif line.lower() in ("y", "yes"):
-                await self.approve(question)
+            elif (scope := approved_scope(line)) is not None:
+                await self.approve(question, scope=scope)
             elif word.lower() in ("n", "no"):
                 await self.session.deny(question, reason=rest.strip())
             else:
-                self.screen.line("type y or n; to send a message, type /queue TEXT")
+                scopes = ", y session, y principal" if question.access else ""
+                self.screen.line(f"type y{scopes} or n; to send a message, type /queue TEXT")
                 return
         except (UnknownQuestion, AlreadyAnswered, CallMismatch):
             self.answered(question.question_id)  # no longer open; the next one is shown separately
             raise
         self.answered(question.question_id)
 
-    async def approve(self, question: Question, note: str = "") -> None:
+    async def approve(self, question: Question, note: str = "", scope: GrantScope = "call") -> None:
         """Approve the call that was shown; prompt for the approval key if the server requires a key."""
         if question is self._shown and self._loop.time() < self._taken_from:
             raise InvalidRequest("a different call has just replaced the one shown before", hint="read it, then answer")
         try:
-            await self.session.approve(question, note=note)
+            await self.session.approve(question, note=note, scope=scope)
         except ApprovalKeyRequired as error:
             if not self._place.has_person:
                 raise
@@ -326,7 +327,7 @@ class _Conversation:
                 raise InvalidRequest("no approval key was typed; the call still waits") from None
             self.client.approval_key = typed
             try:
-                await self.session.approve(question, note=note)
+                await self.session.approve(question, note=note, scope=scope)
             except ApprovalKeyRequired:
                 self.client.approval_key = None
                 raise

@@ -7,12 +7,13 @@ import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast, get_args
 
 from holdfast import old_names
 from holdfast.cli.output import age, clean, counted
 from holdfast.cli.send import attach
 from holdfast.errors import InvalidRequest, UnknownSession
+from holdfast.protocol.messages import GrantScope
 
 if TYPE_CHECKING:
     from holdfast.cli.chat_agents import AgentNames
@@ -20,7 +21,16 @@ if TYPE_CHECKING:
     from holdfast.client import Client, RemoteSession
     from holdfast.protocol.messages import Attachment, Policy, Question, Receipt, TreeNode
 
-__all__ = ["COMMANDS", "ChatCommand", "Talk", "command_of", "completions", "spoken_command", "unescaped"]
+__all__ = [
+    "COMMANDS",
+    "ChatCommand",
+    "Talk",
+    "approved_scope",
+    "command_of",
+    "completions",
+    "spoken_command",
+    "unescaped",
+]
 
 
 class Talk(Protocol):
@@ -62,7 +72,7 @@ class Talk(Protocol):
         """Return the question on the screen. Raises `UnknownQuestion` unless a question of the kind `kind` is shown."""
         ...
 
-    async def approve(self, question: Question, note: str = "") -> None:
+    async def approve(self, question: Question, note: str = "", scope: GrantScope = "call") -> None:
         """Approve the call that was shown."""
         ...
 
@@ -142,6 +152,15 @@ async def _steer(talk: Talk, text: str) -> None:
 
 async def _rollback(talk: Talk, text: str) -> None:
     await talk.say(text, "rollback")
+
+
+def approved_scope(line: str) -> GrantScope | None:
+    """Return what a typed ``y``, ``y session`` or ``y principal`` approves; None if the line is not an approval."""
+    word, _, scope = line.lower().partition(" ")
+    scope = scope.strip() or "call"
+    if word not in ("y", "yes") or scope not in get_args(GrantScope):
+        return None
+    return cast("GrantScope", scope)
 
 
 async def _approve(talk: Talk, text: str) -> None:

@@ -36,15 +36,23 @@ class ChatHistory(FileHistory):
                 super().store_string(string)
 
 
-def history_path(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the file of the history: ``holdfast/chat_history`` in the XDG folder for state."""
+def history_path(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """Return the file of the history: ``holdfast/chat_history`` in the XDG folder for state.
+
+    Return None for a user without a home directory.
+    """
     state = environ.get("XDG_STATE_HOME", "")
-    folder = Path(state) if os.path.isabs(state) else Path("~/.local/state").expanduser()
+    try:
+        folder = Path(state) if os.path.isabs(state) else Path("~/.local/state").expanduser()
+    except RuntimeError:  # neither HOME nor the user database names one
+        return None
     return folder / "holdfast" / "chat_history"
 
 
-def open_history(path: Path) -> History:
+def open_history(path: Path | None) -> History:
     """Return the history in `path`, which is created if needed, or one in memory if the file cannot be used."""
+    if path is None:
+        return InMemoryHistory()
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)

@@ -93,6 +93,7 @@ COMMANDS: Mapping[str, CommandSpec] = dict(
             '-s shopping -r "not this folder"',
         ),
         _row("answer", "Decide", "approvals:answer", "Answer a question from a run.", '"the blue one" -s shopping'),
+        _row("grants", "Decide", "grants:app", "List and revoke grants.", "list"),
         _row(
             "interrupt", "Stop", "stop:interrupt", "Interrupt the active run; queued messages run next.", "-s shopping"
         ),
@@ -142,6 +143,13 @@ COMMANDS: Mapping[str, CommandSpec] = dict(
         ),
         _row("store", "Run a server", "store:app", "Manage the store file.", "move"),
         _row("storm", "Prove", "storm:storm", "Test the promises under load, interrupts and kills.", "--seconds 20"),
+        _row(
+            "cluster-demo",
+            "Prove",
+            "cluster_demo:cluster_demo",
+            "Test a cluster of servers under load and faults.",
+            "--seconds 60",
+        ),
         _row("check", "Prove", "check:check", "Test an agent framework's promises.", "holdfast"),
         _row(
             "completion",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import platform
 import re
@@ -16,18 +17,20 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import msgspec
 import typer
 
 from holdfast import ids
+from holdfast.cli.check_result import Check
 from holdfast.cli.exit_codes import Exit
 from holdfast.cli.options import Json, Key, Store, Url
 from holdfast.cli.output import counted, note, say, say_json, visible
 from holdfast.cli.style import style_for
 from holdfast.cli.target import Target, run
+from holdfast.cli.wall_checks import check_walls
 from holdfast.clock import system_clock
 from holdfast.errors import (
     AccessDenied,
@@ -38,25 +41,16 @@ from holdfast.errors import (
     StoreLocked,
 )
 from holdfast.settings import DATA_FOLDER, Settings, default_store, load_settings
+from holdfast.store_url import POSTGRES_URL, shown_store
 
-__all__ = ["Check", "doctor"]
-
-State = Literal["ok", "advice", "fault"]
+__all__ = ["doctor"]
 
 _PACKAGES = ("holdfast-agents", "starlette", "uvicorn", "uvloop", "httptools", "msgspec", "httpx2")
 _SLOW_DISK_S = 0.02
 _LITTLE_SPACE_BYTES = 1 << 30
 _FEW_FILES = 4096
+_LARGEST_TABLES = 5
 _SUBREAPER = "import ctypes, sys; sys.exit(ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) != 0)"
-
-
-class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of one check: its state, what was found, and how to fix it."""
-
-    name: str
-    state: State
-    found: str
-    advice: str = ""
 
 
 def doctor(
@@ -68,8 +62,8 @@ def doctor(
 ) -> Exit:
     """Check this machine and the server, and suggest fixes.
 
-    The checks: versions, open files, process control, isolation, orphaned processes, the store, the disk, the port and
-    the server behind it. Exit 1 if one finds a fault.
+    The checks: versions, open files, process control, walls and attempts to break through them, orphaned processes,
+    quotas of programs, the store, the disk, the port and the server behind it. Exit 1 if one finds a fault.
     """
     if port is not None and url is not None:
         raise ConfigurationError("--port and --url both name the server", hint="omit one of them")
@@ -82,12 +76,13 @@ def doctor(
             ("versions", _versions),
             ("limits", _limits),
             ("process control", _process_control),
-            ("isolation", _isolation),
+            ("walls", lambda: check_walls(settings)),
             ("orphans", _orphans),
         ):
             if not target.as_json and sys.stderr.isatty():
                 note(f"… {name}")
             checks += look()
+        checks.append(_quotas(settings))
         checks += await _store(settings)
         checks += _disk(settings)
         checks += await _server(target)
@@ -164,21 +159,60 @@ def _process_control() -> Iterator[Check]:
     )
 
 
-def _isolation() -> Iterator[Check]:
-    from holdfast.tools.sandbox.sandbox import find_isolation
+def _quotas(settings: Settings) -> Check:
+    """Return the quotas of each principal's programs, and by how much they may be exceeded on this machine."""
+    from holdfast.host.program_accounts import program_limits
+    from holdfast.host.program_quotas import ENFORCED_BY, REACTION_S, shown_bytes
+    from holdfast.runtime.processes.cgroup_delegation import ProgramCgroups, take_cgroups
 
-    isolation = find_isolation()
-    confined = isolation.kind != "none"
-    yield Check(
-        name="isolation",
-        state="ok" if confined else "advice",
-        found=f"scripts are confined by {isolation}" if confined else f"no sandbox for scripts: {isolation.reason}",
-        advice=(
-            ""
-            if confined
-            else "allow user namespaces or install bubblewrap, else the python tool refuses to run without a network"
-        ),
+    limits = program_limits(settings)
+    shown = {
+        "memory": f"{shown_bytes(limits.memory_bytes)} of memory",
+        "processes": f"{limits.processes:,} processes",
+        "files": f"{limits.files:,} open files",
+        "disk": f"{shown_bytes(limits.disk_bytes)} and {limits.inodes:,} files on disk",
+    }
+    cgroups = take_cgroups()
+    controllers = cgroups.controllers if isinstance(cgroups, ProgramCgroups) else frozenset()
+    enforced = [name for name, controller in ENFORCED_BY.items() if controller in controllers]
+    by_kernel = " and ".join(shown.pop(name) for name in enforced)
+    excess = [f"{shown_bytes(int(_disk_speed() * REACTION_S))} on disk"]
+    if "memory" in shown:
+        excess.insert(0, f"{shown_bytes(int(_memory_speed() * REACTION_S))} of memory")
+    missing = [controller for name, controller in ENFORCED_BY.items() if name in shown]
+    why = cgroups if isinstance(cgroups, str) else f"the controller {' and '.join(missing)} is not delegated"
+    return Check(
+        name="program quotas",
+        state="ok",
+        found="each principal: "
+        + (f"{by_kernel}, enforced by the kernel (cgroup v2); " if enforced else "")
+        + f"{', '.join(shown.values())}, checked every 0.1 s, so exceeded by at most about {' and '.join(excess)}, "
+        + f"and what starts within {REACTION_S:g} s"
+        + (f" (the kernel enforces memory and processes in a delegated cgroup; here, {why})" if missing else ""),
     )
+
+
+def _memory_speed() -> float:
+    """Return how many bytes per second programs can make resident, on all processors together."""
+    size = 32 << 20
+    began = system_clock.monotonic()
+    pages = mmap.mmap(-1, size)
+    for at in range(0, size, mmap.PAGESIZE):
+        pages[at] = 1
+    speed = size / (system_clock.monotonic() - began)
+    pages.close()
+    return speed * (os.cpu_count() or 1)
+
+
+def _disk_speed() -> float:
+    """Return how many bytes per second a program can write to files, which the kernel stores later."""
+    chunk = bytes(1 << 20)
+    with tempfile.TemporaryFile() as file:
+        began = system_clock.monotonic()
+        for _ in range(16):
+            file.write(chunk)
+        file.flush()
+        return 16 * len(chunk) / (system_clock.monotonic() - began)
 
 
 def _succeeds(program: str) -> bool:
@@ -209,12 +243,14 @@ async def _store(settings: Settings) -> list[Check]:
     from holdfast.storage import open_store
 
     path = _file_of(settings)
+    if POSTGRES_URL.fullmatch(settings.store):
+        return [_database(settings)]
     if path is None:
         return [
             Check(
                 name="store",
                 state="advice",
-                found=settings.store,
+                found=shown_store(settings.store),
                 advice="data is lost at exit; use sqlite:/// to keep it",
             )
         ]
@@ -243,6 +279,30 @@ async def _store(settings: Settings) -> list[Check]:
     size = path.stat().st_size
     found = f"{path}: {info.version}, {counted(info.sessions, 'session')}, {size:,} bytes"
     return [Check(name="store", state="ok", found=found), *_readers_of(path)]
+
+
+def _database(settings: Settings) -> Check:
+    """Check a store in PostgreSQL, which a running server may have open."""
+    try:
+        from holdfast.storage.postgres.inspection import inspect_database
+    except ImportError:
+        return Check(
+            name="store",
+            state="fault",
+            found=f"{shown_store(settings.store)} needs packages that are not installed",
+            advice="pip install 'holdfast-agents[postgres]'",
+        )
+    try:
+        seen = inspect_database(settings.store)
+    except HoldfastError as error:
+        return Check(name="store", state="fault", found=error.message, advice=error.hint)
+    server = f"{seen.shown} (PostgreSQL {seen.server_version})"
+    if not seen.schema_version:
+        return Check(name="store", state="ok", found=f"{server} has no tables yet; the first start creates them")
+    tables = ", ".join(f"{name} {size:,}" for name, size in seen.sizes[:_LARGEST_TABLES])
+    used = f"in use by {', '.join(seen.nodes)}" if seen.nodes else "no host has it open"
+    sessions = counted(seen.sessions, "session")
+    return Check(name="store", state="ok", found=f"{server}: {sessions}, {used}; bytes of the largest tables: {tables}")
 
 
 def _in_use(path: Path, error: StoreLocked) -> str:
@@ -350,11 +410,9 @@ async def _server(target: Target) -> list[Check]:
     if view.get("approval_key_required"):
         checks.append(
             Check(
-                name="walls",
-                state="advice",
-                found="programs of its agents run unsandboxed: they reach every file of the server's user, the "
-                "store and the settings included, its other processes, the network and this API",
-                advice="run the server as a dedicated user, or serve no terminal, processes or stdio MCP servers",
+                name="approvals",
+                state="ok",
+                found="agents of the server run programs, so a person must type an approval key to approve a call",
             )
         )
     statistics_ = view["statistics"]
@@ -409,7 +467,7 @@ def _budget(name: str, usage: Mapping[str, Any]) -> Check:
         name=f"budget {name}",
         state="advice" if full else "ok",
         found=f"{', '.join(most)}; share {_figure(share)}, refused {usage['refused']:,}",
-        advice="a principal is at its share: ask it to read its responses, or revoke its key" if full else "",
+        advice=_ADVICE_ON_PROGRAMS if full and name.startswith("program_") else _ADVICE_ON_SHARES if full else "",
     )
 
 
@@ -417,6 +475,9 @@ def _figure(amount: float) -> str:
     """Format bytes and counts in full, seconds to the millisecond."""
     return f"{amount:,.0f}" if amount == round(amount) else f"{amount:,.3f}"
 
+
+_ADVICE_ON_SHARES = "a principal is at its share: ask it to read its responses, or revoke its key"
+_ADVICE_ON_PROGRAMS = "a principal is at its quota: it has to end programs or delete files; or raise the setting"
 
 _COUNTED = ("loop_time", "listings")
 """Budgets that are briefly full in normal operation."""

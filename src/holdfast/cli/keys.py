@@ -83,8 +83,8 @@ def create(
     async def on_server(client: Client) -> dict[str, Any]:
         from holdfast.protocol.http import KeyCreated
 
-        body = {"principal": principal, "role": role, "label": label, "agents": agents}
-        return _read(await client.request("POST", "/v1/keys", body=body), KeyCreated)
+        body: dict[str, Any] = {"principal": principal, "role": role, "label": label, "agents": agents}
+        return _read(await _create_on(client, body), KeyCreated)
 
     async def work() -> None:
         if role not in _ROLES:
@@ -123,12 +123,8 @@ def _create_approval_key(target: Target, store: str | None, *, principal: str, l
     async def on_server(client: Client) -> dict[str, Any]:
         from holdfast.protocol.http import KeyCreated
 
-        body = {"principal": principal, "role": "approver", "label": label}
-        try:
-            return _read(await client.request("POST", "/v1/keys", body=body), KeyCreated)
-        except ApprovalKeyRequired:
-            body["approval_key"] = read_secret("existing approval key, or the one shown by serve: ")
-            return _read(await client.request("POST", "/v1/keys", body=body), KeyCreated)
+        body: dict[str, Any] = {"principal": principal, "role": "approver", "label": label}
+        return _read(await _create_on(client, body), KeyCreated)
 
     async def work() -> None:
         if not (sys.stdin.isatty() and show_on_terminal("")):
@@ -142,6 +138,18 @@ def _create_approval_key(target: Target, store: str | None, *, principal: str, l
         note("Type it when prompted; do not store it in a file or environment variable on this machine.")
 
     return run(work, as_json=target.as_json)
+
+
+async def _create_on(client: Client, body: dict[str, Any]) -> httpx2.Response:
+    """Create a key on the server; prompt for an approval key at the terminal if the server requires one."""
+    try:
+        return await client.request("POST", "/v1/keys", body=body)
+    except ApprovalKeyRequired:
+        if not sys.stdin.isatty():
+            raise
+        make_undumpable()  # before the key is in memory
+        body["approval_key"] = read_secret("existing approval key, or the one shown by serve: ")
+        return await client.request("POST", "/v1/keys", body=body)
 
 
 @app.command("list")
@@ -236,15 +244,20 @@ async def _check_store(client: Client, target: Target, url: str, locked: StoreLo
     """Raise `StoreLocked` if the server reports a store that is not the store at `url`."""
     told = (await client.read("/v1/server", _StoreTold)).store
     # Only admins see the path; other callers will be refused.
-    if told not in ("sqlite", f"sqlite {_real_path(url)}"):
+    if told not in _descriptions(url):
         raise StoreLocked(
             f"{locked.message}, and the server at {target.address} uses another store",
             hint="pass the URL of the server that uses this store with --url",
         )
 
 
-def _real_path(url: str) -> str:
-    return os.path.realpath(url.removeprefix("sqlite:///"))
+def _descriptions(url: str) -> tuple[str, str]:
+    """Return what a server that uses this store may report: the engine, and the engine with the path."""
+    from holdfast.store_url import shown_store
+
+    if url.startswith("sqlite:///"):
+        return "sqlite", f"sqlite {os.path.realpath(url.removeprefix('sqlite:///'))}"
+    return "postgresql", f"postgresql {shown_store(url)}"
 
 
 @asynccontextmanager
@@ -255,6 +268,12 @@ async def _opened(url: str) -> AsyncIterator[tuple[KeyRing, OpenStore]]:
     store = open_store(url)
     await store.open(node_id=ids.node_id(), at=system_clock.now())
     try:
+        others = () if store.cluster is None else await store.cluster.other_nodes()
+        if others:
+            raise StoreLocked(
+                f"{store.backend.path} is in use by {counted(len(others), 'host')}",
+                hint="run this command against one of them with --url",
+            )
         ring = KeyRing(store)
         await ring.load()
         yield ring, store

@@ -43,4 +43,4 @@ Wait = Annotated[
     typer.Option("--wait", "-w", parser=seconds, help="Wait for the answer, up to this many seconds."),
 ]
 Files = Annotated[list[str] | None, typer.Option("--attach", "-f", metavar="FILE", help="Attach a file (repeatable).")]
-Store = Annotated[str | None, typer.Option("--store", help="Store URL: sqlite:///file or memory://.")]
+Store = Annotated[str | None, typer.Option("--store", help="Store URL: sqlite:///file, postgresql://… or memory://.")]

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import mimetypes
 import os
+import select
 import shlex
+import signal
+import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,6 +47,7 @@ def content_of(text: str | None, *, binary_hint: str = ATTACH_IT) -> str:
         try:
             if sys.stdin.isatty():
                 note("type the message, then press Ctrl-D on an empty line")
+                _wait_for_line()
             text = _read_stdin(binary_hint)
         except KeyboardInterrupt:
             end_typed_line()
@@ -54,6 +58,22 @@ def content_of(text: str | None, *, binary_hint: str = ATTACH_IT) -> str:
     except UnicodeEncodeError:
         raise _not_text(binary_hint) from None
     return text
+
+
+def _wait_for_line() -> None:
+    """Wait until stdin, a terminal, has a line; Ctrl-C also ends a wait that begins just after the signal came.
+
+    A signal that comes right before a blocking read does not interrupt the read, so the signal wakes a socket, too.
+    """
+    woken, wakes = socket.socketpair()
+    with woken, wakes:
+        wakes.setblocking(False)
+        before = signal.set_wakeup_fd(wakes.fileno(), warn_on_full_buffer=False)
+        try:
+            while sys.stdin not in select.select([sys.stdin, woken], [], [])[0]:
+                woken.recv(4096)  # of a signal that is not a Ctrl-C
+        finally:
+            signal.set_wakeup_fd(before)
 
 
 def _read_stdin(binary_hint: str) -> str:

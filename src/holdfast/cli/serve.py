@@ -28,18 +28,21 @@ from holdfast.cli.own_command import own_command
 from holdfast.cli.reload import RESTART, ReloadedBy, serve_reloading
 from holdfast.cli.run_lines import RunLines, TerminalFormatter
 from holdfast.cli.secret_input import show_on_terminal
+from holdfast.cli.supervisor import WorkerPlace, serve_workers
+from holdfast.cli.worker_share import worker_settings
 from holdfast.clock import system_clock
 from holdfast.errors import ConfigurationError, HoldfastError
 from holdfast.logs import configure_logging, flush_logs, install_hooks
 from holdfast.runtime import Interrupt
 from holdfast.settings import Settings, data_folder, default_store, load_settings
+from holdfast.store_url import shown_store
 from holdfast.undumpable import make_undumpable
 from holdfast.user_code import nearest
 
 if TYPE_CHECKING:
     from holdfast.agents import Agent
     from holdfast.host import DrainReport, Host, Recovery
-    from holdfast.server import Running
+    from holdfast.server import Running, WorkerLink
     from holdfast.tools.mcp.server import McpServer
 
 __all__ = ["AssistantFlags", "run_server", "serve"]
@@ -89,7 +92,7 @@ def _mcp_server(spec: str, *, approval: bool) -> McpServer:
     name, _, where = spec.partition("=")
     if not name or not where:
         raise ConfigurationError(
-            f"--mcp {spec!r} is not NAME=COMMAND or NAME=URL", hint="use a value such as --mcp files='npx -y server'"
+            f"--mcp {spec!r} is not NAME=COMMAND or NAME=URL", hint="use a value such as --mcp time=mcp-server-time"
         )
     if where.startswith(("http://", "https://")):
         return McpServer(name, url=where, approval=approval)
@@ -135,6 +138,9 @@ def serve(
         bool,
         typer.Option("--reload", help="Restart when a Python file here changes; runs then have 1 s to finish."),
     ] = False,
+    workers: Annotated[
+        int, typer.Option("--workers", min=1, help="Number of server processes; more than one needs PostgreSQL.")
+    ] = 1,
     open_page: Annotated[bool, typer.Option("--open", help="Open the page of active runs in a browser.")] = False,
     log_level: Annotated[
         str | None, typer.Option("--log-level", help="Log level: debug, info, warning or error.")
@@ -142,9 +148,14 @@ def serve(
     reloaded: Annotated[
         ReloadedBy | None, typer.Option("--reloaded", parser=ReloadedBy.parse, hidden=True)  # from --reload itself
     ] = None,
+    worker: Annotated[
+        WorkerPlace | None, typer.Option("--worker", parser=WorkerPlace.parse, hidden=True)  # from --workers itself
+    ] = None,
     json: Json = False,
 ) -> Exit:
     """Start a server. Settings can also come from holdfast.toml or HOLDFAST_<NAME>."""
+    if reload and workers > 1:
+        raise typer.BadParameter("--reload runs one worker; omit --workers")
     if reload:
         sys.exit(serve_reloading([argument for argument in sys.argv[1:] if argument != "--reload"]))
     chosen = None
@@ -162,7 +173,11 @@ def serve(
         "drain_timeout_s": drain,
         "log_level": log_level,
     }
-    return run_server(agents or [], flags, as_json=json, chosen=chosen, open_page=open_page, reloaded=reloaded)
+    if workers > 1:
+        return serve_workers(flags, workers=workers, as_json=json, on_url=show_page if open_page else None)
+    return run_server(
+        agents or [], flags, as_json=json, chosen=chosen, open_page=open_page, reloaded=reloaded, worker=worker
+    )
 
 
 def run_server(
@@ -173,6 +188,7 @@ def run_server(
     chosen: AssistantFlags | None = None,
     open_page: bool = False,
     reloaded: ReloadedBy | None = None,
+    worker: WorkerPlace | None = None,
 ) -> Exit:
     """Run a server until a signal ends it.
 
@@ -184,12 +200,15 @@ def run_server(
         chosen: options of an assistant to serve as the default agent; None serves no assistant.
         open_page: whether to open the page of the server in a browser.
         reloaded: the reloader that started this process, if any.
+        worker: the place of this process among several workers; None if it is the only one.
     """
     from holdfast.host import Host
     from holdfast.server import bind, raise_descriptor_limit
 
     try:
         settings = load_settings(flags)
+        if worker is not None:
+            settings = worker_settings(settings, workers=worker.workers)
         configure_logging(settings.log_level)
         if sys.stderr.isatty() and not as_json:
             for handler in logging.getLogger().handlers:
@@ -199,14 +218,17 @@ def run_server(
             make_undumpable()
         if settings.store == default_store() != f"sqlite:///{data_folder() / 'holdfast.db'}":
             note(f"the store is still {settings.store}: stop the server and move it with 'holdfast store move'")
+        raise_descriptor_limit()  # before the first program: a walled one gets at most half of this limit
         agents = [] if chosen is None else [chosen.agent()]
         agents += [find_agent(spec) for spec in (specs or ([] if agents else [settings.agent]))]
-        raise_descriptor_limit()
         return_large_blocks()
         host = Host(agents=agents, settings=settings)
-        with bind(settings) as listener:
+        with bind(settings) if worker is None else worker.take_listener() as listener:
+            link = None if worker is None else worker.take_link()
             report, is_silent = _run(
-                lambda: _serve(host, listener, settings, as_json=as_json, open_page=open_page, reloaded=reloaded)
+                lambda: _serve(
+                    host, listener, settings, as_json=as_json, open_page=open_page, reloaded=reloaded, link=link
+                )
             )
     except HoldfastError as error:
         log_import_failure(error)
@@ -251,6 +273,7 @@ async def _serve(
     as_json: bool,
     open_page: bool,
     reloaded: ReloadedBy | None,
+    link: WorkerLink | None,
 ) -> tuple[DrainReport, bool]:
     """Serve until a signal arrives; return the report of the drain, and whether it is to be kept from the operator."""
     from holdfast.server import serve as serving
@@ -264,20 +287,10 @@ async def _serve(
     def ready(running: Running) -> None:
         lines.is_serving = True
         with suppress(OSError):  # the output is closed; keep serving
-            if as_json:
-                say_json(
-                    {
-                        "event": "ready",
-                        "url": running.url,
-                        "pid": os.getpid(),
-                        "agents": sorted(host.agents),
-                        "default_agent": host.default_agent,
-                        "store": settings.store,
-                        "keys_required": running.keys_required,
-                        "token_file": None if running.token_file is None else str(running.token_file),
-                        "recovered": host.recovered,
-                    }
-                )
+            if link is not None:
+                link.tell_ready(**_about(running, settings))
+            elif as_json:
+                say_json({"event": "ready", **_about(running, settings)})
             elif reloaded is not None and reloaded.change:
                 _say_reloaded(running, reloaded)
             else:
@@ -285,10 +298,8 @@ async def _serve(
             if reloaded is not None and not as_json:
                 running.host.loop.add_signal_handler(RESTART, restart)
             if open_page:
-                threading.Thread(
-                    target=_open_page, args=(f"{running.url}/",), name="holdfast-page", daemon=True
-                ).start()
-            if running.app.context.approval_key_required:
+                threading.Thread(target=show_page, args=(f"{running.url}/",), name="holdfast-page", daemon=True).start()
+            if running.app.context.executes:
                 offer_approvals(running)
 
     def offer_approvals(running: Running) -> None:
@@ -309,7 +320,7 @@ async def _serve(
 
     def at_step(text: str) -> None:
         lines.is_serving = False
-        if is_silent:
+        if is_silent or (link is not None and not host.live):
             return
         with suppress(OSError):
             if as_json:
@@ -318,12 +329,33 @@ async def _serve(
                 note(text)
 
     try:
-        report = await serving(host, listener, ready=ready, note=at_step)
+        report = await serving(host, listener, ready=ready, note=at_step, link=link)
+        is_silent = is_silent or (link is not None and is_idle(report))
         return report, is_silent and not report.orphans
     finally:
         for terminal in terminals:
             terminal.close()
         lines.close()
+
+
+def _about(running: Running, settings: Settings) -> dict[str, object]:
+    """Return the description of a server that is ready, for programs."""
+    host = running.host
+    return {
+        "url": running.url,
+        "pid": os.getpid(),
+        "agents": sorted(host.agents),
+        "default_agent": host.default_agent,
+        "store": shown_store(settings.store),
+        "keys_required": running.keys_required,
+        "token_file": None if running.token_file is None else str(running.token_file),
+        "recovered": host.recovered,
+    }
+
+
+def is_idle(report: DrainReport) -> bool:
+    """Return whether the drain found nothing to report."""
+    return not (report.finished or report.suspended or report.interrupted or report.waiting or report.ended_background)
 
 
 def _say_ready(running: Running, settings: Settings) -> None:
@@ -337,7 +369,7 @@ def _say_ready(running: Running, settings: Settings) -> None:
     say(f"Holdfast {__version__} answers on {running.url} (pid {os.getpid()})")
     say(f"  agents  {names}")
     kept = " (data is lost at exit)" if settings.store == "memory://" else ""
-    say(f"  store   {settings.store}{kept}")
+    say(f"  store   {shown_store(settings.store)}{kept}")
     if running.token_file is not None:
         say("  keys    local token required, because agents act on this machine; commands in this folder find it")
         say(f"          export HOLDFAST_KEY=$(cat {shlex.quote(nearest(running.token_file))})")
@@ -383,7 +415,7 @@ def _say_reloaded(running: Running, reloaded: ReloadedBy) -> None:
         say(f"  {line}")
 
 
-def _open_page(url: str) -> None:
+def show_page(url: str) -> None:
     """Open a page in the user's graphical browser, or print its address if that fails."""
     import webbrowser
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import signal
 import sys
 import tempfile
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,7 +16,8 @@ import typer
 from holdfast import ids
 from holdfast.cli.exit_codes import Exit, exit_of
 from holdfast.cli.options import Json, Key
-from holdfast.cli.output import note, say, say_error, say_json, say_table
+from holdfast.cli.output import note, say_error, say_json
+from holdfast.cli.storm_report import StormProgress, report_figures, say_report, sigterm_interrupts
 from holdfast.clock import system_clock
 from holdfast.errors import ConfigurationError, HoldfastError
 
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Storm", "run_storm", "storm"]
 
-_PROGRESS_S = 1.0
-_SHOWN = 3
 _NEMESIS_SESSIONS = 12
 _FAILPOINT_S = 1.0
 _EMBEDDED_EXTRA_S = 25.0
@@ -152,7 +149,7 @@ def run_storm(asked: Storm) -> Exit:
     seed = int(ids.node_id()[-7:], 16) if asked.seed is None else asked.seed
     try:
         _check(asked)
-        with _sigterm_interrupts():
+        with sigterm_interrupts():
             if asked.nemesis is not None:
                 return _run_nemesis(asked, asked.nemesis, seed)
             report = _judged(_read(asked.check)) if asked.check is not None else _stormed(asked, seed)
@@ -163,20 +160,10 @@ def run_storm(asked: Storm) -> Exit:
         note("storm: interrupted; no verdict")
         return Exit.INTERRUPTED
     if asked.as_json:
-        say_json(_figures(report, seed=None if asked.check else seed, seconds=system_clock.monotonic() - began))
+        say_json(report_figures(report, seed=None if asked.check else seed, seconds=system_clock.monotonic() - began))
     else:
-        _say_report(report)
+        say_report(report)
     return Exit.OK if report.passed else Exit.FAILED
-
-
-@contextmanager
-def _sigterm_interrupts() -> Iterator[None]:
-    """Inside the block, treat SIGTERM as Ctrl-C, so that the storm ends its servers and removes its folder."""
-    before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _stormed(asked: Storm, seed: int) -> Report:
@@ -277,7 +264,7 @@ def _run_nemesis(asked: Storm, names: str, seed: int) -> Exit:
         agents=asked.agents,
         say=asked.say,
     )
-    return nemesis(names, ask, as_json=asked.as_json, history=asked.history, progress=_Progress())
+    return nemesis(names, ask, as_json=asked.as_json, history=asked.history, progress=StormProgress())
 
 
 def _read(path: str) -> list[Record]:
@@ -297,7 +284,7 @@ def _read(path: str) -> list[Record]:
 def _conduct(asked: Storm, seed: int, recorder: StormRecorder, folder: Path) -> Coroutine[None, None, None]:
     from holdfast.proof.storm import runner
 
-    progress = _Progress()
+    progress = StormProgress()
     if asked.url is not None:
         return runner.conduct_remote(
             recorder,
@@ -343,71 +330,3 @@ def _run(work: Coroutine[None, None, None], *, as_served: bool) -> None:
         factory = uvloop.new_event_loop
     with asyncio.Runner(loop_factory=factory) as runner:
         runner.run(work)
-
-
-class _Progress:
-    """Printer of progress on stderr; a line that differs only in its figures is printed at most once a second."""
-
-    def __init__(self) -> None:
-        self._began = system_clock.monotonic()
-        self._last = ("", 0.0)
-
-    def __call__(self, text: str) -> None:
-        now = system_clock.monotonic()
-        kind = "".join(character for character in text if not character.isdigit())
-        if kind == self._last[0] and now - self._last[1] < _PROGRESS_S:
-            return
-        self._last = (kind, now)
-        note(f"{now - self._began:6.1f} s  {text}")
-
-
-def _figures(report: Report, *, seed: int | None, seconds: float) -> dict[str, object]:
-    return {
-        "passed": report.passed,
-        "seed": seed,
-        "seconds": round(seconds, 1),
-        "records": report.records,
-        "promises": list(report.judgements),
-        "failpoints": {
-            "registered": len(report.failpoints),
-            "hit": sum(report.failpoints.values()),
-            "missed": sorted(name for name, hit in report.failpoints.items() if not hit),
-        },
-        "hostile": list(report.hostile),
-    }
-
-
-def _rows(report: Report) -> Iterable[tuple[str, str, str, str]]:
-    for judgement in report.judgements:
-        verdict: str = judgement.verdict
-        if judgement.broken:
-            verdict = f"BROKEN {judgement.broken} times"
-        elif not judgement.passed:
-            verdict = "NOT OBSERVED"
-        elif judgement.verdict == "not observed":
-            verdict = "not observed (not visible here)"
-        yield judgement.promise, judgement.name, f"{judgement.observations:,}", verdict
-
-
-def _say_report(report: Report) -> None:
-    say_table(("", "promise", "observations", "verdict"), _rows(report))
-    for judgement in report.judgements:
-        for violation in judgement.violations[:_SHOWN]:
-            say(f"\n{judgement.promise}: {violation.what}")
-            for evidence in violation.evidence:
-                say(f"    {evidence}")
-    if report.failpoints:
-        missed = sorted(name for name, hit in report.failpoints.items() if not hit)
-        say(f"\nfailpoints: {len(report.failpoints) - len(missed)} of {len(report.failpoints)} were hit")
-        for name in missed:
-            say(f"    NOT HIT {name}")
-    if report.hostile:
-        say("\nthe hostile principal")
-        say_table(
-            ("act", "done", "felt", "refused"),
-            (
-                (act.name, f"{act.did:,}", f"{act.felt:,}" if act.felt else "NOT FELT", f"{act.refused:,}")
-                for act in report.hostile
-            ),
-        )
-    say("\nevery promise was kept" if report.passed else "\nnot every promise was kept")

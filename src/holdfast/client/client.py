@@ -7,8 +7,9 @@ from typing import Unpack
 from holdfast.client.schedules import RemoteSchedule
 from holdfast.client.session import RemoteSession
 from holdfast.client.transport import Transport
-from holdfast.protocol.http import ScheduleList, SessionList
-from holdfast.protocol.messages import SessionView, TreeNode
+from holdfast.client.wire import decode, segment
+from holdfast.protocol.http import GrantList, ScheduleList, SessionList
+from holdfast.protocol.messages import Grant, SessionView, TreeNode
 from holdfast.protocol.schedules import ScheduleKeywords, ScheduleView
 
 __all__ = ["Client"]
@@ -83,6 +84,19 @@ class Client(Transport):
         if session is not None:
             query["session"] = session
         return (await self.read("/v1/schedules", ScheduleList, query=query)).schedules
+
+    async def grants(self, *, session: str | None = None) -> list[Grant]:
+        """Return the principal's grants, oldest first.
+
+        Parameters:
+            session: return only grants that hold in the session with this key; None returns all grants.
+        """
+        query = {} if session is None else {"session": session}
+        return (await self.read("/v1/grants", GrantList, query=query)).grants
+
+    async def revoke_grant(self, grant_id: str) -> Grant:
+        """Revoke a grant, and end the programs that run with its access. Raises `UnknownGrant`."""
+        return decode(await self.request("DELETE", f"/v1/grants/{segment(grant_id)}"), Grant)
 
     async def tree(self, *, everybody: bool = False) -> TreeNode:
         """Return the tree of the principal's live tasks, threads and processes.

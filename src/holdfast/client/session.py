@@ -21,6 +21,7 @@ from holdfast.protocol.http import (
     CompactBody,
     DecisionBody,
     ForkBody,
+    GrantList,
     InterruptBody,
     Mailbox,
     NothingBody,
@@ -37,6 +38,8 @@ from holdfast.protocol.messages import (
     Answer,
     Attachment,
     Entry,
+    Grant,
+    GrantScope,
     MailboxItem,
     Question,
     Receipt,
@@ -246,12 +249,20 @@ class RemoteSession:
         """See `SessionAPI.answer`."""
         return await self._decide(question, DecisionBody(decision="answer", text=text))
 
-    async def approve(self, question: Question | str, *, note: str = "", call_hash: str | None = None) -> Answer:
+    async def approve(
+        self,
+        question: Question | str,
+        *,
+        note: str = "",
+        call_hash: str | None = None,
+        scope: GrantScope = "call",
+    ) -> Answer:
         """See `SessionAPI.approve`. If the client's ``approval_key`` is set, it is sent with the approval."""
         body = DecisionBody(
             decision="approve",
             text=note,
             call_hash=hash_of(question, call_hash),
+            scope=scope,
             approval_key=self._transport.approval_key or "",
         )
         return await self._decide(question, body)
@@ -264,6 +275,10 @@ class RemoteSession:
         path = f"{self._path}/approvals/{segment(question_id_of(question))}"
         response = await self._transport.request("POST", path, body=body, repeatable=True, reply_s=_REPLY_S)
         return decode(response, Answer)
+
+    async def grants(self) -> list[Grant]:
+        """See `SessionAPI.grants`."""
+        return (await self._transport.read("/v1/grants", GrantList, query={"session": self.key})).grants
 
     # ── Schedules ────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -24,6 +24,7 @@
         │   ├── UnknownQuestion      no such open question or approval
         │   ├── UnknownAttachment
         │   ├── UnknownBranch        a route chose a branch that does not exist
+        │   ├── UnknownGrant
         │   ├── UnknownSchedule
         │   └── UnknownRoute
         ├── Conflict                 the current state does not allow the operation
@@ -82,7 +83,8 @@
         │   ├── StoreFull            the disk is full
         │   ├── StoreReadOnly
         │   ├── StoreCorrupt
-        │   └── StoreLocked          another host has this file open
+        │   ├── StoreLocked          another host has this file open
+        │   └── StoreUnreachable     the database does not accept connections
         ├── ModelFailed              the model provider refused, failed or broke off its answer
         ├── DeliveryFailed           a channel failed to deliver a message to its network
         ├── ConfigurationError       invalid settings, flags or agents
@@ -153,6 +155,7 @@ from holdfast.errors.host import (
     SessionDeleted,
     UnknownAgent,
     UnknownAttachment,
+    UnknownGrant,
     UnknownMessage,
     UnknownPolicy,
     UnknownQuestion,
@@ -179,7 +182,15 @@ from holdfast.errors.http import (
     UnsupportedMediaType,
 )
 from holdfast.errors.runtime import Interrupted, ProcessEnded, QueueClosed, QueueEmpty, QueueFull, ScopeClosed
-from holdfast.errors.storage import StaleFence, StorageError, StoreCorrupt, StoreFull, StoreLocked, StoreReadOnly
+from holdfast.errors.storage import (
+    StaleFence,
+    StorageError,
+    StoreCorrupt,
+    StoreFull,
+    StoreLocked,
+    StoreReadOnly,
+    StoreUnreachable,
+)
 
 __all__ = [
     "AccessDenied",
@@ -248,6 +259,7 @@ __all__ = [
     "StoreFull",
     "StoreLocked",
     "StoreReadOnly",
+    "StoreUnreachable",
     "StreamEnded",
     "TooManyRestarts",
     "ToolFailed",
@@ -256,6 +268,7 @@ __all__ = [
     "UnknownAgent",
     "UnknownAttachment",
     "UnknownBranch",
+    "UnknownGrant",
     "UnknownKey",
     "UnknownMessage",
     "UnknownPolicy",

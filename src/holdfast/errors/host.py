@@ -30,6 +30,7 @@ __all__ = [
     "SessionDeleted",
     "UnknownAgent",
     "UnknownAttachment",
+    "UnknownGrant",
     "UnknownMessage",
     "UnknownPolicy",
     "UnknownQuestion",
@@ -103,6 +104,13 @@ class UnknownAttachment(NotFound):
 
     code = "unknown_attachment"
     default_hint = "upload the attachment first; its digest is the SHA-256 of its bytes"
+
+
+class UnknownGrant(NotFound):
+    """You have no grant with that id; it may have been revoked, or its session was deleted."""
+
+    code = "unknown_grant"
+    default_hint = "list your grants with grants(), 'holdfast grants' or GET /v1/grants"
 
 
 class UnknownSchedule(NotFound):

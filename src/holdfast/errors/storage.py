@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from holdfast.errors.base import HoldfastError
 
-__all__ = ["StaleFence", "StorageError", "StoreCorrupt", "StoreFull", "StoreLocked", "StoreReadOnly"]
+__all__ = [
+    "StaleFence",
+    "StorageError",
+    "StoreCorrupt",
+    "StoreFull",
+    "StoreLocked",
+    "StoreReadOnly",
+    "StoreUnreachable",
+]
 
 
 class StorageError(HoldfastError):
@@ -48,3 +56,10 @@ class StoreLocked(StorageError):
 
     code = "store_locked"
     default_hint = "talk to the host that has it open: holdfast chat, holdfast ask; or open another store: --store sqlite:///other.db"
+
+
+class StoreUnreachable(StorageError):
+    """The database of the store does not accept connections."""
+
+    code = "store_unreachable"
+    default_hint = "check that the database runs and is reachable; the host continues as soon as it answers"

@@ -54,8 +54,12 @@ class AwaitedSessions:
                 if not future.done():
                     future.set_result(None)
 
+    def look_again(self) -> None:
+        """Wake all waiting tasks, because another host may have created their sessions."""
+        for key in list(self._expected):
+            self.made(*key)
+
     def close(self) -> None:
         """End all waits, because the host closes its streams. Idempotent."""
         self._closed = True
-        for key in list(self._expected):
-            self.made(*key)
+        self.look_again()

@@ -56,8 +56,8 @@ class BudgetUsage(msgspec.Struct, frozen=True, kw_only=True):
 
     Parameters:
         used, limit: the amount in use and the maximum. Requests with a user key get the caller's figures; all other
-            requests get those of the whole host (for ``stored``: the usage of the 20 largest principals, and the limit
-            per principal). For ``loop_time``, `used` is in seconds, and `limit` is a fraction of the loop's time.
+            requests get those of the whole host (for ``stored`` and ``program_*``, the limit is that of each
+            principal). For ``loop_time``, `used` is in seconds, and `limit` is a fraction of the loop's time.
         share: the maximum that one principal may hold.
         refused: number of refused charges; always 0 for requests with a user key.
         principals: usage of the 20 largest principals, largest first; requests with a user key get only the caller's

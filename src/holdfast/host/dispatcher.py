@@ -28,9 +28,13 @@ __all__ = ["Dispatcher"]
 
 
 class Dispatcher:
-    """Starts and stops runs as the store decides."""
+    """Starts and stops runs as the store decides.
 
-    __slots__ = ("_context", "_directory", "_launcher", "_queue", "_suspension")
+    Parameters:
+        served: the agents whose runs this host may claim; None if only this host uses the store.
+    """
+
+    __slots__ = ("_context", "_directory", "_launcher", "_queue", "_served", "_suspension")
 
     def __init__(
         self,
@@ -39,12 +43,14 @@ class Dispatcher:
         queue: SlotQueue,
         launcher: RunLauncher,
         suspension: Suspension,
+        served: frozenset[str] | None,
     ) -> None:
         self._context = context
         self._directory = directory
         self._queue = queue
         self._launcher = launcher
         self._suspension = suspension
+        self._served = served
 
     # ── messages ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -145,7 +151,7 @@ class Dispatcher:
 
     def _claim(self, principal: str, session: int, run_id: str, tries: int = 0) -> None:
         """Claim and start the session's next run, for which a slot is reserved."""
-        done = self._context.store.claim(session, run_id=run_id, at=self._context.now())
+        done = self._context.store.claim(session, run_id=run_id, at=self._context.now(), served=self._served)
         claimed = functools.partial(self._claimed, principal, session, run_id, tries)
         done.add_done_callback(claimed, context=self._context.variables)
 
@@ -164,6 +170,8 @@ class Dispatcher:
                 self._queue.release(principal)
             return
         match done.result():
+            case Claim() as claim if claim.lease.run_id in self._launcher.live:  # it was found in the meantime
+                self._queue.release(principal)
             case Claim() as claim if claim.resumed:
                 self._suspension.resume(claim)
             case Claim() as claim:

@@ -16,8 +16,10 @@ from holdfast.clock import Clock, system_clock
 from holdfast.errors import ConfigurationError
 from holdfast.host.agent_registry import AgentRegistry
 from holdfast.host.context import HostContext
+from holdfast.host.garbage_collection import ThresholdClaim
 from holdfast.host.host_parts import HostParts
 from holdfast.host.loop_watchdog import LoopWatchdog
+from holdfast.host.program_accounts import program_usage
 from holdfast.host.scheduler import Schedule
 from holdfast.host.server_exit import ServerExit
 from holdfast.host.session import Session
@@ -28,6 +30,7 @@ from holdfast.runtime.adoption.processes import kill_everything
 from holdfast.runtime.process_host import process_host
 from holdfast.settings import DEFAULT_STORE, Settings, default_store
 from holdfast.storage import open_store
+from holdfast.tools.sandbox.proxy.link import network_proxy
 from holdfast.user_code import nearest, user_frames
 
 if TYPE_CHECKING:
@@ -38,10 +41,11 @@ if TYPE_CHECKING:
 
     from holdfast.agents.agent import Agent, AgentLike
     from holdfast.host.admission import Admission
+    from holdfast.host.budgets import BudgetUsage
     from holdfast.host.live_session import LiveSession
     from holdfast.host.run_execution import RunExecution
     from holdfast.host.run_reports import RunListener
-    from holdfast.protocol.messages import SessionView, TreeNode
+    from holdfast.protocol.messages import Grant, SessionView, TreeNode
     from holdfast.protocol.schedules import ScheduleKeywords, ScheduleView
     from holdfast.storage.port import DueQuestion, Store
 
@@ -68,6 +72,9 @@ class Host:
 
     Call all methods on the loop that started the host. A host can be started only once.
 
+    While hosts are active, Python's cyclic garbage collector runs less often, unless the program has set thresholds of
+    its own: call `gc.set_threshold` before or after the start to choose them.
+
     Raises:
         ConfigurationError: if no agent is given, or if two agents have the same name.
     """
@@ -84,7 +91,7 @@ class Host:
         registry = AgentRegistry(agent, agents)
         settings = settings or Settings()
         chosen = _configured_store(settings) if store is None else store
-        opened = open_store(chosen) if isinstance(chosen, str) else chosen
+        opened = chosen if not isinstance(chosen, str) else _opened(chosen, settings)
         self.context = context = HostContext.of(settings, clock, opened, ids.node_id())
         self.settings = settings
         self.clock = clock
@@ -108,6 +115,7 @@ class Host:
         """Callbacks that are called before the event streams end, so that a server can ask its clients to reconnect."""
         self._started = False
         self._adoption: Restorer
+        self._thresholds: ThresholdClaim
         self._draining: asyncio.Task[DrainReport] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._watchdog: LoopWatchdog | None = None
@@ -150,6 +158,10 @@ class Host:
         """The run slots."""
         return self.queue.admission
 
+    def budget_usage(self, principal: str | None = None) -> dict[str, BudgetUsage]:
+        """Return a snapshot of each budget by name, for `principal`; None covers the whole host."""
+        return self.budgets.usage(principal) | program_usage(self.parts.programs, principal)
+
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def start(self) -> None:
@@ -170,8 +182,12 @@ class Host:
         await self.store.open(node_id=self.node_id, at=self.started_at)
         self._started = True
         self._adoption = install(loop)
+        self._thresholds = ThresholdClaim()
         workers = process_host().workers
         workers.variables = tuple(dict.fromkeys((*workers.variables, *settings.worker_variables)))
+        proxy = network_proxy()
+        proxy.principal_connections = settings.principal_program_connections
+        proxy.principal_bytes = settings.principal_program_traffic_bytes
         scope = Scope("host", detached=True, grace_s=settings.grace_s, abandon_after_s=settings.abandon_after_s).open()
         context.bind(loop=loop, variables=variables, scope=scope)
         try:
@@ -186,6 +202,9 @@ class Host:
             self.recovered = await context.start_task(self.parts.recovery.run(), "recovery")
             self.maintenance.start()
             self.scheduler.start()
+            self.parts.lease_guard.start()
+            if self.parts.cluster_watch is not None:
+                self.parts.cluster_watch.start()
         except BaseException:
             self._draining = context.start_task(self.parts.drain.run(0.0), "drain")
             await self.close()
@@ -260,15 +279,20 @@ class Host:
             self.close_streams()
             self.settlements.close()
             self.maintenance.close()
+            self.parts.lease_guard.close()
+            if self.parts.cluster_watch is not None:
+                self.parts.cluster_watch.close()
             if self._watchdog is not None:
                 self._watchdog.close()
             if self._server_exit is not None:
                 self._server_exit.close()
             await self.scope.stop("the host is closing", kind="shutdown")
             await kill_everything()
+            self.parts.programs.close()
             self._adoption.restore()
+            self._thresholds.release()
             self.parts.threads.close()
-            process_host().workers.close()
+            process_host().close_idle()
             await self.store.close()
 
     def start_task(self, coroutine: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
@@ -371,6 +395,14 @@ class Host:
         """Return schedules in order of creation, limited to `principal` and to the session key `session` if given."""
         return list(await self.store.schedules(principal=principal, session=session, limit=limit))
 
+    async def grants(self, *, principal: str = "local") -> list[Grant]:
+        """Return all grants of a principal, those of its sessions included, oldest first."""
+        return await self.parts.grants.of_principal(principal)
+
+    async def revoke_grant(self, grant_id: str, *, principal: str = "local") -> Grant:
+        """Revoke a grant of a principal, and end the programs that run with its access. Raises `UnknownGrant`."""
+        return await self.parts.grants.revoke(principal, grant_id)
+
     def find_agent(self, name: str, *, among: frozenset[str] | None = None) -> Agent:
         """Return the agent called `name`. Raises `UnknownAgent` if the agent does not exist or is not in `among`.
 
@@ -389,9 +421,15 @@ class Host:
             running=len(self.parts.launcher.live),
             awaiting_slot=self.admission.waiting,
             event_subscribers=self.readers,
-            counts=dict(self.incidents.counts),
+            counts=self._counts(),
             promises=self.incidents.promises.snapshot(),
         )
+
+    def _counts(self) -> dict[str, int]:
+        counts = dict(self.incidents.counts)
+        if refused := self.store.backend.counters.stale_writes_refused:
+            counts["stale_writes_refused"] = refused
+        return counts
 
     def tree(self, *, principal: str | None = None) -> TreeNode:
         """Return the tree of live sessions with their runs, tasks, threads and processes.
@@ -400,6 +438,10 @@ class Host:
         tree, in the state ``abandoned``, until they end.
         """
         return self.parts.tree.of_host(principal)
+
+
+def _opened(url: str, settings: Settings) -> Store:
+    return open_store(url, lease_s=settings.lease_s, direct=settings.store_direct)
 
 
 def _configured_store(settings: Settings) -> str:

@@ -5,11 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.host.background import Background
+from holdfast.host.cluster_watch import ClusterWatch
 from holdfast.host.dispatcher import Dispatcher
 from holdfast.host.drain import Drain
+from holdfast.host.grants import Grants
+from holdfast.host.lease_guard import LeaseGuard
+from holdfast.host.log_follower import LogFollower
 from holdfast.host.maintenance import Maintenance
 from holdfast.host.message_sender import MessageSender
-from holdfast.host.recovery import StartupRecovery
+from holdfast.host.program_accounts import program_quotas
+from holdfast.host.recovery import RunRecovery
+from holdfast.host.remote_stops import RemoteStops
 from holdfast.host.run_accounting import RunAccounting
 from holdfast.host.run_launcher import RunLauncher
 from holdfast.host.run_parts import RunParts
@@ -45,14 +51,19 @@ class HostParts:
     __slots__ = (
         "accounting",
         "background",
+        "cluster_watch",
         "directory",
         "dispatcher",
         "drain",
+        "grants",
         "launcher",
+        "lease_guard",
         "maintenance",
         "of_sessions",
+        "programs",
         "queue",
         "recovery",
+        "remote_stops",
         "reports",
         "scheduler",
         "settlements",
@@ -65,7 +76,9 @@ class HostParts:
     def __init__(self, context: HostContext, agents: AgentRegistry) -> None:
         self.directory = SessionDirectory(context)
         self.settlements = Settlements()
+        self.grants = Grants(context, self.directory)
         self.threads = ThreadPools(context.settings)
+        self.programs = program_quotas(context)
         self.tree = TaskTree(context, self.directory)
         self.reports = RunReports(context)
         self.accounting = RunAccounting(context, self.directory, self.settlements, self.tree, self.reports)
@@ -76,19 +89,40 @@ class HostParts:
             directory=self.directory,
             queue=self.queue,
             threads=self.threads,
+            grants=self.grants,
+            programs=self.programs,
             accounting=self.accounting,
             observer=self,
         )
         self.launcher = RunLauncher(parts)
+        self.lease_guard = LeaseGuard(context, self.launcher)
         self.suspension = Suspension(parts, self.launcher)
-        self.recovery = StartupRecovery(parts, self.launcher)
+        self.recovery = RunRecovery(parts, self.launcher)
+        cluster = context.store.cluster
+        follower: LogFollower | None = None
+        if cluster is not None:
+            follower = LogFollower(context, self.directory, self.settlements, self.launcher, cluster)
+            self.directory.on_behind = follower.on_behind
+            self.launcher.on_restarted = follower.on_restarted
+        self.remote_stops = RemoteStops(context, self.suspension, follower)
         self.maintenance = Maintenance(parts, self.launcher, self.suspension, self.recovery)
-        self.dispatcher = Dispatcher(context, self.directory, self.queue, self.launcher, self.suspension)
+        self.dispatcher = Dispatcher(context, self.directory, self.queue, self.launcher, self.suspension, parts.served)
         sender = MessageSender(context, agents, self.queue, self.dispatcher)
         self.background = Background(context, self.threads, self.tree, sender)
-        self.toolsets = Toolsets(context, agents, sender)
+        self.toolsets = Toolsets(context, agents, sender, self.programs)
         self.scheduler = Scheduler(context, agents, self.queue, self.dispatcher)
         self.drain = Drain(context, self.directory, self.queue, self.launcher, self.scheduler)
+        self.cluster_watch: ClusterWatch | None = None
+        if cluster is not None and follower is not None:
+            self.cluster_watch = ClusterWatch(
+                parts,
+                self.launcher,
+                self.suspension,
+                self.recovery,
+                self.scheduler,
+                cluster=cluster,
+                follower=follower,
+            )
         self.of_sessions = SessionParts(
             context=context,
             agents=agents,
@@ -98,9 +132,11 @@ class HostParts:
             launcher=self.launcher,
             suspension=self.suspension,
             sender=sender,
-            stops=StopCoordinator(parts, self.launcher, self.suspension),
+            stops=StopCoordinator(parts, self.launcher, self.remote_stops),
+            follower=follower,
             scheduler=self.scheduler,
             tree=self.tree,
+            grants=self.grants,
         )
 
     # ── RunObserver ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -130,7 +166,7 @@ class HostParts:
 
     def stop_unloaded(self, session: int, principal: str, run_id: str, cause: Cause) -> asyncio.Task[StopReceipt]:
         """End a run that is not in memory. The store has already recorded its interrupt."""
-        return self.suspension.stop(session, principal, run_id, cause)
+        return self.remote_stops.stop(session, principal, run_id, cause, grace_s=None)
 
     def start_background(self, actor: LiveSession, work: Callable[[], Awaitable[Any]], *, name: str) -> None:
         """Start background work of a session. Raises `Draining`, `LimitExceeded`."""

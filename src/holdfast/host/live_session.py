@@ -11,13 +11,14 @@ from holdfast.runtime import Broadcast
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Callable
 
     from holdfast.protocol.events import Stored
     from holdfast.protocol.run_phases import RunPhase
     from holdfast.protocol.stopping import Cause, StopReceipt
     from holdfast.runtime import Scope
 
-__all__ = ["LiveRun", "LiveSession"]
+__all__ = ["LiveRun", "LiveSession", "SharedSession"]
 
 
 class LiveRun(Protocol):
@@ -26,6 +27,10 @@ class LiveRun(Protocol):
     @property
     def run_id(self) -> str:
         """The run's id."""
+
+    @property
+    def attempt(self) -> int:
+        """1, plus one for each restart of the run."""
 
     @property
     def actor(self) -> LiveSession:
@@ -126,3 +131,35 @@ class LiveSession:
         if self._background is None:
             self._background = {}
         return self._background
+
+
+class SharedSession(LiveSession):
+    """A session in memory that other hosts write too.
+
+    Events are published in the order of their numbers, except those of other hosts, which are read from the store.
+    ``seen`` is the number up to which this host knows all events; what is published after a gap does not raise it.
+    """
+
+    __slots__ = ("_on_behind", "seen")
+
+    def __init__(
+        self,
+        *,
+        session: int,
+        number: int,
+        principal: str,
+        key: str,
+        seq: int,
+        on_behind: Callable[[SharedSession], object],
+    ) -> None:
+        super().__init__(session=session, number=number, principal=principal, key=key, seq=seq)
+        self.seen = seq
+        self._on_behind = on_behind
+
+    def publish(self, events: Sequence[Stored]) -> None:
+        """Pass newly stored events to the session's readers. After a gap, the events before are read from the store."""
+        super().publish(events)
+        if events and events[0].seq <= self.seen + 1:
+            self.seen = max(self.seen, events[-1].seq)
+        elif events:
+            self._on_behind(self)

@@ -11,7 +11,7 @@ from holdfast.errors import HoldfastError, StorageError
 from holdfast.protocol.messages import Answer
 
 if TYPE_CHECKING:
-    from holdfast.host.recovery import StartupRecovery
+    from holdfast.host.recovery import RunRecovery
     from holdfast.host.run_launcher import RunLauncher
     from holdfast.host.run_parts import RunParts
     from holdfast.host.suspension import Suspension
@@ -20,6 +20,8 @@ __all__ = ["Maintenance"]
 
 LOOK_EVERY_S = 3600.0
 """Maximum interval between checks for due questions, because the wall clock may be set to a different time."""
+CLUSTER_LOOK_EVERY_S = 60.0
+"""The same if other hosts use the store, whose runs ask questions too."""
 JUST_AFTER_S = 0.001
 EXPIRE_LIMIT = 1000
 """Maximum number of questions that one check expires."""
@@ -28,9 +30,7 @@ EXPIRE_LIMIT = 1000
 class Maintenance:
     """Periodic maintenance of a host. Use it on the host's loop only."""
 
-    def __init__(
-        self, parts: RunParts, launcher: RunLauncher, suspension: Suspension, recovery: StartupRecovery
-    ) -> None:
+    def __init__(self, parts: RunParts, launcher: RunLauncher, suspension: Suspension, recovery: RunRecovery) -> None:
         self._parts = parts
         self._context = parts.context
         self._launcher = launcher
@@ -38,6 +38,7 @@ class Maintenance:
         self._recovery = recovery
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._next_due_at = math.inf
+        self._is_alone = self._context.store.cluster is None
 
     def start(self) -> None:
         """Start maintenance. Idle sessions, old rows and due questions are handled at once, then periodically."""
@@ -100,8 +101,9 @@ class Maintenance:
         timer = self._timers.pop("expire", None)
         if timer is not None:
             timer.cancel()
+        every_s = LOOK_EVERY_S if self._is_alone else CLUSTER_LOOK_EVERY_S
         self._timers["expire"] = self._context.loop.call_later(
-            min(max(0.0, delay_s), LOOK_EVERY_S), self._expire, context=self._context.variables
+            min(max(0.0, delay_s), every_s), self._expire, context=self._context.variables
         )
 
     def _expire(self) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, get_args
 
+from holdfast import ids
 from holdfast.errors import InvalidRequest
-from holdfast.protocol.messages import Answer, check_text
+from holdfast.protocol.messages import Answer, GrantScope, check_text
 
 if TYPE_CHECKING:
     from holdfast.host.context import HostContext
@@ -41,6 +42,7 @@ async def give_answer(
     text: str,
     *,
     call_hash: str,
+    scope: GrantScope,
     answerer: Answerer,
 ) -> Answer:
     """Answer a question of a session. Raises the errors of `SessionAPI.answer` and `SessionAPI.approve`.
@@ -48,8 +50,11 @@ async def give_answer(
     Parameters:
         principal: the owner of the session.
         key: the key of the session.
+        scope: what the access of an approved call holds for.
         answerer: the author of the answer.
     """
+    if scope not in get_args(GrantScope):
+        raise InvalidRequest(f"unknown scope {scope!r:.100}", hint=f"choose {', '.join(get_args(GrantScope))}")
     for given_text in (question_id, text, call_hash):
         if not isinstance(given_text, str):
             raise InvalidRequest("a question's id and its answer must be text (str)")
@@ -66,6 +71,8 @@ async def give_answer(
         via=answerer.via,
         approval_key=answerer.approval_key,
         call_hash=call_hash,
+        scope=scope,
+        grant_id="" if scope == "call" else ids.grant_id(),
     )
     done = context.store.answer(principal, key, given)
     done.add_done_callback(

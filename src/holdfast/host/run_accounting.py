@@ -148,5 +148,7 @@ class RunAccounting:
 
     def lease_lost(self, run: LiveRun, error: HoldfastError) -> None:
         """Report that a run lost its session to another holder."""
-        self._context.incidents.promises.broken["P11"] += 1
+        if self._context.store.cluster is None:  # else it is what happens to a host that was stalled
+            self._context.incidents.promises.broken["P11"] += 1
+        self._context.incidents.counts["runs_lost"] += 1
         self._context.report("lease_lost", error.message, session=run.actor.key, run_id=run.run_id)

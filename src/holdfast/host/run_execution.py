@@ -138,6 +138,8 @@ class RunExecution:
             claim,
             agents=parts.agents,
             directory=parts.directory,
+            grants=parts.grants,
+            programs=parts.programs,
             observer=parts.observer,
             steering=steering,
         )
@@ -165,6 +167,11 @@ class RunExecution:
     def run_id(self) -> str:
         """The run's id."""
         return self._claim.lease.run_id
+
+    @property
+    def attempt(self) -> int:
+        """1, plus one for each restart of the run."""
+        return self._claim.attempt
 
     @property
     def ended(self) -> bool:
@@ -390,6 +397,7 @@ class RunExecution:
             "replaces_history": self.run.replaced_history is not None,
             "not_undone": self._journal.begun_names,
             "stored_limit": self._context.run_stored_limit,
+            "served": self._parts.served,
         }
         if self._exceeded is not None:
             self._shorten(self._exceeded)
@@ -444,7 +452,7 @@ class RunExecution:
             self._writer.flush()
         elif self.phase == "committing":
             self._submit_once_released()
-        elif self._may_unload:  # the store need not know: the next start finds the run
+        elif self._may_unload and self._parts.served is None:  # the next start finds the run
             self._end(self._receipt)
         else:
             self._let_go()
@@ -457,7 +465,7 @@ class RunExecution:
                 self._receipt = replace(self._receipt, cause=self._cut_by)
             self._commit("interrupted", cause=self._cut_by, receipt=self._receipt)
             return
-        done = self._context.store.park(self._claim.lease, at=self._context.now())
+        done = self._context.store.park(self._claim.lease, at=self._context.now(), restarts=self._may_unload)
         done.add_done_callback(self._let_gone, context=self._context.variables)
 
     def _let_gone(self, done: asyncio.Future[Parked]) -> None:

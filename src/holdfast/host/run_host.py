@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -26,16 +26,19 @@ from holdfast.host.live_session import LiveRun
 from holdfast.host.session_directory import PAGE
 from holdfast.host.store_retry import retry, retry_delay_s
 from holdfast.protocol.events import MessageAccepted, MessageSteered, decode_event
-from holdfast.protocol.messages import Answer, Entry, Message, Question
+from holdfast.protocol.messages import Answer, Entry, Grant, Message, Question
 from holdfast.storage.port import Appended, Steered
 
 if TYPE_CHECKING:
     from holdfast.agents.agent import Agent
+    from holdfast.agents.ports import WalledStart
     from holdfast.host.agent_registry import AgentRegistry
     from holdfast.host.budgets import Charge
     from holdfast.host.context import HostContext
     from holdfast.host.event_writer import EventWriter
+    from holdfast.host.grants import Grants
     from holdfast.host.live_session import LiveSession
+    from holdfast.host.program_quotas import ProgramQuotas
     from holdfast.host.run_observer import RunObserver
     from holdfast.host.session_directory import SessionDirectory
     from holdfast.protocol.transcript import RunTranscript
@@ -81,6 +84,7 @@ class RunHostAdapter:
         "_context",
         "_directory",
         "_expected",
+        "_grants",
         "_history",
         "_observer",
         "_on_the_way",
@@ -92,6 +96,7 @@ class RunHostAdapter:
         "_writer",
         "clock",
         "is_quiescent",
+        "programs",
         "steered",
         "steering",
         "unsure",
@@ -106,6 +111,8 @@ class RunHostAdapter:
         *,
         agents: AgentRegistry,
         directory: SessionDirectory,
+        grants: Grants,
+        programs: ProgramQuotas,
         observer: RunObserver,
         steering: bool,
     ) -> None:
@@ -117,6 +124,7 @@ class RunHostAdapter:
         self._claim = claim
         self._agents = agents
         self._directory = directory
+        self._grants = grants
         self._observer = observer
         self._answers: dict[str, Answer] | None = None
         self._asked: set[str] = set()  # questions of parts of the run that do not wait for the answer yet
@@ -128,6 +136,7 @@ class RunHostAdapter:
         self._reading: asyncio.Lock | None = None
         self._charge: Charge | None = None
         self.clock = context.clock
+        self.programs = programs
         self.is_quiescent = False
         self.steering = steering
         self.steered: tuple[str, ...] = ()
@@ -178,6 +187,27 @@ class RunHostAdapter:
     def background(self, work: Callable[[], Awaitable[Any]], *, name: str) -> None:
         """Start `work` as background work of the session."""
         self._observer.start_background(self._actor, work, name=name)
+
+    async def grants(self) -> Sequence[Grant]:
+        """Return the grants that hold in the run's session now."""
+        lease = self._claim.lease
+        return await self._grants.for_call(self._actor.principal, lease.session)
+
+    def watch_grants(self, on_revoked: Callable[[str], None]) -> Callable[[], None]:
+        """Call `on_revoked` with the id of each grant of the run's principal that is revoked from now on."""
+        return self._grants.watch(self._actor.principal, on_revoked)
+
+    async def launch(self, argv: Sequence[str], sandbox: object, options: Mapping[str, Any]) -> WalledStart:
+        """Return how to start a program behind a wall; see `RunHost.launch`."""
+        from holdfast.tools.walled import launch_of_options
+
+        return await launch_of_options(
+            argv,
+            sandbox,
+            options,
+            session=self._context.session_id(self._claim.number),
+            principal=self._actor.principal,
+        )
 
     async def attachment(self, digest: str) -> bytes:
         """Return the bytes of an attachment of the session's principal. Raises `UnknownAttachment`."""

@@ -18,12 +18,12 @@ from holdfast.storage.port import Claim, Committed, RunCommit
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from holdfast.host.live_session import LiveRun
     from holdfast.host.run_parts import RunParts
     from holdfast.protocol.events import Stored
-    from holdfast.protocol.stopping import Cause
+    from holdfast.protocol.stopping import Cause, StopReceipt
 
 __all__ = ["RunLauncher"]
 
@@ -31,12 +31,17 @@ __all__ = ["RunLauncher"]
 class RunLauncher:
     """Starts claimed runs, and holds the runs that are in this host's memory."""
 
-    __slots__ = ("_context", "_parts", "live")
+    __slots__ = ("_context", "_parts", "ending", "live", "on_restarted")
 
     def __init__(self, parts: RunParts) -> None:
         self._parts = parts
         self._context = parts.context
         self.live: dict[str, RunExecution] = {}
+        self.ending: set[str] = set()
+        """The runs that end without having started here, until their end is stored."""
+        self.on_restarted: Callable[[RunExecution], object] | None = None
+        """Called with each run that this host starts anew after another start; None if only this host uses the
+        store."""
 
     def start(
         self,
@@ -54,7 +59,7 @@ class RunLauncher:
             history: the history of earlier attempts; None for a first attempt.
             steering: whether messages may have been steered to the run before this host knew that the run was active.
         """
-        parts, incidents = self._parts, self._context.incidents
+        context, parts, incidents = self._context, self._parts, self._context.incidents
         events = published or claim.events
         actor = parts.directory.load(
             session=claim.lease.session,
@@ -66,7 +71,8 @@ class RunLauncher:
         actor.publish(events)
         incidents.promises.kept["P4"] += 1
         if actor.active is not None:
-            incidents.promises.broken["P4"] += 1
+            if context.store.cluster is None:  # else another host may have ended it, unnoticed here until now
+                incidents.promises.broken["P4"] += 1
             actor.active.supersede()
         try:
             agent = parts.agents.find(claim.agent)
@@ -81,6 +87,8 @@ class RunLauncher:
         if claim.interrupt is not None:
             run.request_stop(claim.interrupt)
         parts.observer.on_started(run)
+        if history is not None and self.on_restarted is not None:
+            self.on_restarted(run)
 
     def finish_unstarted(
         self,
@@ -89,6 +97,7 @@ class RunLauncher:
         *,
         cause: Cause | None = None,
         error: HoldfastError | None = None,
+        receipt: StopReceipt | None = None,
         history: RunHistory | None = None,
     ) -> asyncio.Future[None]:
         """End a claimed run without starting its agent. A slot is reserved for the run.
@@ -103,6 +112,7 @@ class RunLauncher:
         entries = transcript.entries(status=status, cause=cause)
         parts.accounting.transcript_made(entries)
         ended: asyncio.Future[None] = context.loop.create_future()
+        self.ending.add(claim.lease.run_id)
 
         def commit(tries: int) -> None:
             done = context.store.commit_run(
@@ -113,9 +123,11 @@ class RunLauncher:
                     text=transcript.text,
                     cause=cause,
                     error=None if error is None else one_line(error),
+                    receipt=receipt,
                     entries=entries,
                     next_run_id=parts.queue.next_run_id(),
                     not_undone=not_undone,
+                    served=parts.served,
                 )
             )
             done.add_done_callback(functools.partial(committed, tries), context=context.variables)
@@ -127,6 +139,7 @@ class RunLauncher:
                 if not context.lifecycle.draining:
                     context.loop.call_later(retry_delay_s(tries), commit, tries + 1, context=context.variables)
                     return
+            self.ending.discard(claim.lease.run_id)
             if problem is None:
                 parts.accounting.committed(claim, status, done.result())
                 self._pass_on(claim, done.result())
@@ -143,7 +156,8 @@ class RunLauncher:
         if run.actor.active is run:
             run.actor.active = None
             run.actor.idle_since = self._context.loop.time()
-        self.live.pop(run.run_id, None)
+        if self.live.get(run.run_id) is run:  # else this host has taken over the same run since
+            del self.live[run.run_id]
         if committed is None:
             self._parts.queue.release(claim.principal)
         else:

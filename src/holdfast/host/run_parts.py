@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING
 
 from holdfast.agents.limits import RunLimits
 from holdfast.host.flush_beat import FlushBeat
+from holdfast.host.restart_rules import RestartRules
 
 if TYPE_CHECKING:
     from holdfast.host.agent_registry import AgentRegistry
     from holdfast.host.context import HostContext
+    from holdfast.host.grants import Grants
+    from holdfast.host.program_quotas import ProgramQuotas
     from holdfast.host.run_accounting import RunAccounting
     from holdfast.host.run_observer import RunObserver
     from holdfast.host.session_directory import SessionDirectory
@@ -22,7 +25,21 @@ __all__ = ["RunParts"]
 class RunParts:
     """The parts of a host that its runs use, and the `RunObserver` that its runs notify."""
 
-    __slots__ = ("accounting", "agents", "beat", "context", "directory", "limits", "observer", "queue", "threads")
+    __slots__ = (
+        "accounting",
+        "agents",
+        "beat",
+        "context",
+        "directory",
+        "grants",
+        "limits",
+        "observer",
+        "programs",
+        "queue",
+        "restart_rules",
+        "served",
+        "threads",
+    )
 
     def __init__(
         self,
@@ -32,6 +49,8 @@ class RunParts:
         directory: SessionDirectory,
         queue: SlotQueue,
         threads: ThreadPools,
+        grants: Grants,
+        programs: ProgramQuotas,
         accounting: RunAccounting,
         observer: RunObserver,
     ) -> None:
@@ -41,6 +60,11 @@ class RunParts:
         self.directory = directory
         self.queue = queue
         self.threads = threads
+        self.restart_rules = RestartRules(context, agents)
+        self.served = None if context.store.cluster is None else agents.names
+        """The agents whose runs this host may claim; None if only this host uses the store."""
+        self.grants = grants
+        self.programs = programs
         self.accounting = accounting
         self.observer = observer
         self.limits = RunLimits(

@@ -90,6 +90,12 @@ class Scheduler:
             self._timer.cancel()
             self._timer = None
 
+    def look(self) -> None:
+        """Look for schedules that other hosts have put, and fire those that are due."""
+        if not self._looking:
+            self.close()
+            self._begin()
+
     # ── the timer ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _due(self, at: float) -> None:
@@ -145,13 +151,19 @@ class Scheduler:
     async def _fire_all(self, batch: Sequence[DueSchedule]) -> bool:
         """Fire a batch of schedules. Return whether all store calls succeeded and any schedule made progress."""
         firing = [
-            self._fire(due) for due in batch if not self._context.lifecycle.draining and self._may_fire(due.principal)
+            self._fire(due)
+            for due in batch
+            if not self._context.lifecycle.draining and self._is_served(due.spec) and self._may_fire(due.principal)
         ]
         if firing:
             await asyncio.wait(firing)
         return all(done.exception() is None for done in firing) and any(
             done.result().outcome != "waits" for done in firing
         )
+
+    def _is_served(self, spec: ScheduleSpec) -> bool:
+        """Return whether to fire the schedule here. In a cluster, a host that has its agent fires it."""
+        return self._context.store.cluster is None or spec.agent is None or spec.agent in self._agents.names
 
     def _may_fire(self, principal: str) -> bool:
         """Return whether the principal is within its rate. A schedule that may not fire now stays due."""
@@ -188,6 +200,7 @@ class Scheduler:
                 takes_over=self._agents.takes_over,
             ),
             by_hand=by_hand,
+            is_shared=context.store.cluster is not None,
         )
         done = context.store.fire_schedule(request)
         done.add_done_callback(

@@ -28,12 +28,14 @@ from holdfast.host.log_reader import SessionLog, open_log
 from holdfast.host.message_sender import check_key
 from holdfast.host.question_answers import Answerer, give_answer
 from holdfast.protocol.call_hash import hash_call, hash_of, question_id_of
-from holdfast.protocol.events import Event, Gap, Stored, decode_event
+from holdfast.protocol.events import Event, Gap, Stored, decode_event, number_in
 from holdfast.protocol.messages import (
     Answer,
     Attachment,
     Decision,
     Entry,
+    Grant,
+    GrantScope,
     HistoryEdit,
     MailboxItem,
     Question,
@@ -59,6 +61,8 @@ from holdfast.storage.port import Edited, InterruptRequest
 if TYPE_CHECKING:
     from holdfast.host.agent_registry import AgentRegistry
     from holdfast.host.context import HostContext
+    from holdfast.host.grants import Grants
+    from holdfast.host.log_follower import LogFollower
     from holdfast.host.message_sender import MessageSender
     from holdfast.host.run_accounting import RunAccounting
     from holdfast.host.run_launcher import RunLauncher
@@ -74,7 +78,7 @@ __all__ = ["Session", "SessionParts"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SessionParts:
-    """The parts of a host that its session handles use."""
+    """The parts of a host that its session handles use; ``follower`` only if other hosts use the store too."""
 
     context: HostContext
     agents: AgentRegistry
@@ -87,6 +91,8 @@ class SessionParts:
     stops: StopCoordinator
     scheduler: Scheduler
     tree: TaskTree
+    grants: Grants
+    follower: LogFollower | None
 
 
 class Session:
@@ -150,7 +156,10 @@ class Session:
         """Return a future of a message's settlement. Cancel the future to stop waiting. Raises `UnknownMessage`."""
         future = self._expect(message_id)
         try:
-            settlement = await self.message(message_id)  # after `_expect`, so that nothing is missed in between
+            row = await self._row()
+            if self._parts.follower is not None:
+                self._parts.follower.expect(row, message_id, future, look=False)
+            settlement = await self._settlement(row, message_id)  # after both, so that nothing is missed
         except BaseException:
             future.cancel()
             raise
@@ -199,6 +208,9 @@ class Session:
         if receipt.message_id != message_id:  # a duplicate: the first one may already be settled
             future.cancel()
             future = await self.expect(receipt.message_id)
+        elif self._parts.follower is not None:
+            is_here = receipt.disposition == "started"  # unless another host takes the run over, which the poll finds
+            self._parts.follower.expect(number_in(receipt.cursor), message_id, future, look=not is_here)
         return receipt, future
 
     async def withdraw(self, message_id: str) -> Settlement:
@@ -216,7 +228,10 @@ class Session:
 
     async def message(self, message_id: str) -> Settlement:
         """See `SessionAPI.message`."""
-        settlement = await self._context.store.settlement(await self._row(), message_id)
+        return await self._settlement(await self._row(), message_id)
+
+    async def _settlement(self, row: int, message_id: str) -> Settlement:
+        settlement = await self._context.store.settlement(row, message_id)
         if settlement is None:
             raise UnknownMessage(f"no such message: {message_id!r} in session {self.key!r}")
         return settlement
@@ -230,7 +245,9 @@ class Session:
         _check_stop(reason, grace_s)
         cause = Cause(kind="user", reason=reason, origin=self.key, at=self._context.now())
         done = self._context.store.interrupt(
-            InterruptRequest(principal=self.principal, key=self.key, cause=cause, at=cause.at, run_id=run_id)
+            InterruptRequest(
+                principal=self.principal, key=self.key, cause=cause, at=cause.at, run_id=run_id, grace_s=grace_s
+            )
         )
         stopping = self._parts.stops.execute(self.principal, self.key, done, cause, grace_s, background=False)
         receipt, _ = await asyncio.shield(stopping)
@@ -241,7 +258,7 @@ class Session:
         _check_stop(reason, grace_s)
         cause = Cause(kind="stop", reason=reason, origin=self.key, at=self._context.now())
         done = self._context.store.stop_session(
-            InterruptRequest(principal=self.principal, key=self.key, cause=cause, at=cause.at)
+            InterruptRequest(principal=self.principal, key=self.key, cause=cause, at=cause.at, grace_s=grace_s)
         )
         stopping = self._parts.stops.execute(self.principal, self.key, done, cause, grace_s, background=True)
         receipt, withdrawn = await asyncio.shield(stopping)
@@ -265,9 +282,17 @@ class Session:
         """See `SessionAPI.answer`."""
         return await self.decide(question_id_of(question), "answered", text)
 
-    async def approve(self, question: Question | str, *, note: str = "", call_hash: str | None = None) -> Answer:
+    async def approve(
+        self,
+        question: Question | str,
+        *,
+        note: str = "",
+        call_hash: str | None = None,
+        scope: GrantScope = "call",
+    ) -> Answer:
         """See `SessionAPI.approve`."""
-        return await self.decide(question_id_of(question), "approved", note, call_hash=hash_of(question, call_hash))
+        bound = hash_of(question, call_hash)
+        return await self.decide(question_id_of(question), "approved", note, call_hash=bound, scope=scope)
 
     async def deny(self, question: Question | str, *, reason: str = "") -> Answer:
         """See `SessionAPI.deny`."""
@@ -280,6 +305,7 @@ class Session:
         text: str,
         *,
         call_hash: str = "",
+        scope: GrantScope = "call",
         answerer: Answerer | None = None,
     ) -> Answer:
         """Record an answer to a question. Servers use this method to say who answered.
@@ -296,8 +322,13 @@ class Session:
             decision,
             text,
             call_hash=call_hash,
+            scope=scope,
             answerer=answerer or Answerer(self.principal, "host"),
         )
+
+    async def grants(self) -> list[Grant]:
+        """See `SessionAPI.grants`."""
+        return await self._parts.grants.of_session(self.principal, self.key)
 
     # ── schedules ────────────────────────────────────────────────────────────────────────────────────────────────
 

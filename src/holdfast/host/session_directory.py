@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from holdfast.errors import SessionDeleted, UnknownSession
 from holdfast.host.awaited_sessions import AwaitedSessions
 from holdfast.host.budgets import PAGE_BYTES
-from holdfast.host.live_session import LiveSession
+from holdfast.host.live_session import LiveSession, SharedSession
 from holdfast.host.store_retry import retry
+from holdfast.runtime.process_host import process_host
 
 if TYPE_CHECKING:
     from holdfast.host.context import HostContext
@@ -26,7 +27,7 @@ PAGE = 1024
 class SessionDirectory:
     """The live sessions of a host, and the waits for sessions to be created. Use it on the host's loop only."""
 
-    __slots__ = ("_closed", "_context", "_idle", "awaited", "live", "readers")
+    __slots__ = ("_closed", "_context", "_idle", "awaited", "live", "on_behind", "readers")
 
     def __init__(self, context: HostContext) -> None:
         self._context = context
@@ -34,6 +35,9 @@ class SessionDirectory:
         self.awaited = AwaitedSessions()
         self.readers = 0
         """Number of open event streams."""
+        self.on_behind: Callable[[SharedSession], object] | None = None
+        """Called with a session of which this host knows a newer event, but not all older ones; None if no other host
+        writes the store."""
         self._idle: deque[LiveSession] = deque()
         self._closed = False
 
@@ -41,12 +45,21 @@ class SessionDirectory:
         """Return the `LiveSession`, created if necessary; `seq` is the number of the session's last stored event."""
         live = self.live.get(session)
         if live is None:
-            live = LiveSession(session=session, number=number, principal=principal, key=key, seq=seq)
+            live = self._make(session, number, principal, key, seq)
             self.live[session] = live
             self._watch(live)
             if self._closed:
                 live.log.close()
+        elif isinstance(live, SharedSession) and live.idle:
+            live.seen = max(live.seen, seq)  # an idle session needs none of the events before
         return live
+
+    def _make(self, session: int, number: int, principal: str, key: str, seq: int) -> LiveSession:
+        if self.on_behind is None:
+            return LiveSession(session=session, number=number, principal=principal, key=key, seq=seq)
+        return SharedSession(
+            session=session, number=number, principal=principal, key=key, seq=seq, on_behind=self.on_behind
+        )
 
     async def find(self, principal: str, key: str) -> tuple[int, SessionView]:
         """Return the session's row id and view. Raises `UnknownSession` or `SessionDeleted`."""
@@ -98,10 +111,15 @@ class SessionDirectory:
             self._idle.popleft()
             if live.idle:
                 del self.live[live.session]
+                self.forget_walls(live)
             else:
                 self._watch(live)
         if len(self.live) < at_first / 2:
             self.live = dict(self.live)  # copies the dict, since a dict never shrinks
+
+    def forget_walls(self, live: LiveSession) -> None:
+        """Drop what is kept to start programs of a session fast, because its activation ends."""
+        process_host().forget_walls(self._context.session_id(live.number))
 
     def _watch(self, live: LiveSession) -> None:
         live.idle_since = self._context.loop.time()

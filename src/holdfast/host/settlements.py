@@ -18,6 +18,9 @@ class Settlements:
         self._expected: dict[str, list[asyncio.Future[Settlement]]] = {}
         self._closed = False
 
+    def __contains__(self, message_id: str) -> bool:
+        return message_id in self._expected
+
     def __len__(self) -> int:
         return len(self._expected)
 

@@ -50,6 +50,7 @@ PROMISES: dict[str, tuple[str, str, str]] = {
     "P12": ("clean shutdown", "runs finished or suspended by a drain", "orphans of a drain"),
     "P13": ("fair", "sessions admitted in turn", "not counted here: the storm judges it"),
     "P14": ("private", "refusals at a principal's own limits", "not counted here: the storm judges it"),
+    "P16": ("walled", "programs of tools started behind a wall", "not counted here: the storm judges it"),
 }
 """Each promise that a host checks: its name, and the meaning of its `kept` and `broken` counters."""
 
@@ -66,8 +67,13 @@ COUNTS: dict[str, str] = {
     "resumed": "suspended runs that got their last answer",
     "questions_expired": "questions that expired without an answer",
     "abandoned": "tasks and threads that did not stop and were quarantined",
+    "runs_lost": "runs that this host gave up because another host had taken over their sessions",
+    "runs_taken_over": "runs of other hosts that were taken over after their leases had ended",
+    "runs_reclaimed": "runs that were found in the store as this host's own, because the reply of a claim was lost",
+    "stale_writes_refused": "writes that the store refused because the run had ended or belonged to another host",
     "late_results": "outputs and results that came after the end of their run or call, and were discarded",
     "gaps": "gaps reported to readers",
+    "programs_ended_<resource>": "programs ended because their principal used too much, by resource",
     "rows_pruned": "rows of the store that retention dropped or changed",
     "ticks_fired": "schedule ticks whose message was accepted",
     "ticks_missed": "schedule ticks dropped by the miss policy",

@@ -12,9 +12,9 @@ from holdfast.protocol.stopping import Cause, StopReceipt, join_receipts
 from holdfast.storage.port import Stopped as StopDone
 
 if TYPE_CHECKING:
+    from holdfast.host.remote_stops import RemoteStops
     from holdfast.host.run_launcher import RunLauncher
     from holdfast.host.run_parts import RunParts
-    from holdfast.host.suspension import Suspension
     from holdfast.storage.port import InterruptResult
 
 __all__ = ["StopCoordinator"]
@@ -23,13 +23,13 @@ __all__ = ["StopCoordinator"]
 class StopCoordinator:
     """Stops the run and the background work of a session. Use it on the host's loop only."""
 
-    __slots__ = ("_context", "_launcher", "_parts", "_suspension")
+    __slots__ = ("_context", "_launcher", "_parts", "_remote")
 
-    def __init__(self, parts: RunParts, launcher: RunLauncher, suspension: Suspension) -> None:
+    def __init__(self, parts: RunParts, launcher: RunLauncher, remote: RemoteStops) -> None:
         self._parts = parts
         self._context = parts.context
         self._launcher = launcher
-        self._suspension = suspension
+        self._remote = remote
 
     def execute(
         self,
@@ -82,7 +82,7 @@ class StopCoordinator:
             if run is not None:
                 stops.append(run.stop(cause, grace_s=grace_s))
             elif result.run_id is not None:
-                stops.append(self._suspension.stop(result.session, principal, result.run_id, cause))
+                stops.append(self._remote.stop(result.session, principal, result.run_id, cause, grace_s=grace_s))
             if background and actor is not None:
                 stops.extend(
                     context.start_task(scope.stop(cause=cause, grace_s=grace_s), "stop background")
@@ -105,6 +105,11 @@ class StopCoordinator:
                     settled = [Settlement(message_id=m.message_id, state="withdrawn") for m in withdrawn]
                     self._parts.accounting.withdrawn(result.session, settled, ())
             receipts = [await stop for stop in stops]
+            live = (
+                self._parts.directory.live.get(done.result().session) if background and not done.exception() else None
+            )
+            if live is not None:
+                self._parts.directory.forget_walls(live)
             return join_receipts(*(receipts or [nothing_to_stop(key, context.now())])), withdrawn
 
         return context.start_task(carry_out(), "stopping")

@@ -106,15 +106,27 @@ class Suspension:
         resuming.cause = claim.interrupt
         self._context.start_task(self._resume(claim, resuming), "resume")
 
+    def is_resuming(self, run_id: str) -> bool:
+        """Return whether the run was claimed, and is neither live nor ended yet."""
+        return run_id in self._resuming
+
     async def _resume(self, claim: Claim, resuming: _Resuming) -> None:
         run_id = claim.lease.run_id
         history = RunHistory(claim)
         obstacle: HoldfastError | None = None
+        receipt: StopReceipt | None = None
 
         async def prepare() -> None:
-            nonlocal history
+            nonlocal history, receipt
             history = await read_run_history(self._context, claim)
-            self._check(history)
+            # A repeated claim lacks the mark `handed_over`; a run that waited for answers is replayable.
+            if claim.handed_over or not history.journal().replayable:
+                lost = self._parts.restart_rules.obstacle(history)
+                if lost is not None:
+                    resuming.cause = self._parts.restart_rules.cause_of_end(history, lost)
+                    receipt = self._parts.restart_rules.receipt_of_end(history, resuming.cause)
+            else:
+                self._check(history)
             if resuming.cause is None:
                 await self._restart(history)
 
@@ -133,7 +145,9 @@ class Suspension:
             self._launcher.start(claim, history=history)
         else:
             status: Literal["failed", "interrupted"] = "failed" if resuming.cause is None else "interrupted"
-            await self._launcher.finish_unstarted(claim, status, cause=resuming.cause, error=obstacle, history=history)
+            await self._launcher.finish_unstarted(
+                claim, status, cause=resuming.cause, error=obstacle, receipt=receipt, history=history
+            )
         self._done(run_id, resuming)
 
     def _done(self, run_id: str, resuming: _Resuming) -> None:
@@ -158,7 +172,7 @@ class Suspension:
     async def _restart(self, history: RunHistory) -> None:
         """If the run will repeat output, record the restart, so that readers drop the earlier output."""
         context, claim = self._context, history.claim
-        if not history.repeats_output:
+        if not (history.repeats_output or claim.handed_over):
             return
         discard_from = history.journal().discard_from
 
@@ -175,10 +189,11 @@ class Suspension:
 
     # ── ending ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def stop(self, session: int, principal: str, run_id: str, cause: Cause) -> asyncio.Task[StopReceipt]:
+    def stop(self, session: int, principal: str, run_id: str, cause: Cause) -> asyncio.Task[StopReceipt | None]:
         """End a run that is not live, after the store has recorded its interrupt.
 
-        Return a task whose result is the stop receipt. The task finishes once the run has ended and its slot is free.
+        Return a task whose result is the stop receipt, or None if the run is not unloaded: another host has it, or this
+        host is taking it over. The task finishes once the run has ended and its slot is free, or once this is known.
         """
         resuming = self._resuming.get(run_id)
         if resuming is not None and resuming.cause is None:
@@ -203,7 +218,7 @@ class Suspension:
         run_id: str,
         cause: Cause,
         claiming: asyncio.Future[Claim | NotReady] | None,
-    ) -> StopReceipt:
+    ) -> StopReceipt | None:
         if claiming is not None:
             tries = iter((claiming,))  # the first was made by the caller
 
@@ -219,4 +234,6 @@ class Suspension:
             await asyncio.shield(resuming.ended)
         elif run_id in self._launcher.live:
             return await self._launcher.live[run_id].stop(cause)
+        elif self._context.store.cluster is not None:
+            return None
         return StopReceipt(scope=run_id, cause=cause)

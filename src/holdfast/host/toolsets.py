@@ -12,15 +12,19 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from holdfast.errors import ConfigurationError, Interrupted
+from holdfast.errors import ConfigurationError, HoldfastError, Interrupted
 from holdfast.host.message_sender import check_key
 from holdfast.logs import log_failure, one_line
 from holdfast.protocol.send_options import SendOptions
 from holdfast.runtime import Scope
 from holdfast.tools.files.private_paths import kept_private, store_paths
 from holdfast.tools.files.workspace_guard import check_folder
+from holdfast.tools.sandbox.choice import find_backend, use_backend
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from holdfast.agents.program_usage import ProgramAccounts
     from holdfast.agents.tool import Toolset
     from holdfast.clock import Clock
     from holdfast.host.agent_registry import AgentRegistry
@@ -44,10 +48,11 @@ class HostToolsetContext:
         path: path of the store's file; None if the store has no file.
     """
 
-    def __init__(self, clock: Clock, sender: MessageSender, path: str | None) -> None:
+    def __init__(self, clock: Clock, sender: MessageSender, programs: ProgramAccounts, path: str | None) -> None:
         self._sender = sender
         self._path = path
         self.clock = clock
+        self.programs = programs
 
     @property
     def data_dir(self) -> Path | None:
@@ -140,12 +145,15 @@ class _Lifespan:
 class Toolsets:
     """Enters and exits the lifespans of a host's toolsets. Use it on the host's loop only."""
 
-    def __init__(self, context: HostContext, agents: AgentRegistry, sender: MessageSender) -> None:
+    def __init__(
+        self, context: HostContext, agents: AgentRegistry, sender: MessageSender, programs: ProgramAccounts
+    ) -> None:
         self._context = context
         self._agents = agents
         self._sender = sender
+        self._programs = programs
         self._entered: list[_Lifespan] = []
-        self._kept_private = contextlib.ExitStack()
+        self._while_entered = contextlib.ExitStack()
 
     async def enter(self) -> None:
         """Enter each toolset of the host's agents once, and protect the store's files from access through workspaces.
@@ -154,6 +162,7 @@ class Toolsets:
         protected file or folder, such as the store's files.
         """
         context = self._context
+        self._while_entered.enter_context(use_backend(context.settings.sandbox))
         toolsets: list[Toolset] = []
         for agent in self._agents.by_name.values():
             toolsets += (toolset for toolset in agent.toolsets if not any(known is toolset for known in toolsets))
@@ -162,15 +171,36 @@ class Toolsets:
         info = await context.store.info()
         path = info.path if info.engine == "sqlite" else None
         if path is not None:
-            self._kept_private.enter_context(kept_private(store_paths(path)))
+            self._while_entered.enter_context(kept_private(store_paths(path)))
         for toolset in toolsets:
             for folder in toolset.folders():
                 check_folder(folder, () if path is None else store_paths(path))
-        home = HostToolsetContext(context.clock, self._sender, path)
+        await self._find_wall(toolsets)
+        home = HostToolsetContext(context.clock, self._sender, self._programs, path)
         for toolset in toolsets:
             lifespan = _Lifespan(context, toolset, home)
             await context.start_task(lifespan.enter(), f"enter {lifespan.name}")
             self._entered.append(lifespan)
+
+    async def _find_wall(self, toolsets: Sequence[Toolset]) -> None:
+        """Find what confines programs, in a thread, because that may take long; report it if nothing does.
+
+        Later searches return the same result at once.
+        """
+        if not any(toolset.executes or toolset.programs for toolset in toolsets):
+            return
+
+        def find() -> str:
+            try:
+                find_backend()
+            except HoldfastError as error:
+                return str(error)
+            return ""
+
+        problem = await asyncio.get_running_loop().run_in_executor(None, find)
+        if problem and any(toolset.programs for toolset in toolsets):
+            _log.warning("programs of tools are refused: %s", problem)
+            self._context.report("toolset", f"programs of tools are refused: {problem}")
 
     async def leave(self) -> None:
         """Exit all toolsets in reverse order, and report failures as incidents."""
@@ -180,4 +210,4 @@ class Toolsets:
             if problem is not None:
                 text = f"toolset {lifespan.name} failed to shut down: {problem}"
                 self._context.report("toolset", text)
-        self._kept_private.close()
+        self._while_entered.close()

@@ -33,6 +33,7 @@ __all__ = [
     "FailpointHit",
     "HoldingRead",
     "HostExited",
+    "HostFrozen",
     "HostKilled",
     "HostReady",
     "HostStarted",
@@ -72,11 +73,11 @@ __all__ = [
     "write_history",
 ]
 
-Source = Literal["clients", "stamps", "processes", "kills", "drain", "host", "principals", "places"]
+Source = Literal["clients", "stamps", "processes", "kills", "drain", "host", "principals", "places", "walls"]
 """Sources of observations. ``clients``: the recorder's own calls and readers (always present); ``stamps``: the agents'
 stamps; ``processes``: the process list; ``kills``: kills by the storm; ``drain``: a drain that the storm requested;
 ``host``: the host's statistics; ``principals``: sessions of more than one principal; ``places``: each principal's runs
-while all run slots are in use."""
+while all run slots are in use; ``walls``: programs that try to leave their wall."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,6 +88,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         stop_s: maximum time from the request of a stop to its receipt: grace period, kill time and ``answer_s``.
         ready_s: maximum time from the start of a server to its first answer.
         death_s: maximum time from the kill of a host to the end of the host's last process.
+        takeover_s: maximum time from the end of a host until others have restarted or ended its runs; 0 if not judged.
+        fence_s: maximum time for which a host that was stopped may still work on runs that others have taken over.
         wake_s: maximum time from the end of a run until a branch that outlives the run sees the interrupt or ends.
         drain_slack_s: maximum time, in seconds, by which a drain may exceed its deadline.
         mailbox: maximum number of messages that may wait in a session; 0 if the server's limit is unknown.
@@ -105,6 +108,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     stop_s: float = 40.0
     ready_s: float = 30.0
     death_s: float = 5.0
+    takeover_s: float = 0.0
+    fence_s: float = 5.0
     wake_s: float = 1.5
     drain_slack_s: float = 10.0
     mailbox: int = 100
@@ -128,15 +133,16 @@ class Opened(RecordBase, frozen=True, kw_only=True, tag="opened"):
     """The first record: the kind of storm, the sources that the recorder can observe, and the storm's bounds.
 
     ``failpoints`` names the failpoints that must be hit. ``hostile`` names the hostile principal; it is empty if the
-    storm has none.
+    storm has none. ``zero`` is the time of day at which the monotonic clock was 0, if known.
     """
 
     seed: int
-    mode: Literal["embedded", "url", "kill"]
+    mode: Literal["embedded", "url", "kill", "cluster"]
     sees: tuple[Source, ...]
     limits: Limits = Limits()
     failpoints: tuple[str, ...] = ()
     hostile: str = ""
+    zero: float = 0.0
 
 
 class HostStarted(RecordBase, frozen=True, kw_only=True, tag="host.started"):
@@ -164,6 +170,13 @@ class HostExited(RecordBase, frozen=True, kw_only=True, tag="host.exited"):
 
     incarnation: int
     code: int = 0
+
+
+class HostFrozen(RecordBase, frozen=True, kw_only=True, tag="host.frozen"):
+    """A host was stopped by SIGSTOP from ``began_at`` on, and continued at ``at``."""
+
+    incarnation: int
+    began_at: float
 
 
 class FailpointHit(RecordBase, frozen=True, kw_only=True, tag="failpoint.hit"):
@@ -342,7 +355,8 @@ class Stamp(RecordBase, frozen=True, kw_only=True, tag="stamp"):
     Parameters:
         what: kind of the observation. ``start``: the agent function starts; ``finish``: the very last action of the
             agent function; ``branch``: a branch starts; ``tick``: the branch is alive; ``told``: the branch saw its
-            interrupt; ``end``: the branch has ended, for any reason; ``effect``: a call was executed.
+            interrupt; ``end``: the branch has ended, for any reason; ``effect``: a call was executed; ``probe``: a
+            walled program tried to leave its wall.
         run_id, attempt, principal, session: the run for which the code was started, and the run's attempt, principal
             and session.
         branch: name of the branch within the run; ``main`` for the agent function.
@@ -354,9 +368,10 @@ class Stamp(RecordBase, frozen=True, kw_only=True, tag="stamp"):
         seen_session: session that the ambient context named, if any; only for ``tick`` and ``told``.
         effect: name of the call, unique within the run; only for ``effect``.
         idempotent: whether the call was declared idempotent; only for ``effect``.
+        reached: what the program reached outside its wall; only for ``probe``.
     """
 
-    what: Literal["start", "finish", "branch", "tick", "told", "end", "effect"]
+    what: Literal["start", "finish", "branch", "tick", "told", "end", "effect", "probe"]
     principal: str
     session: str
     run_id: str
@@ -370,6 +385,7 @@ class Stamp(RecordBase, frozen=True, kw_only=True, tag="stamp"):
     seen_session: str | None = None
     effect: str | None = None
     idempotent: bool = False
+    reached: tuple[str, ...] = ()
 
 
 class ProcessSeen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -527,6 +543,7 @@ Record = (
     | HostStarted
     | HostReady
     | HostKilled
+    | HostFrozen
     | HostExited
     | FailpointHit
     | SendAttempted

@@ -18,15 +18,16 @@ Invariants
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import msgspec
 
 from holdfast.errors import ConfigurationError, IllegalTransition, InvalidArguments, ModelFailed, format_error
+from holdfast.protocol.access import NO_REQUEST, AccessRequest, approval_question, is_covered
 from holdfast.protocol.call_hash import is_for_another_call
 from holdfast.protocol.events import StepFinished, encode_json, plain
-from holdfast.protocol.messages import Answer, Message, Question, Usage, Value
+from holdfast.protocol.messages import Access, Answer, Message, Question, Usage, Value
 from holdfast.protocol.model import (
     AssistantMessage,
     CallPart,
@@ -172,10 +173,17 @@ class SendModelRequest(Value, frozen=True, kw_only=True):
 
 
 class StartCall(Value, frozen=True, kw_only=True):
-    """Call the tool with ``values`` as keyword arguments. When the call has ended, call `Loop.ended`."""
+    """Call the tool with ``values`` as keyword arguments. When the call has ended, call `Loop.ended`.
+
+    Parameters:
+        call: the call.
+        values: the keyword arguments.
+        approved: access that a person approved for this call; empty if no person was asked for access.
+    """
 
     call: ToolCall
     values: dict[str, Any]
+    approved: Access = Access()
 
 
 class Ask(Value, frozen=True, kw_only=True):
@@ -222,6 +230,8 @@ class Loop:
         tools: the agent's tools, by name.
         settings: the agent's settings for the model layer.
         limits: the agent's limits; None means the defaults of `AgentLimits`.
+        request_of: function that returns what a call of a tool with these arguments asks for beyond its wall. It raises
+            `InvalidArguments` if that cannot be granted. Its result depends on nothing but the call.
     """
 
     __slots__ = (
@@ -233,6 +243,8 @@ class Loop:
         "_messages",
         "_open",
         "_parts",
+        "_request_of",
+        "_requests",
         "_results",
         "_run_id",
         "_running",
@@ -254,6 +266,7 @@ class Loop:
         tools: Mapping[str, LoopTool] | None = None,
         settings: dict[str, Any] | None = None,
         limits: AgentLimits | None = None,
+        request_of: Callable[[str, dict[str, Any]], AccessRequest] = lambda *_: NO_REQUEST,
     ) -> None:
         self._run_id = run_id
         self._messages: list[ModelMessage] = list(messages)
@@ -272,6 +285,8 @@ class Loop:
         self._results: dict[str, ToolMessage] = {}
         self._waiting: deque[StartCall] = deque()
         self._running = 0
+        self._request_of = request_of
+        self._requests: dict[str, AccessRequest] = {}  # of calls about which a person is asked
         self.step = 1
         """Number of the current step, from 1."""
 
@@ -375,7 +390,13 @@ class Loop:
         return ToolCall(call_id=f"{self._run_id}.{self.step}.{number}", name=tool_name(part.name), arguments=arguments)
 
     def stored(
-        self, step: StepFinished, used: Usage, *, made: Collection[str] = (), asked: Collection[str] = ()
+        self,
+        step: StepFinished,
+        used: Usage,
+        *,
+        made: Collection[str] = (),
+        asked: Collection[str] = (),
+        granted: Access = NO_REQUEST.access,
     ) -> list[Effect]:
         """Continue the run after a step was stored in this attempt or an earlier one.
 
@@ -384,8 +405,9 @@ class Loop:
             used: usage of the run and its children so far, including this step but not its calls.
             made: ids of calls that have a result from an earlier attempt. These results are kept even if the tools have
                 changed.
-            asked: ids of calls that a person approved or denied in an earlier attempt. These decisions apply even if
-                the approval rules have changed.
+            asked: ids of calls about which an earlier attempt asked a person. The answers apply even if the approval
+                rules or the grants have changed.
+            granted: access that the session has from earlier grants. A call that asks for no more is not asked about.
         """
         self._leave("requesting", "stored")
         self._parts = []
@@ -408,10 +430,10 @@ class Loop:
             if call.call_id in made:
                 self._waiting.append(StartCall(call=call, values={}))
             else:
-                effects += self._consider(call, asked=call.call_id in asked)
+                effects += self._consider(call, asked=call.call_id in asked, granted=granted)
         return effects + self._next()
 
-    def _consider(self, call: ToolCall, *, asked: bool) -> list[Effect]:
+    def _consider(self, call: ToolCall, *, asked: bool, granted: Access) -> list[Effect]:
         tool = self._tools.get(call.name)
         if tool is None:
             known = ", ".join(self._tools) or "none"
@@ -420,13 +442,16 @@ class Loop:
             return self._refuse(call, f"the arguments are not a JSON object: {call.arguments[:200]!r}")
         try:
             values = tool.check(call.arguments)
-            approval = asked or tool.needs_approval(call.arguments)
+            request = self._request_of(call.name, call.arguments)
+            covered = is_covered(request.access, granted)
+            approval = asked or not covered or tool.needs_approval(call.arguments)
         except InvalidArguments as error:
             return self._refuse(call, f"invalid arguments: {error.message}")
         except Exception as error:  # raised by the tool author's rule
             return self._refuse(call, f"the approval rule failed: {format_error(error)}", error)
         if approval:
-            return [Ask(call=call, question=_question_of(call))]
+            self._requests[call.call_id] = request
+            return [Ask(call=call, question=_question_of(call, request))]
         self._waiting.append(StartCall(call=call, values=values))
         return []
 
@@ -439,12 +464,14 @@ class Loop:
         self._leave("calling", "decided")
         call = self._open[answer.question_id]
         reason = f": {answer.text}" if answer.text else ""
-        if is_for_another_call(answer, _question_of(call)):
+        request = self._requests.pop(answer.question_id)
+        if is_for_another_call(answer, _question_of(call, request)):
             return self._refuse(call, "a person approved a different call; this one was not made") + self._next()
         match answer.decision:
             case "approved":
                 assert not isinstance(call.arguments, str)
-                self._waiting.append(StartCall(call=call, values=self._tools[call.name].check(call.arguments)))
+                values = self._tools[call.name].check(call.arguments)
+                self._waiting.append(StartCall(call=call, values=values, approved=request.access))
                 return self._next()
             case "expired":
                 refused = self._refuse(call, "the approval of this call expired; it was not made")
@@ -488,12 +515,5 @@ class Loop:
             raise IllegalTransition(f"the agent loop is {self._state}; it does not accept {happened!r} in this state")
 
 
-def _question_of(call: ToolCall) -> Question:
-    """Return the question with which a person is asked to approve a call."""
-    return Question(
-        question_id=call.call_id,
-        kind="approval",
-        text=f"May {call.name} be called?",
-        tool=call.name,
-        arguments=call.arguments,
-    )
+def _question_of(call: ToolCall, request: AccessRequest) -> Question:
+    return approval_question(call.call_id, call.name, call.arguments, request)

@@ -18,10 +18,12 @@ _BYTES = 16  # 128 bits: an agent that forges both calls needs about 2**64 tries
 def hash_call(question: Question) -> str:
     """Return the hash of a call that needs approval, as 32 hexadecimal digits.
 
-    The hash covers the question's id, tool, arguments and text. It does not depend on the order of the arguments, and
-    is the same before and after the question is stored.
+    The hash covers the question's id, tool, arguments, text and access. It does not depend on the order of the
+    arguments, and is the same before and after the question is stored.
     """
-    asked = [question.question_id, question.tool, question.text, question.arguments]
+    asked: list[object] = [question.question_id, question.tool, question.text, question.arguments]
+    if question.access:  # older versions stored questions without an access, and their hashes stay valid
+        asked.append(question.access)
     stored = msgspec.json.decode(encode_json(asked))
     return hashlib.sha256(msgspec.json.encode(stored, order="sorted")).hexdigest()[: 2 * _BYTES]
 

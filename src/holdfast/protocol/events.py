@@ -47,6 +47,7 @@ __all__ = [
     "encode_event",
     "encode_json",
     "format_cursor",
+    "number_in",
     "parse_cursor",
     "plain",
     "shown",
@@ -128,10 +129,14 @@ class RunResumed(EventBase, frozen=True, kw_only=True, tag="run.resumed"):
 
 
 class RunStopping(EventBase, frozen=True, kw_only=True, tag="run.stopping"):
-    """An interrupt of the run was stored durably."""
+    """An interrupt of the run was stored durably.
+
+    ``grace_s`` is the grace period of the request, if it came to another host than the one that has the run.
+    """
 
     run_id: str
     cause: Cause
+    grace_s: float | None = None
 
 
 class RunFinished(EventBase, frozen=True, kw_only=True, tag="run.finished"):
@@ -394,6 +399,11 @@ START = "0"
 def format_cursor(seq: int, number: int) -> str:
     """Return the cursor after the event `seq` of the session with this number."""
     return f"{seq}-{number}"
+
+
+def number_in(cursor: str) -> int:
+    """Return the number of the session that a cursor made by `format_cursor` belongs to."""
+    return int(cursor.partition("-")[2])
 
 
 def parse_cursor(cursor: str, number: int) -> int:

@@ -10,6 +10,8 @@ from msgspec import Meta
 from holdfast.protocol.messages import (
     Attachment,
     Entry,
+    Grant,
+    GrantScope,
     MailboxItem,
     MessageState,
     Policy,
@@ -30,6 +32,7 @@ __all__ = [
     "ErrorBody",
     "ErrorResponse",
     "ForkBody",
+    "GrantList",
     "InterruptBody",
     "KeyBody",
     "KeyCreated",
@@ -163,12 +166,14 @@ class DecisionBody(RequestBody, frozen=True, kw_only=True):
     """A decision on a call, or the answer to a question.
 
     ``text`` is the answer, or the reason for a denial, which the model sees. For an approval, ``call_hash`` is the hash
-    from the question, and ``approval_key`` is the key typed by a person, if the server requires one.
+    from the question, ``scope`` is what the access that the call asks for holds for, and ``approval_key`` is the key
+    typed by a person, if the server requires one.
     """
 
     decision: Choice
     text: Annotated[str, Meta(max_length=100_000)] = ""
     call_hash: Annotated[str, Meta(max_length=200)] = ""
+    scope: GrantScope = "call"
     approval_key: Annotated[str, Meta(max_length=200)] = ""
 
 
@@ -290,6 +295,12 @@ class ScheduleList(msgspec.Struct, frozen=True, kw_only=True):
     schedules: list[ScheduleView]
 
 
+class GrantList(msgspec.Struct, frozen=True, kw_only=True):
+    """Grants, oldest first."""
+
+    grants: list[Grant]
+
+
 class KeyView(msgspec.Struct, frozen=True, kw_only=True):
     """An API key without its secret."""
 
@@ -342,7 +353,7 @@ class KeyCreated(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """Status of the server: ok, ready or draining."""
+    """Status of the server: ok, ready, draining or store_unreachable."""
 
     status: str
 

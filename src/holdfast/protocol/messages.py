@@ -14,6 +14,7 @@ from holdfast.errors import InvalidRequest
 from holdfast.protocol.stopping import Cause, CauseKind, StopReceipt
 
 __all__ = [
+    "Access",
     "AgentState",
     "Answer",
     "Attachment",
@@ -21,6 +22,8 @@ __all__ = [
     "Disposition",
     "EndedBy",
     "Entry",
+    "Grant",
+    "GrantScope",
     "HistoryEdit",
     "MailboxItem",
     "Message",
@@ -46,6 +49,7 @@ MessageState = Literal["accepted", "taken", "completed", "failed", "interrupted"
 RunState = Literal["running", "suspended", "stopping", "completed", "failed", "interrupted"]
 SettledAs = Literal["completed", "failed", "interrupted", "superseded", "withdrawn"]
 Decision = Literal["approved", "denied", "answered", "expired"]
+GrantScope = Literal["call", "session", "principal"]
 EndedBy = CauseKind | Literal["failure"]
 HistoryEdit = Literal["undo", "retry", "compact", "branch", "import"]
 
@@ -108,6 +112,57 @@ class Message(Value, frozen=True, kw_only=True):
     attachments: tuple[Attachment, ...] = ()
 
 
+class Access(Value, frozen=True, kw_only=True):
+    """Access of a call beyond its wall (see `holdfast.protocol.access`).
+
+    Parameters:
+        read: absolute paths of files and folders that the call may read.
+        write: absolute paths of files and folders that the call may change.
+        hosts: hosts that the call may reach, each with its port, such as ``api.example.org:443``.
+        secrets: names of secrets that the call gets.
+    """
+
+    read: tuple[str, ...] = ()
+    write: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        """Return whether the access gives anything."""
+        return bool(self.read or self.write or self.hosts or self.secrets)
+
+
+class Grant(Value, frozen=True, kw_only=True):
+    """An access that a person granted to a session or a principal, until it is revoked or the session is deleted.
+
+    Access that is granted for one call is part of the call's `Answer`, and is not a `Grant`.
+
+    Parameters:
+        grant_id: id of the grant.
+        principal: principal whose calls have the access.
+        scope: ``session`` if only calls of one session have the access, or ``principal``.
+        session: key of the session in which the access was granted; with scope ``session``, the access holds there.
+        access: what was granted.
+        at: time of the grant, in seconds since the epoch.
+        by, on_behalf_of, via, approval_key: who granted it, and with which credential; as in `Answer`.
+        question_id, call_hash, tool: the question that was approved: its id, the hash of its call, and the tool.
+    """
+
+    grant_id: str
+    principal: str
+    scope: Literal["session", "principal"]
+    session: str
+    access: Access
+    at: float = 0.0
+    by: str = ""
+    on_behalf_of: str = ""
+    via: str = ""
+    approval_key: str = ""
+    question_id: str = ""
+    call_hash: str = ""
+    tool: str = ""
+
+
 class Question(Value, frozen=True, kw_only=True):
     """The question of a suspended run: approve a call (``approval``), or give an answer in text (``question``).
 
@@ -121,6 +176,7 @@ class Question(Value, frozen=True, kw_only=True):
         call_hash: hash of the call that needs approval (`holdfast.protocol.call_hash`); empty for a ``question``. The
             answer that approves the call carries the same hash, so that only the call that the person was shown is
             approved.
+        access: what the call asks for beyond its wall; empty if it asks for nothing. The `text` describes it.
     """
 
     question_id: str
@@ -131,6 +187,7 @@ class Question(Value, frozen=True, kw_only=True):
     asked_at: float = 0.0
     due_at: float = 0.0
     call_hash: str = ""
+    access: Access = Access()
 
 
 class Answer(Value, frozen=True, kw_only=True):
@@ -147,6 +204,8 @@ class Answer(Value, frozen=True, kw_only=True):
             of ``serve``) or ``host`` (code in the host's process).
         approval_key: id of the approval key; empty if none was required.
         call_hash: hash of the call that the approver was shown.
+        scope: what the approved access holds for: this call only, the session, or the principal.
+        grant_id: id of the `Grant` that records the access; empty if the scope is ``call``.
     """
 
     question_id: str
@@ -158,6 +217,8 @@ class Answer(Value, frozen=True, kw_only=True):
     via: str = ""
     approval_key: str = ""
     call_hash: str = ""
+    scope: GrantScope = "call"
+    grant_id: str = ""
 
 
 class Receipt(Value, frozen=True, kw_only=True):

@@ -11,6 +11,8 @@ from holdfast.protocol.messages import (
     Answer,
     Attachment,
     Entry,
+    Grant,
+    GrantScope,
     MailboxItem,
     Question,
     Receipt,
@@ -195,17 +197,28 @@ class SessionAPI(Protocol):
         """
         ...
 
-    async def approve(self, question: Question | str, *, note: str = "", call_hash: str | None = None) -> Answer:
-        """Approve the call that a person was shown.
+    async def approve(
+        self,
+        question: Question | str,
+        *,
+        note: str = "",
+        call_hash: str | None = None,
+        scope: GrantScope = "call",
+    ) -> Answer:
+        """Approve the call that a person was shown, and the access that it asks for.
 
         Parameters:
             question: the question that was shown, as a `Question`; or its id, which requires `call_hash`.
             note: text recorded with the approval.
             call_hash: the ``call_hash`` of the question that was shown.
+            scope: what the access holds for: this ``call``, later calls of this ``session``, or all sessions of the
+                session's ``principal``. The latter two are recorded as a `Grant`, until it is revoked.
 
         Raises:
             CallMismatch: if the question is for a different call than the approved one.
-            InvalidRequest: if an id is given without a `call_hash`, or if the question asks for text.
+            InvalidRequest: if an id is given without a `call_hash`, if the question asks for text, or if `scope` is
+                not ``call`` and the call asks for no access.
+            LimitExceeded: if the principal has too many grants.
             ApprovalKeyRequired: over HTTP, if the server requires an approval key, which a person must type.
             UnknownQuestion, AlreadyAnswered: under the conditions of `answer`.
         """
@@ -218,6 +231,10 @@ class SessionAPI(Protocol):
             InvalidRequest: if the question asks for text.
             UnknownQuestion, AlreadyAnswered: under the conditions of `answer`.
         """
+        ...
+
+    async def grants(self) -> list[Grant]:
+        """Return the grants that hold in this session, oldest first, those of its principal included."""
         ...
 
     async def schedule(

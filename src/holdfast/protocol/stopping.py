@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-__all__ = ["Abandoned", "Cause", "CauseKind", "Outcome", "StopCounts", "StopReceipt", "join_receipts"]
+__all__ = ["Abandoned", "Cause", "CauseKind", "Outcome", "Proof", "StopCounts", "StopReceipt", "join_receipts"]
 
 CauseKind = Literal[
     "user",
@@ -25,6 +25,7 @@ CauseKind = Literal[
 ]
 
 Outcome = Literal["gone", "quarantined", "unknown"]
+Proof = Literal["observed", "lease"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +94,8 @@ class StopReceipt:
         unattributed: process trees that could not be attributed or proven dead, each with a name and a reason, such as
             ``sh (it was being started)``. Processes that may belong to another scope share one entry without names.
         elapsed_s: time from the stop request to this receipt, in seconds.
+        proof: ``observed`` if the host that had the members saw them end; ``lease`` if that host is gone, its lease has
+            ended, and whatever is left of the run there has no effect on the session.
     """
 
     scope: str
@@ -105,6 +108,7 @@ class StopReceipt:
     survivors: tuple[int, ...] = ()
     unattributed: tuple[str, ...] = ()
     elapsed_s: float = 0.0
+    proof: Proof = "observed"
 
 
 def join_receipts(first: StopReceipt, *others: StopReceipt) -> StopReceipt:
@@ -136,4 +140,5 @@ def join_receipts(first: StopReceipt, *others: StopReceipt) -> StopReceipt:
         survivors=tuple(pid for r in every for pid in r.survivors),
         unattributed=tuple(name for r in every for name in r.unattributed),
         elapsed_s=max(r.elapsed_s for r in every),
+        proof="lease" if any(r.proof == "lease" for r in every) else "observed",
     )

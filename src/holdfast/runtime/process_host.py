@@ -19,7 +19,6 @@ import functools
 import marshal
 import os
 import select
-import signal
 import socket
 import sys
 import tempfile
@@ -27,13 +26,13 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
-from holdfast.runtime.processes import procfs
+from holdfast.runtime.processes.adopted_reapers import AdoptedReapers
 from holdfast.runtime.processes.killer import Killed, Killer
 from holdfast.runtime.processes.orphans import Orphan, orphans
 from holdfast.runtime.processes.process import Process
+from holdfast.runtime.processes.reports import Completed, ProcessHostStatistics
 from holdfast.runtime.processes.spec import (
     DEVNULL,
     PIPE,
@@ -56,9 +55,11 @@ from holdfast.runtime.processes.tree import (
     end_tree,
     end_tree_blocking,
 )
-from holdfast.runtime.processes.zygote_link import ZygoteLink, identity, lost_helpers, supported
+from holdfast.runtime.processes.zygote_link import ZygoteLink, identity, supported
 
 if TYPE_CHECKING:
+    from holdfast.runtime.processes.program_cgroup import CgroupSpec
+    from holdfast.runtime.walls.spec import WallSpec
     from holdfast.runtime.workers.pool import WorkerPool
 
 __all__ = [
@@ -79,41 +80,6 @@ __all__ = [
 _TICK_S = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessHostStatistics:
-    """A snapshot of a `ProcessHost`.
-
-    Parameters:
-        started: number of programs started so far.
-        live: number of programs whose process tree is not yet gone.
-        killed: number of processes killed so far.
-        survivors: number of processes so far that outlived the time limit of a kill.
-        reapers: number of running reapers.
-    """
-
-    started: int
-    live: int
-    killed: int
-    survivors: int
-    reapers: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Completed:
-    """Result of `ProcessHost.run_blocking`.
-
-    Parameters:
-        returncode: exit code of the program; if a signal ended it, the negative signal number.
-        stdout, stderr: complete output of the program.
-        tree: result of killing the descendants that the program left running.
-    """
-
-    returncode: int
-    stdout: bytes
-    stderr: bytes
-    tree: TreeResult
-
-
 class ProcessHost:
     """Starts programs under reapers. One host per Python process is enough; `process_host` returns it.
 
@@ -122,6 +88,7 @@ class ProcessHost:
     """
 
     def __init__(self) -> None:
+        self._closers: list[Callable[[], object]] = []
         self._reset()
         reference = weakref.ref(self)
 
@@ -150,7 +117,7 @@ class ProcessHost:
         self._killed = 0
         self._survivors = 0
         self.buried_zygotes = 0
-        self._helpers: dict[int, int] = {}  # pidfds of processes that a killed zygote left to us, by pid
+        self._adopted = AdoptedReapers(self._register, self.unwatch)
 
     def _leave_to_parent(self) -> None:
         for tree in self._trees.values():
@@ -160,8 +127,7 @@ class ProcessHost:
         for link in set(self._links.values()):
             link.socket.close()
             link.close_pidfd()
-        for pidfd in self._helpers.values():
-            os.close(pidfd)
+        self._adopted.close()
         if self._poll is not None:
             self._poll.close()
         if self._workers is not None:
@@ -213,7 +179,7 @@ class ProcessHost:
     # -- the reading thread
 
     def _listen(self, poll: select.epoll) -> None:
-        while not (self._closing and not self._links and not self._trees and not self._helpers):
+        while not (self._closing and not self._links and not self._trees and not self._adopted):
             for fd, _ in poll.poll(None if self._tick is None else self._tick_s, 1):
                 self._guard(self._hear, fd)
             if self._tick is not None:
@@ -241,6 +207,9 @@ class ProcessHost:
     def watch(self, fd: int, watcher: Callable[[], object]) -> None:
         """Call ``watcher`` in the reading thread whenever ``fd`` is readable."""
         self._link()
+        self._register(fd, watcher)
+
+    def _register(self, fd: int, watcher: Callable[[], object]) -> None:
         assert self._poll is not None
         self._watched[fd] = watcher
         self._poll.register(fd, select.EPOLLIN)
@@ -295,6 +264,10 @@ class ProcessHost:
         self.watch(killer.ours.fileno(), hear)
         return killer
 
+    def ask_zygote(self, kind: str, spec: tuple[Any, ...], fds: Sequence[int]) -> bool:
+        """Send a request to the zygote; return False if it has too many. Raises `BrokenPipeError` if it has ended."""
+        return self._link().submit(kind, spec, fds)
+
     def _hear_reaper(self, fd: int, tree: ReaperTree) -> None:
         control = tree.control
         if control is None:
@@ -316,6 +289,8 @@ class ProcessHost:
                 tree.started.set((stage, number))
                 self._drop(fd, tree)
                 self._finish(tree, TreeResult())
+            case ("out of memory",):
+                tree.out_of_memory = True
             case ("exited", int(returncode)):
                 tree.exited.set(returncode)
             case ("survivors", list(killed), list(survivors), int(found)):
@@ -332,6 +307,9 @@ class ProcessHost:
         tree.close()
 
     def _finish(self, tree: ReaperTree, result: TreeResult) -> None:
+        tree.confirm_end(result, self._settle)
+
+    def _settle(self, tree: ReaperTree, result: TreeResult) -> None:
         self._live.discard(tree)
         if tree.finish(result):
             self._killed += len(result.killed)
@@ -372,35 +350,7 @@ class ProcessHost:
             if isinstance(tree, ReaperTree) and tree.link is link and tree.control is None:
                 self._finish(tree, TreeResult(proven=False))
         link.bury()
-        self._take_in_helpers()
-
-    def _take_in_helpers(self) -> None:
-        """Adopt the reapers of a killed zygote, and kill the processes that a killed reaper left running."""
-        for pid in lost_helpers():
-            if pid in self._helpers:
-                continue
-            try:
-                pidfd = procfs.pidfd_open(pid)
-            except ProcessLookupError:  # it was already reaped as an orphan
-                continue
-            if not procfs.command_name(pid).startswith(b"holdfast-"):
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    procfs.pidfd_signal(pidfd, signal.SIGKILL)
-            self._helpers[pid] = pidfd
-            self._watched[pidfd] = functools.partial(self._bury_helper, pid, pidfd)
-            assert self._poll is not None
-            self._poll.register(pidfd, select.EPOLLIN)
-
-    def _bury_helper(self, pid: int, pidfd: int) -> None:
-        """Reap an adopted process that has ended, and take over its children."""
-        self.unwatch(pidfd)
-        with contextlib.suppress(ProcessLookupError):  # already reaped as an orphan: the number may be reused
-            with contextlib.suppress(PermissionError):
-                procfs.pidfd_signal(pidfd, 0)
-            os.waitpid(pid, os.WNOHANG)
-        os.close(pidfd)
-        del self._helpers[pid]
-        self._take_in_helpers()
+        self._adopted.take_in()
 
     # -- starting programs
 
@@ -414,6 +364,10 @@ class ProcessHost:
         cwd: Argument | None = None,
         env: Mapping[str, str] | None = None,
         name: str | None = None,
+        wall: WallSpec | None = None,
+        pass_fds: Sequence[int] = (),
+        confirm: Callable[[], bool] | None = None,
+        cgroup: CgroupSpec | None = None,
         on_cut: Callable[[asyncio.Task[TreeResult]], object] | None = None,
     ) -> Process:
         """Start a program under its own reaper and in its own session.
@@ -431,6 +385,11 @@ class ProcessHost:
             cwd: working directory; None uses the current directory.
             env: complete environment; None uses this process's. In both cases, a marker that names this host is added.
             name: display name; None uses the program's file name.
+            wall: the wall to run the program behind, on Linux; None runs it without a wall.
+            pass_fds: descriptors that the program gets as 3, 4, … in this order.
+            confirm: function that is called in a thread of its own when the tree is gone, and ends what runs for it
+                outside of the tree. If it returns False or fails, the tree's end is not proven.
+            cgroup: cgroup (v2) of the program's owner, as returned by `ProgramCgroups.spec_of`.
             on_cut: callback for a failed or cancelled start, called with the task that kills whatever was started. Not
                 called if the arguments are invalid or the zygote cannot be started.
 
@@ -439,9 +398,9 @@ class ProcessHost:
             TimeoutError: the program did not start within 30 s.
             ValueError: ``argv``, ``env`` or a stream is invalid, for example an argument with a NUL byte.
         """
-        spec = process_spec(argv, cwd, env)
-        with Descriptors(stdin, stdout, stderr) as descriptors:
-            tree = self._begin(spec, name, descriptors.theirs)
+        spec = process_spec(argv, cwd, env, wall, cgroup)
+        with Descriptors(stdin, stdout, stderr, pass_fds) as descriptors:
+            tree = self._begin(spec, name, descriptors.theirs, confirm)
             try:
                 if isinstance(tree, ReaperTree):
                     for pause_s in backlog_pauses():
@@ -480,6 +439,9 @@ class ProcessHost:
         cwd: Argument | None = None,
         env: Mapping[str, str] | None = None,
         name: str | None = None,
+        wall: WallSpec | None = None,
+        pass_fds: Sequence[int] = (),
+        confirm: Callable[[], bool] | None = None,
     ) -> Process:
         """Start a program like `spawn`, but block this thread until the program has started.
 
@@ -490,9 +452,9 @@ class ProcessHost:
         """
         if PIPE in (stdin, stdout, stderr):
             raise ValueError("spawn_blocking() does not support PIPE; pass descriptors or files")
-        spec = process_spec(argv, cwd, env)
-        with Descriptors(stdin, stdout, stderr) as descriptors:
-            tree = self._begin(spec, name, descriptors.theirs)
+        spec = process_spec(argv, cwd, env, wall)
+        with Descriptors(stdin, stdout, stderr, pass_fds) as descriptors:
+            tree = self._begin(spec, name, descriptors.theirs, confirm)
             try:
                 if isinstance(tree, ReaperTree):
                     for pause_s in backlog_pauses():
@@ -514,6 +476,9 @@ class ProcessHost:
         cwd: Argument | None = None,
         env: Mapping[str, str] | None = None,
         name: str | None = None,
+        wall: WallSpec | None = None,
+        pass_fds: Sequence[int] = (),
+        confirm: Callable[[], bool] | None = None,
     ) -> Completed:
         """Run a program while blocking this thread, collect its output, and kill the descendants that still run.
 
@@ -527,7 +492,18 @@ class ProcessHost:
         with tempfile.TemporaryFile() as source, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             source.write(input)
             source.seek(0)
-            process = self.spawn_blocking(argv, stdin=source, stdout=out, stderr=err, cwd=cwd, env=env, name=name)
+            process = self.spawn_blocking(
+                argv,
+                stdin=source,
+                stdout=out,
+                stderr=err,
+                cwd=cwd,
+                env=env,
+                name=name,
+                wall=wall,
+                pass_fds=pass_fds,
+                confirm=confirm,
+            )
             try:
                 returncode = process.wait_blocking(timeout_s)
             finally:
@@ -536,7 +512,9 @@ class ProcessHost:
             err.seek(0)
             return Completed(returncode=returncode, stdout=out.read(), stderr=err.read(), tree=tree)
 
-    def _begin(self, spec: ProcessSpec, name: str | None, fds: Sequence[int]) -> Held:
+    def _begin(
+        self, spec: ProcessSpec, name: str | None, fds: Sequence[int], confirm: Callable[[], bool] | None
+    ) -> Held:
         name = name or os.fsdecode(os.path.basename(spec[0][0]))
         held: Held
         if not supported():
@@ -547,12 +525,23 @@ class ProcessHost:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             ours.setblocking(False)
             held = ReaperTree(ours, link, name, spec, theirs, fds)
+            held.confirm = confirm
             assert self._poll is not None
             self._trees[ours.fileno()] = held
             self._poll.register(ours.fileno(), select.EPOLLIN)
         self._live.add(held)
         self._started += 1
         return held
+
+    def on_close_idle(self, close: Callable[[], object]) -> None:
+        """Register a function that ends processes which are kept for later use, if none is in use."""
+        self._closers.append(close)
+
+    def close_idle(self) -> None:
+        """End the processes that are kept for later use: idle workers, and those of `on_close_idle`."""
+        self.workers.close()
+        for close in self._closers:
+            close()
 
     def close(self) -> None:
         """Kill every process tree and end the zygote. Idempotent.
@@ -575,6 +564,16 @@ class ProcessHost:
             link.end()
         if thread is not None and thread is not threading.current_thread():
             thread.join(KILL_BOUND_S)
+
+    def forget_walls(self, session: str) -> None:
+        """Drop the namespaces that the zygote keeps for a session; programs that run in them are not affected.
+
+        Parameters:
+            session: the part before the first NUL byte of the walls' keys.
+        """
+        link = self._zygote
+        if link is not None and link.alive:
+            link.forget_walls(session)
 
     def zygote_pids(self) -> set[int]:
         """Return the pids of the zygotes; callable from any thread."""

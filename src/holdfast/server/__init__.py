@@ -3,6 +3,18 @@
 from holdfast.server.asgi import App
 from holdfast.server.auth import KeyRing
 from holdfast.server.connections import raise_descriptor_limit
-from holdfast.server.lifecycle import Running, bind, holder_of, serve, serve_until
+from holdfast.server.lifecycle import Running, bind, holder_of, serve, serve_until, url_of
+from holdfast.server.worker_link import WorkerLink
 
-__all__ = ["App", "KeyRing", "Running", "bind", "holder_of", "raise_descriptor_limit", "serve", "serve_until"]
+__all__ = [
+    "App",
+    "KeyRing",
+    "Running",
+    "WorkerLink",
+    "bind",
+    "holder_of",
+    "raise_descriptor_limit",
+    "serve",
+    "serve_until",
+    "url_of",
+]

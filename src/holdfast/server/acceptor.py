@@ -129,12 +129,16 @@ class Acceptor:
         """Stop listening, and close waiting connections. Idempotent."""
         if self._turn is not None:
             self._turn.cancel()
-        if self._listener.fileno() >= 0:
-            self._loop.remove_reader(self._listener)
-            self._listener.close()
+        self.stop_listening()
         for line in (*self._preferred.values(), self._signed, self._others):
             for waiting in list(line):
                 self.drop(waiting)
+
+    def stop_listening(self) -> None:
+        """Accept no more connections; those that wait are still served. Idempotent."""
+        if self._listener.fileno() >= 0:
+            self._loop.remove_reader(self._listener)
+            self._listener.close()
 
     async def wait_closed(self) -> None:
         """Wait until every connection that is being set up has its protocol.
@@ -187,7 +191,8 @@ class Acceptor:
             self._turn = self._loop.call_later(_TURN_S if self._has_waiting else _PAUSE_S, self._take_turn)
         else:
             self._turn = None
-            self._loop.add_reader(self._listener, self._on_connections)
+            if self._listener.fileno() >= 0:
+                self._loop.add_reader(self._listener, self._on_connections)
 
     @property
     def _has_waiting(self) -> bool:
@@ -199,6 +204,8 @@ class Acceptor:
 
     def _accept(self) -> list[tuple[socket.socket, str]]:
         came: list[tuple[socket.socket, str]] = []
+        if self._listener.fileno() < 0:
+            return came
         most = min(_BATCH, self._connections.acceptable(_FEW))
         try:
             while len(came) < most and self._ready.poll(0):  # costs a tenth of a failed accept

@@ -7,8 +7,8 @@ machine, requests on loopback require a credential even before the first key is 
 (`holdfast.local_token`), which lets its holder act as ``local``. If the settings contain a key that verifies signed
 tokens, such tokens are accepted too (`holdfast.server.tokens`).
 
-Only this process opens the store, and keys change only through `KeyRing`. The keys in memory are therefore always up to
-date.
+Keys change only through `KeyRing`. If no other host uses the store, the keys in memory are therefore always up to date.
+Otherwise, they are read again at the interval ``cluster_poll_s`` (`KeyRing.follow`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import hmac
 import ipaddress
 import socket
 from collections.abc import Coroutine, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 from urllib.parse import urlsplit
@@ -34,6 +35,7 @@ from holdfast.errors import (
     HostRefused,
     InvalidRequest,
     OriginRefused,
+    StorageError,
     Unauthenticated,
     UnknownKey,
 )
@@ -212,6 +214,13 @@ class KeyRing:
         self._ever = any(record.role != "approver" for record in records)
         valid = {record.key_id for record in self._by_digest.values()}
         self.in_use.end_all_but(valid | (_NO_KEYS if self._ever else _NO_KEYS | {LOCAL.credential}), _REVOKED)
+
+    async def follow(self, every_s: float) -> None:
+        """Read the keys at this interval, because other hosts create and revoke keys too. It does not return."""
+        while True:
+            await asyncio.sleep(every_s)
+            with suppress(StorageError):  # the next read comes soon
+                await self.load()
 
     async def records(self) -> list[KeyRecord]:
         """Return the records of all keys, including revoked keys."""

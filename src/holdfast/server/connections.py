@@ -98,6 +98,8 @@ class Connections:
         reserve = descriptors_kept_free(descriptors)
         limit = max(1, min(settings.max_connections, descriptors - reserve))
         self._spare = reserve // 2
+        self.is_leaving = False
+        """Whether each connection is closed after the response to its next request."""
         self._highest_descriptor = descriptors - self._spare
         self._budget = host.budgets.connections
         self._budget.resize(limit=limit, share=max(1, min(settings.principal_connections, limit // 2)))

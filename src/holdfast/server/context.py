@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from holdfast import errors
 from holdfast.host import Host, Session
 from holdfast.host.budgets import Rate
-from holdfast.server.auth import KeyRing
+from holdfast.server.auth import LOCAL, KeyRing
 from holdfast.server.caller import Caller
 from holdfast.server.connections import CONNECTION
 from holdfast.server.credentials import CredentialUse
@@ -43,10 +43,11 @@ class ServerContext:
     __slots__ = (
         "_public_agents",
         "_rate",
-        "approval_key_required",
+        "executes",
         "host",
         "keys",
         "openapi",
+        "programs",
         "responses",
         "settings",
         "stops",
@@ -64,8 +65,12 @@ class ServerContext:
         self.waits = SettlementWaits()
         self.responses: defaultdict[int, int] = defaultdict(int)
         """Number of responses by HTTP status."""
-        self.approval_key_required = any(agent.unwalled for agent in host.agents.values())
-        """Whether an approval requires an approval key, because an agent's programs could use any other credential."""
+        self.programs = any(agent.programs for agent in host.agents.values())
+        """Whether an approval requires an approval key, so that no program of an agent can approve a call.
+
+        Behind a wall, a program reaches no credential of the host, but one may lie in a workspace."""
+        self.executes = any(agent.executes for agent in host.agents.values())
+        """Whether a model may execute commands on this machine, so that the local token approves nothing."""
         self._rate = Rate("requests", host.settings.principal_rate_per_s)
         self._public_agents = frozenset(host.settings.public_agents or (host.default_agent,))
 
@@ -102,6 +107,13 @@ class ServerContext:
     def session_named(self, request: Request, key: str) -> Session:
         """Return the caller's session `key`. The session accepts only agents that the caller may use."""
         return self.host.session(key, principal=request.caller.principal, agents=request.agents)
+
+    def needs_approval_key(self, caller: Caller) -> bool:
+        """Return whether an approval of the caller requires an approval key, typed by a person.
+
+        The local token lies in a file where tools run. It approves nothing there, even if tools cannot reach it.
+        """
+        return self.programs or (self.executes and caller.credential == LOCAL.credential)
 
     def check_approval_key(self, caller: Caller, secret: str, principal: str) -> str:
         """Check that an approval key may approve tool calls of `principal`, and return the key's id.

@@ -32,25 +32,25 @@ from holdfast.server.asgi import App
 from holdfast.server.auth import KeyRing, OriginGate
 from holdfast.server.connections import Connection, Connections
 from holdfast.server.tokens import TokenVerifier
+from holdfast.server.worker_link import DRAIN, ORPHANED, WorkerLink
 from holdfast.server.write_coalescing import BoundedReader
 from holdfast.settings import Settings
 
 if TYPE_CHECKING:
     from holdfast.host.live_session import LiveRun
 
-__all__ = ["Running", "bind", "holder_of", "serve", "serve_until"]
+__all__ = ["Running", "bind", "holder_of", "serve", "serve_until", "url_of"]
 
 FORCED_EXIT = 5
 _OTHER_ADDRESS = "choose an address of this machine: --host 127.0.0.1 or HOLDFAST_HOST"
 _LAST_FRAMES_S = 1.0
+_HAND_OVER_S = 0.5
+"""Time for requests that are on their way to a worker that leaves; it still accepts messages."""
 _CONNECTIONS_S = 2
 _WATCHDOG_S = 30.0
 _PROGRESS_S = 5.0
 _NAMED = 5
 _BACKLOG = 2048
-_COLLECT_AFTER = (10_000, 20, 20)
-"""Thresholds of the garbage collector. With Python's default of (700, 10, 10), it would run hundreds of times a second
-without effect, because runs leave no cyclic garbage."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -170,6 +170,19 @@ class _Server(uvicorn.Server):
         self.started = True
         self.listening.set_result(None)
 
+    def hand_over(self) -> None:
+        """Leave new connections and requests to the other processes that listen on the same socket.
+
+        Idle connections are closed at once, the others after their next response.
+        """
+        self._connections.is_leaving = True
+        for server in self.servers:
+            server.stop_listening()  # type: ignore[attr-defined]  # an Acceptor
+        for connection in list(self.server_state.connections):
+            # A new connection has no cycle yet: its first request may be on its way.
+            if getattr(connection, "cycle", None) is not None:
+                connection.shutdown()
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop accepting connections, and close all connections, including connections that are still being set up."""
         for server in self.servers:
@@ -193,32 +206,45 @@ async def serve(
     *,
     ready: Callable[[Running], None],
     note: Callable[[str], None],
+    link: WorkerLink | None = None,
 ) -> DrainReport:
     """Serve until a signal arrives, and return the report of the drain. Call it only in the main thread of a process.
 
-    See `serve_until` for the parameters and errors.
+    See `serve_until` for the other parameters and the errors.
+
+    Parameters:
+        link: connection to the supervisor, which can end the server too; None if this is the only process.
     """
     loop = asyncio.get_running_loop()
     asked: asyncio.Future[str] = loop.create_future()
+
+    def request_exit(why: str) -> None:
+        if asked.done() and why == ORPHANED:
+            os._exit(FORCED_EXIT)  # who killed the supervisor during the drain waits no longer
+        if not asked.done():
+            asked.set_result(why)
+            faulthandler.dump_traceback_later(host.settings.drain_timeout_s + _WATCHDOG_S, exit=True)
 
     def on_signal(name: str) -> None:
         if asked.done():
             note("Quitting now. Messages are safe; at the next start, replayable runs continue, and others end.")
             os._exit(FORCED_EXIT)
-        asked.set_result(name)
-        faulthandler.dump_traceback_later(host.settings.drain_timeout_s + _WATCHDOG_S, exit=True)
+        request_exit(name)
 
     def on_ready(running: Running) -> None:
         gc.collect()
         gc.freeze()  # objects of the start live as long as the process: never scan them again
-        gc.set_threshold(*_COLLECT_AFTER)
         ready(running)
 
     for number in _SIGNALS:
         loop.add_signal_handler(number, on_signal, signal.Signals(number).name)
+    if link is not None:
+        link.start(request_exit)
     try:
-        return await serve_until(asked, host, listener, ready=on_ready, note=note)
+        return await serve_until(asked, host, listener, ready=on_ready, note=note, is_worker=link is not None)
     finally:
+        if link is not None:
+            link.close()
         faulthandler.cancel_dump_traceback_later()
         for number in _SIGNALS:
             loop.remove_signal_handler(number)
@@ -231,6 +257,7 @@ async def serve_until(
     *,
     ready: Callable[[Running], None],
     note: Callable[[str], None],
+    is_worker: bool = False,
 ) -> DrainReport:
     """Open `host`, serve HTTP on `listener` until `asked` is done, shut down, and return the report of the drain.
 
@@ -240,6 +267,8 @@ async def serve_until(
         listener: bound, listening socket, which is closed at the end.
         ready: called once with the `Running` server when the server accepts connections.
         note: called with lines of text for the operator when the shutdown begins and while it waits for runs.
+        is_worker: whether other processes listen on `listener` too. Unless all of them end, they get the new
+            connections while this one shuts down.
 
     Raises:
         ConfigurationError: if the address is reachable from other machines but neither a valid API key exists nor
@@ -249,16 +278,21 @@ async def serve_until(
     settings = host.settings
     try:
         signed = TokenVerifier.of(settings, host.clock)
-        async with host, _guarded(host, signed) as (keys, token_file):
+        async with host, _guarded(host, signed, may_use_token=not is_worker) as (keys, token_file):
             async with App(host, keys) as app, asyncio.TaskGroup() as group:
                 connections = Connections(host)
                 server = _Server(_config(app), connections, keys)
                 serving = group.create_task(server.serve(sockets=[listener]))
                 await server.listening
                 ready(
-                    Running(url=_url(listener), host=host, app=app, keys_required=keys.required, token_file=token_file)
+                    Running(
+                        url=url_of(listener), host=host, app=app, keys_required=keys.required, token_file=token_file
+                    )
                 )
                 why = await asked
+                if is_worker and why != DRAIN:
+                    server.hand_over()
+                    await asyncio.sleep(_HAND_OVER_S)
                 with _progress(host, why, note):
                     report = await host.drain(deadline_s=settings.drain_timeout_s)
                 host.close_streams()
@@ -310,7 +344,9 @@ def _listed(names: Sequence[str]) -> str:
 
 
 @asynccontextmanager
-async def _guarded(host: Host, signed: TokenVerifier | None) -> AsyncIterator[tuple[KeyRing, Path | None]]:
+async def _guarded(
+    host: Host, signed: TokenVerifier | None, *, may_use_token: bool
+) -> AsyncIterator[tuple[KeyRing, Path | None]]:
     """Load the keys of a host, and create the local token if one is required.
 
     Yields the keys and the path of the token file, or None in place of the path if no token is required. The token file
@@ -323,15 +359,35 @@ async def _guarded(host: Host, signed: TokenVerifier | None) -> AsyncIterator[tu
     store = f"sqlite:///{info.path}" if info.engine == "sqlite" else ""
     if keys.ever or not any(agent.executes for agent in host.agents.values()):
         remove_token(store)
-        yield keys, None
+        async with _followed(keys, host):
+            yield keys, None
         return
+    if not may_use_token:
+        raise ConfigurationError(
+            "--workers requires an API key if agents can execute commands on this machine",
+            hint="create one with 'holdfast keys create PRINCIPAL', or start one worker",
+        )
     token, file = keep_token(store)
     try:
         keys = KeyRing(host.store, host.clock, token=token, signed=signed)
         await keys.load()
-        yield keys, file
+        async with _followed(keys, host):
+            yield keys, file
     finally:
         file.unlink(missing_ok=True)
+
+
+@asynccontextmanager
+async def _followed(keys: KeyRing, host: Host) -> AsyncIterator[None]:
+    """Read the keys again and again if other hosts use the store too."""
+    if host.store.cluster is None:
+        yield
+        return
+    following = host.start_task(keys.follow(host.settings.cluster_poll_s), "follow the keys")
+    try:
+        yield
+    finally:
+        following.cancel()
 
 
 async def _last_frames(app: App) -> None:
@@ -357,7 +413,8 @@ def _config(app: App) -> uvicorn.Config:
     )
 
 
-def _url(listener: socket.socket) -> str:
+def url_of(listener: socket.socket) -> str:
+    """Return the URL at which clients on this machine reach a listening socket."""
     address, port = listener.getsockname()[:2]
     name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)
     return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"

@@ -36,6 +36,7 @@ _PLACEHOLDERS = {
     "digest": "SHA-256 of the attachment's bytes, in hexadecimal.",
     "stop_id": "Id of a stop that took longer than its wait.",
     "key_id": "API key id.",
+    "grant_id": "Grant id from `GET /v1/grants` or an answer.",
     "schedule_id": "Schedule id: 1 to 200 printable characters without slashes.",
 }
 

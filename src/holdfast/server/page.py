@@ -13,15 +13,16 @@ from holdfast.protocol.messages import SessionView
 from holdfast.protocol.schedules import ScheduleView
 from holdfast.server.activity import Activity, current_activity
 from holdfast.server.caller import Caller
+from holdfast.server.page_grants import grants_section
 from holdfast.server.page_parts import (
     REFRESH_S,
     document,
     error_box,
     how_long_ago,
-    run_article,
     session_link,
     tree_section,
 )
+from holdfast.server.page_runs import run_article
 
 __all__ = ["render"]
 
@@ -66,6 +67,7 @@ async def render(
         _figures(statistics, sessions) if everybody else "",
         _runs(runs, caller.principal, with_key=approval_key_required),
         _sessions(sessions, caller.principal, everybody),
+        grants_section(await host.grants(principal=caller.principal)),
         _schedules(schedules, everybody),
         tree_section(host.tree(principal=principal)),
         _incidents(list(host.incidents.newest)[-10:]) if everybody else "",

@@ -16,20 +16,21 @@ __all__ = ["TEXT_CHARACTERS", "PageForm", "read_form"]
 TEXT_CHARACTERS = SMALL_MESSAGE_CHARACTERS
 """Maximum length of a message that a page sends; a longer one is charged, which only the API does."""
 
-_Action = Literal["decide", "interrupt", "stop", "send"]
+_Action = Literal["decide", "interrupt", "stop", "send", "revoke"]
 
 
 class PageForm(NamedTuple):
     """A submitted form.
 
     Parameters:
-        action: what to do with the session.
+        action: what to do with the session or the grant.
         session: key of the session.
         question: id of the question that `decision` answers.
         decision: answer to a question; None unless the action is ``decide``.
         text: message to send.
         idempotency_key: key under which the message is accepted once; None if the form has none.
         run_id: run to interrupt; None interrupts the active run.
+        grant: id of the grant to revoke.
     """
 
     action: _Action
@@ -39,6 +40,7 @@ class PageForm(NamedTuple):
     text: str
     idempotency_key: str | None
     run_id: str | None
+    grant: str
 
 
 def read_form(body: bytes) -> PageForm:
@@ -50,7 +52,8 @@ def read_form(body: bytes) -> PageForm:
         if action not in get_args(_Action):
             raise ValueError(action)
         if action == "decide":
-            given = {name: fields[name] for name in ("decision", "text", "call_hash", "approval_key") if name in fields}
+            named = ("decision", "text", "call_hash", "scope", "approval_key")
+            given = {name: fields[name] for name in named if name in fields}
             decision = msgspec.convert(given, DecisionBody)
     except (ValueError, msgspec.ValidationError):
         raise InvalidRequest("invalid form", hint="reload the page and retry") from None
@@ -62,4 +65,5 @@ def read_form(body: bytes) -> PageForm:
         fields.get("text", "").replace("\r\n", "\n"),
         fields.get("idempotency_key"),
         fields.get("run_id"),
+        fields.get("grant", ""),
     )

@@ -8,11 +8,8 @@ from datetime import UTC, datetime
 from html import escape
 from urllib.parse import quote, urlencode
 
-import msgspec
-
 from holdfast import clock, logs
-from holdfast.protocol.messages import Question, SessionView, TreeNode, Usage
-from holdfast.server.activity import ActiveCall, Activity
+from holdfast.protocol.messages import SessionView, TreeNode
 
 __all__ = [
     "HEADERS",
@@ -21,16 +18,14 @@ __all__ = [
     "error_box",
     "escape_visibly",
     "how_long_ago",
-    "run_article",
     "session_link",
     "session_path",
+    "show_invisible",
     "tree_section",
 ]
 
 REFRESH_S = 5
 """Seconds after which a page without a form loads itself again."""
-_SHOWN_CHARS = 20_000
-"""Maximum length of a displayed call. A longer call cannot be approved on the page, because it is not shown in full."""
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #d5d9e0; --soft: #667085; --card: #fff; --bg: #f5f6f8; --text: #1b1f27;
@@ -65,12 +60,14 @@ form { border-left: 3px solid var(--busy); padding-left: .75rem; margin: .5rem 0
 .row { display: flex; flex-wrap: wrap; gap: .5rem; margin-top: .4rem; }
 .text { white-space: pre-wrap; overflow-wrap: anywhere; margin: .1rem 0; }
 textarea { width: 100%; resize: vertical; }
-input { flex: 1 1 12rem; min-width: 0; } input, textarea, button { font: inherit; color: inherit; padding: .35rem .8rem;
-  border: 1px solid var(--line); border-radius: .4rem; background: var(--bg); }
+input { flex: 1 1 12rem; min-width: 0; } input, textarea, select, button { font: inherit; color: inherit;
+  padding: .35rem .8rem; border: 1px solid var(--line); border-radius: .4rem; background: var(--bg); }
 button { cursor: pointer; } button.go { background: var(--ok); border-color: var(--ok); color: var(--card); }
 button:focus-visible, input:focus-visible, textarea:focus-visible,
-a:focus-visible { outline: 2px solid var(--busy); outline-offset: 2px; }
+select:focus-visible, a:focus-visible { outline: 2px solid var(--busy); outline-offset: 2px; }
 a { color: var(--busy); }
+ul.access, section > ul.access { list-style: disc; margin: .25rem 0; padding-left: 1.25rem; }
+td > ul.access { margin: 0; } td > form { border: 0; margin: 0; padding: 0; }
 ul { list-style: none; margin: 0; padding-left: 1rem; overflow-wrap: anywhere; } section > ul { padding-left: 0; }
 @media (max-width: 34rem) { .wide { display: none; } body { padding: .6rem; } }
 """
@@ -114,100 +111,13 @@ def session_link(view: SessionView, reader: str) -> str:
     return f'<a href="{escape(path)}">{escape_visibly(view.key)}</a>'
 
 
-def run_article(view: SessionView, now: Activity, *, reader: str, with_key: bool) -> str:
-    """Render an active run, and its open questions, with forms if the session belongs to the reader.
-
-    Parameters:
-        view: session of the run.
-        now: current activity of the run.
-        reader: principal as which the reader of the page acts.
-        with_key: whether the form of an approval asks for an approval key.
-    """
-    mine = view.principal == reader
-    owner = f'<span class="soft"> of {escape(view.principal)}</span>' if not mine else ""
-    style = "bad" if view.state == "stopping" else "busy"
-    facts = [escape(now.agent)]
-    if now.step:
-        facts.append(f"step {now.step}")
-    if now.usage is not None:
-        facts += _usage(now.usage)
-    head = (
-        f'<b>{session_link(view, reader)}</b>{owner} <span class="{style}">{escape(view.state)}</span> '
-        f'<span class="soft">{" · ".join(facts)}</span>'
-    )
-    asked = "".join(_question(view.key, question, mine=mine, with_key=with_key) for question in now.questions)
-    calls = "".join(map(_call, now.calls.values())) if not now.questions else ""
-    said = f"<q>{escape(now.said)}</q>" if now.said and not now.calls else ""
-    return f"<article>{head}{asked}{calls}{said}</article>"
-
-
-def _usage(usage: Usage) -> list[str]:
-    found = []
-    if usage.tool_calls:
-        found.append(f"{usage.tool_calls:,} call{'' if usage.tool_calls == 1 else 's'}")
-    if usage.input_tokens or usage.output_tokens:
-        found.append(f"{usage.input_tokens:,} + {usage.output_tokens:,} tokens")
-    if usage.cost_usd:
-        found.append(f"${usage.cost_usd:.4f}")
-    return found
-
-
-def _call(call: ActiveCall) -> str:
-    since = f' <span class="soft">{how_long_ago(call.began_at)}</span>' if call.began_at else ""
-    output = f"<q>{escape(call.output)}</q>" if call.output.strip() else ""
-    return f"<p>{escape(call.name)} <code>{escape(call.arguments)}</code>{since}</p>{output}"
-
-
-def _question(key: str, question: Question, *, mine: bool, with_key: bool) -> str:
-    """Render a question, with a form if the caller may answer the question."""
-    arguments = "" if question.arguments is None else _visible(msgspec.json.encode(question.arguments).decode())
-    what = escape_visibly(question.text)
-    if question.kind == "approval":
-        told = f"<br>{what}" if what and question.text != f"May {question.tool} be called?" else ""
-        tool = escape_visibly(question.tool or "")
-        what = f"Allow <b>{tool}</b> <code>{escape(arguments[:_SHOWN_CHARS])}</code>?{told}"
-        if len(arguments) > _SHOWN_CHARS:
-            what += (
-                f' <span class="bad">{len(arguments) - _SHOWN_CHARS:,} more characters not shown; '
-                "approve on the command line, which shows the whole call</span>"
-            )
-    since = f' <span class="soft">asked {how_long_ago(question.asked_at)}</span>'
-    if not mine:
-        return f"<p>{what}{since}</p>"
-    if question.kind == "approval":
-        # Enter submits the form's first button: a disabled one, or typing a reason to deny would approve.
-        approve = ""
-        if len(arguments) <= _SHOWN_CHARS:
-            approve = '<button class="go" name="decision" value="approve">Approve</button>'
-            if with_key:
-                approve += (
-                    '<input name="approval_key" type="password" aria-label="approval key" '
-                    'placeholder="approval key (required to approve)" autocomplete="off">'
-                )
-        fields = (
-            f"<button disabled hidden></button>{approve}"
-            '<button name="decision" value="deny">Deny</button>'
-            '<input name="text" aria-label="reason" placeholder="reason, for the model" autocomplete="off">'
-        )
-    else:
-        fields = (
-            '<input name="text" aria-label="answer" required autocomplete="off">'
-            '<button class="go" name="decision" value="answer">Answer</button>'
-        )
-    hidden = (
-        f'<input type="hidden" name="session" value="{escape(key)}">'
-        f'<input type="hidden" name="question" value="{escape(question.question_id)}">'
-        f'<input type="hidden" name="call_hash" value="{escape(question.call_hash)}">'
-    )
-    return f'<form method="post" action="/"><p>{what}{since}</p>{hidden}<div class="row">{fields}</div></form>'
-
-
 def escape_visibly(text: str) -> str:
     """Return the text as HTML, with invisible characters, such as bidirectional controls, spelled out."""
-    return escape(_visible(text))
+    return escape(show_invisible(text))
 
 
-def _visible(text: str) -> str:
+def show_invisible(text: str) -> str:
+    """Return the text with invisible characters spelled out."""
     return logs.visible("".join(c if c.isprintable() or c in "\n\t" else f"\\u{ord(c):04x}" for c in text))
 
 

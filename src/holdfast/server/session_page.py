@@ -17,10 +17,10 @@ from holdfast.server.page_parts import (
     error_box,
     escape_visibly,
     how_long_ago,
-    run_article,
     session_path,
     tree_section,
 )
+from holdfast.server.page_runs import run_article
 from holdfast.server.stop_tickets import StopTicket
 
 __all__ = ["render_session"]

@@ -328,7 +328,7 @@ class CoalescingProtocol(HttpToolsProtocol):
         self.scope[CONNECTION] = self  # type: ignore[literal-required]  # a key of our own
         super().on_headers_complete()
         self._open.busy(self)
-        if upgrades:
+        if upgrades or self._open.is_leaving:
             self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:

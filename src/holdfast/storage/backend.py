@@ -16,6 +16,7 @@ from holdfast.protocol.events import Stored
 from holdfast.protocol.messages import (
     Attachment,
     Entry,
+    Grant,
     MailboxItem,
     Question,
     RunView,
@@ -23,10 +24,11 @@ from holdfast.protocol.messages import (
     Settlement,
 )
 from holdfast.protocol.schedules import ScheduleView
+from holdfast.storage.cluster import Cluster
 from holdfast.storage.rows import EndedRun, HistoryRow, KnownMessage, Mail, ScheduleRow, SessionRow
-from holdfast.storage.values import DueQuestion, DueSchedule, KeyRecord, Ready
+from holdfast.storage.values import DueQuestion, DueSchedule, KeyRecord, Ready, StoreHealth
 
-__all__ = ["Backend", "Counters", "Reads", "Tables"]
+__all__ = ["Backend", "Counters", "GrantTable", "Reads", "Tables"]
 
 _T = TypeVar("_T")
 
@@ -39,6 +41,33 @@ class Counters:
     batches: int = 0
     stale_writes_refused: int = 0
     duplicates_prevented: int = 0
+
+
+class GrantTable(Protocol):
+    """Operations on grants that a backend provides inside one transaction. They count the bytes that they write."""
+
+    def add(self, session: int, grant: Grant) -> None:
+        """Write a grant for the session with that number; 0 means all sessions of the grant's principal.
+
+        Raises `StorageError` if the grant's id is already in use.
+        """
+        ...
+
+    def count(self, principal: str) -> int:
+        """Return the number of the principal's grants."""
+        ...
+
+    def find(self, principal: str, grant_id: str) -> Grant | None:
+        """Return the principal's grant with that id; None if it does not exist."""
+        ...
+
+    def drop(self, grant: Grant) -> None:
+        """Delete a grant."""
+        ...
+
+    def drop_all_of(self, row: SessionRow) -> None:
+        """Delete the grants that hold only for this session."""
+        ...
 
 
 class Tables(Protocol):
@@ -56,6 +85,11 @@ class Tables(Protocol):
     @property
     def counters(self) -> Counters:
         """Counters that transactions increment."""
+        ...
+
+    @property
+    def grants(self) -> GrantTable:
+        """The grants."""
         ...
 
     def find(self, principal: str, key: str) -> SessionRow | None:
@@ -111,6 +145,14 @@ class Tables(Protocol):
 
     def save_append(self, row: SessionRow) -> None:
         """Write a session of which only ``next_seq``, ``append_nth`` and ``append_seq`` have changed."""
+        ...
+
+    def save_start(self, row: SessionRow) -> None:
+        """Write a session without queued messages, in which only a run has started, perhaps of another agent."""
+        ...
+
+    def save_end(self, row: SessionRow) -> None:
+        """Write a session without queued messages, in which only a run without open questions has ended."""
         ...
 
     def save(self, row: SessionRow) -> None:
@@ -284,6 +326,7 @@ class Reads(Protocol):
     def next_schedule(self) -> float | None: ...
     def schedule(self, principal: str, schedule_id: str) -> tuple[DueSchedule, ScheduleView] | None: ...
     def schedules(self, *, principal: str | None, session: str | None, limit: int) -> Sequence[ScheduleView]: ...
+    def grants(self, principal: str, session: int | None) -> Sequence[Grant]: ...
     def stored_bytes(self, principal: str) -> int: ...
     def most_stored(self, *, limit: int) -> Sequence[tuple[str, int]]: ...
     def keys(self) -> Sequence[KeyRecord]: ...
@@ -315,12 +358,21 @@ class Backend(Protocol):
         """Counters since the backend was opened."""
         ...
 
+    @property
+    def cluster(self) -> Cluster | None:
+        """The nodes that share the backend; None if only one node can use it."""
+        ...
+
     async def open(self, *, node_id: str, at: float) -> None:
         """Open the backend; see `Store.open`."""
         ...
 
     async def close(self) -> None:
         """Close the backend; see `Store.close`."""
+        ...
+
+    def health(self) -> StoreHealth:
+        """Return whether the backend can be used now, without waiting."""
         ...
 
     def write(self, verb: str, action: Callable[[Tables], _T]) -> asyncio.Future[_T]:

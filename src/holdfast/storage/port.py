@@ -22,6 +22,7 @@ elsewhere, write a `holdfast.storage.backend.Backend`.
 
 from __future__ import annotations
 
+from holdfast.storage.cluster import Cluster, SignalKind, Signals
 from holdfast.storage.store import Store
 from holdfast.storage.values import (
     ALL_BYTES,
@@ -50,6 +51,7 @@ from holdfast.storage.values import (
     SendResult,
     Steered,
     Stopped,
+    StoreHealth,
     StoreInfo,
 )
 
@@ -60,6 +62,7 @@ __all__ = [
     "Append",
     "Appended",
     "Claim",
+    "Cluster",
     "Committed",
     "DueQuestion",
     "DueSchedule",
@@ -78,8 +81,11 @@ __all__ = [
     "RunCommit",
     "Send",
     "SendResult",
+    "SignalKind",
+    "Signals",
     "Steered",
     "Stopped",
     "Store",
+    "StoreHealth",
     "StoreInfo",
 ]

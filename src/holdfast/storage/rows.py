@@ -24,6 +24,7 @@ from holdfast.protocol.schedules import Firing, Progress, ScheduleSpec
 from holdfast.protocol.stopping import Cause
 
 __all__ = [
+    "HANDED_OVER",
     "NOBODY",
     "EndedRun",
     "HistoryRow",
@@ -38,6 +39,8 @@ __all__ = [
 
 NOBODY: Final = 0
 """Holder of a parked run; epochs begin at 1."""
+HANDED_OVER: Final = ""
+"""``resumed_as`` of a run that was parked because its holder ended, by a node that does not have the run's agent."""
 
 
 class Mail(NamedTuple):
@@ -78,7 +81,8 @@ class SessionRow:
         waiting: messages in the mailbox, in order.
         taken: messages of the active run. The run took the last ``steered`` messages of this list after its start.
         rolled_back: whether the active run is to be rolled back.
-        resumed_as: run id with which a claim resumed the active run, kept to recognize a repeated claim.
+        resumed_as: run id with which a claim resumed the active run, kept to recognize a repeated claim; or
+            `HANDED_OVER`.
         questions: open questions of the active run, oldest first.
         answered: ids of the active run's answered questions, each with the seq of its ``run.resumed`` event.
     """

@@ -16,6 +16,7 @@ from holdfast.protocol.messages import (
     Answer,
     Attachment,
     Entry,
+    Grant,
     MailboxItem,
     Question,
     RunView,
@@ -26,6 +27,7 @@ from holdfast.protocol.schedules import ScheduleView
 from holdfast.protocol.stopping import Cause
 from holdfast.storage import transactions
 from holdfast.storage.backend import Backend, Tables
+from holdfast.storage.cluster import Cluster
 from holdfast.storage.values import (
     ALL_BYTES,
     ALL_ENTRIES,
@@ -53,6 +55,7 @@ from holdfast.storage.values import (
     SendResult,
     Steered,
     Stopped,
+    StoreHealth,
     StoreInfo,
 )
 
@@ -70,6 +73,11 @@ class Store:
         self.backend = backend
         self._write = backend.write
         self._read = backend.read
+
+    @property
+    def cluster(self) -> Cluster | None:
+        """The nodes that share this store; None if only one node can use it."""
+        return self.backend.cluster
 
     async def open(self, *, node_id: str, at: float) -> None:
         """Open the store and register the node with a new epoch.
@@ -94,12 +102,14 @@ class Store:
         """
         return self._write("send", lambda tables: transactions.send(tables, request))
 
-    def claim(self, session: int, *, run_id: str, at: float) -> asyncio.Future[Claim | NotReady]:
+    def claim(
+        self, session: int, *, run_id: str, at: float, served: frozenset[str] | None = None
+    ) -> asyncio.Future[Claim | NotReady]:
         """Start the next run of a session that has due messages and no run, or resume its parked run.
 
-        Return `NotReady` if neither is possible.
+        Return `NotReady` if neither is possible, or if the run's agent is not among `served`; None serves all agents.
         """
-        return self._write("claim", lambda tables: transactions.claim(tables, session, run_id, at))
+        return self._write("claim", lambda tables: transactions.claim(tables, session, run_id, at, served))
 
     def append(
         self, lease: Lease, events: Sequence[tuple[str, bytes]], *, nth: int = 0, stored_limit: int = ALL_BYTES
@@ -180,22 +190,39 @@ class Store:
     def answer(self, principal: str, key: str, answer: Answer) -> asyncio.Future[Answered]:
         """Answer an open question of the active run.
 
-        The last answer makes the run ``running`` again; if the run is parked, a `claim` may then resume it. Repeating
-        an answer with the same decision and text has no effect and returns the earlier answer. Raises `UnknownSession`,
+        The last answer makes the run ``running`` again; if the run is parked, a `claim` may then resume it. If the
+        answer's scope is the session or the principal, a `Grant` is recorded too. Repeating an answer with the same
+        decision, text and scope has no effect and returns the earlier answer. Raises `UnknownSession`,
         `SessionDeleted`, `UnknownQuestion`, `AlreadyAnswered` (if the answer differs from an earlier one or the
-        question has expired), `CallMismatch` (if a different call was approved), `InvalidRequest` (if the decision does
-        not fit the kind of the question).
+        question has expired), `CallMismatch` (if a different call was approved), `InvalidRequest` (if the decision or
+        the scope does not fit the question), `LimitExceeded` (if the principal has too many grants).
         """
         return self._write("answer", lambda tables: transactions.answer(tables, principal, key, answer))
 
-    def park(self, lease: Lease, *, at: float) -> asyncio.Future[Parked]:
-        """Park a suspended run, so that no node holds the run any more. Raises `StaleFence`.
+    async def grants(self, principal: str, *, session: int | None = None) -> Sequence[Grant]:
+        """Return a principal's grants, oldest first.
+
+        Parameters:
+            principal: principal that has the access.
+            session: number of a session: return only the grants that hold in this session; None returns all.
+        """
+        return await self._read(lambda reads: reads.grants(principal, session))
+
+    def revoke_grant(self, principal: str, grant_id: str) -> asyncio.Future[Grant]:
+        """Delete a grant and return it. Raises `UnknownGrant`."""
+        return self._write("revoke_grant", lambda tables: transactions.revoke_grant(tables, principal, grant_id))
+
+    def park(self, lease: Lease, *, at: float, restarts: bool = False) -> asyncio.Future[Parked]:
+        """Park a run, so that no node holds the run any more. Raises `StaleFence`.
 
         A parked run keeps its session's slot and is not rescued. Once all its questions are answered or an interrupt of
         the run is recorded, `ready` lists the session. The next `claim` then returns the same run, with ``resumed`` set
         and, if an interrupt was recorded, with its cause as ``interrupt``.
+
+        Parameters:
+            restarts: whether the run was at work instead of suspended, so that its next claim is a further attempt.
         """
-        return self._write("park", lambda tables: transactions.park(tables, lease, at))
+        return self._write("park", lambda tables: transactions.park(tables, lease, at, restarts=restarts))
 
     async def questions(self, session: int) -> Sequence[Question]:
         """Return the open questions of the active run, oldest first."""
@@ -311,12 +338,13 @@ class Store:
         """
         return await self._read(lambda reads: reads.schedules(principal=principal, session=session, limit=limit))
 
-    async def rescue(self, *, at: float) -> Sequence[Claim]:
-        """Take over every run that another epoch holds, and return the claims, the oldest run first.
+    async def rescue(self, *, at: float, served: frozenset[str] | None = None) -> Sequence[Claim]:
+        """Take over every run whose holder has ended, and return the claims, the oldest run first.
 
-        Each run's fence and attempt increase by one. The caller writes ``run.restarted`` with `restart`.
+        Each run's fence and attempt increase by one. The caller writes ``run.restarted`` with `restart`. A run whose
+        agent is not among `served` is parked for a node that has the agent; None serves all agents.
         """
-        return await self._write("rescue", lambda tables: transactions.rescue(tables, at))
+        return await self._write("rescue", lambda tables: transactions.rescue(tables, at, served))
 
     def restart(self, lease: Lease, *, at: float, discard_from: int | None = None) -> asyncio.Future[Appended]:
         """Write ``run.restarted`` for a rescued run that runs again. Raises `StaleFence`.
@@ -458,6 +486,10 @@ class Store:
     async def revoke_key(self, key_id: str, *, at: float) -> bool:
         """Revoke a key; return False if no valid key has that id."""
         return await self._write("revoke_key", lambda tables: tables.revoke_key(key_id, at))
+
+    def health(self) -> StoreHealth:
+        """Return whether the store can be used now, and how long this host surely holds its runs. Does not wait."""
+        return self.backend.health()
 
     async def info(self) -> StoreInfo:
         """Return figures about the store, for display."""

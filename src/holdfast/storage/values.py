@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final, Literal
 
@@ -49,6 +50,7 @@ __all__ = [
     "SendResult",
     "Steered",
     "Stopped",
+    "StoreHealth",
     "StoreInfo",
 ]
 
@@ -73,13 +75,14 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         lease: right to write for the run.
         number: public number of the session, which is part of cursors.
         principal, key, agent: owner and key of the session, and name of the agent.
-        attempt: 1, plus one for each restart after a crash.
+        attempt: 1, plus one for each restart after a crash, and each time that a host which drained let the run go.
         messages: messages that the run took, oldest first.
         started_seq: seq of the run's ``run.started`` event; all events of the run are later.
         interrupt: cause of the interrupt recorded for this run; None if no interrupt is recorded.
         events: events that the claim wrote: ``run.started`` for a new run; empty for a resumed or rescued run.
         questions: open questions to which a rescued run still waits for answers.
         resumed: whether the claim resumes a parked run. `Store.run_events` returns the run's journal.
+        handed_over: whether the run was parked by a `Store.rescue` on a node that does not have its agent.
     """
 
     lease: Lease
@@ -94,6 +97,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     events: tuple[Stored, ...] = ()
     questions: tuple[Question, ...] = ()
     resumed: bool = False
+    handed_over: bool = False
 
 
 class Send(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -336,12 +340,14 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             message for an agent that is not in ``served`` is refused, even if the session is new.
         by_hand: whether to fire now, even if no tick is due. A refusal of the message is then raised as an error, and
             no tick is skipped.
+        is_shared: whether another node may have an agent that this one does not have. The tick then stays due.
     """
 
     schedule: int
     revision: int
     send: Send
     by_hand: bool = False
+    is_shared: bool = False
 
 
 class Fired(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -383,6 +389,7 @@ class RunCommit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         not_undone: names of calls whose effects remain, if the run is rolled back.
         replaces_history: whether `entries` replace the whole transcript, because the run compacted it.
         stored_limit: maximum number of bytes that the principal may store.
+        served: names of the agents whose runs may start next; None allows all agents.
 
     A run with a recorded interrupt of kind ``rollback`` always ends ``interrupted``: its messages are settled as
     ``superseded``, its entries are dropped, and ``run.rolled_back`` is written before ``run.finished``.
@@ -402,6 +409,7 @@ class RunCommit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     not_undone: tuple[str, ...] = ()
     replaces_history: bool = False
     stored_limit: int = ALL_BYTES
+    served: frozenset[str] | None = None
 
 
 class Committed(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -422,13 +430,17 @@ class Committed(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class InterruptRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A request to interrupt the active run of a session. If ``run_id`` is given, no other run is interrupted."""
+    """A request to interrupt the active run of a session. If ``run_id`` is given, no other run is interrupted.
+
+    ``grace_s`` is the grace period for cleanup if another node holds the run; None lets that node choose.
+    """
 
     principal: str
     key: str
     cause: Cause
     at: float
     run_id: str | None = None
+    grace_s: float | None = None
 
 
 class InterruptResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -482,6 +494,20 @@ class KeyRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     label: str = ""
     revoked_at: float | None = None
     agents: tuple[str, ...] | None = None
+
+
+class StoreHealth(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Whether a store can be used now.
+
+    Parameters:
+        lease_s: duration of the host's lease; infinity if no other host can ever take over its runs.
+        lease_ends_at: monotonic time until which no other host can take over its runs.
+        problem: why the store does not answer at the moment, for display; None if it does.
+    """
+
+    lease_s: float = math.inf
+    lease_ends_at: float = math.inf
+    problem: str | None = None
 
 
 class StoreInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False):

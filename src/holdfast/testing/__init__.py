@@ -21,12 +21,14 @@ if TYPE_CHECKING:
     from holdfast.testing.suites.channel import CHANNEL_CHECKS, Copy, Network, run_channel_check
     from holdfast.testing.suites.model import MODEL_CHECKS, run_model_check
     from holdfast.testing.suites.model_provider import ModelSubject, Provider, served_model, unscripted_model
+    from holdfast.testing.suites.sandbox import SANDBOX_CHECKS, run_sandbox_check
     from holdfast.testing.suites.store import STORE_CHECKS, run_store_check
 
 __all__ = [
     "AGENT_CHECKS",
     "CHANNEL_CHECKS",
     "MODEL_CHECKS",
+    "SANDBOX_CHECKS",
     "STORE_CHECKS",
     "AgentSubject",
     "Copy",
@@ -45,6 +47,7 @@ __all__ = [
     "run_agent_check",
     "run_channel_check",
     "run_model_check",
+    "run_sandbox_check",
     "run_store_check",
     "run_virtual",
     "served_model",
@@ -67,6 +70,7 @@ if not TYPE_CHECKING:  # or else type checkers would accept any name
             "suites.channel": ("CHANNEL_CHECKS", "Copy", "Network", "run_channel_check"),
             "suites.model": ("MODEL_CHECKS", "run_model_check"),
             "suites.model_provider": ("ModelSubject", "Provider", "served_model", "unscripted_model"),
+            "suites.sandbox": ("SANDBOX_CHECKS", "run_sandbox_check"),
             "suites.store": ("STORE_CHECKS", "run_store_check"),
         },
     )

@@ -23,9 +23,10 @@ from holdfast.tools.commands.danger import is_dangerous_call
 from holdfast.tools.files.toolset import Files
 from holdfast.tools.files.workspace import Workspace
 from holdfast.tools.programs.processes import Processes
-from holdfast.tools.programs.python import Python
+from holdfast.tools.programs.python import SCRIPT, Python
 from holdfast.tools.programs.terminal import Terminal
-from holdfast.tools.sandbox.sandbox import Sandbox, find_isolation
+from holdfast.tools.sandbox.choice import are_programs_unwalled
+from holdfast.tools.sandbox.sandbox import Network, Sandbox
 from holdfast.tools.web.browser import Browser
 from holdfast.tools.web.fetch import Web
 
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 __all__ = ["Approve", "assistant"]
 
 Approve = Literal["all", "dangerous", "none"]
+
+_LIFETIME_S = 86_400
+"""CPU time of background processes: as long as they may live."""
 
 _SAMPLE = Path(__file__).with_name("sample")
 """Files to work on for those who try the assistant without a model of their own."""
@@ -69,7 +73,7 @@ def assistant(
     *,
     workspace: Workspace | str | os.PathLike[str] | None = None,
     approve: Approve = "dangerous",
-    network: Literal["deny", "allow"] | None = None,
+    network: Network = "none",
     browser: bool = False,
     tools: Sequence[ToolLike] = (),
     instructions: str = "",
@@ -79,17 +83,18 @@ def assistant(
 ) -> Agent:
     """Return an agent with a terminal, background processes, files, Python, the web, and a child agent.
 
-    Anyone who can send messages to the agent can do everything on this machine that the user of this process can do.
-    A server that hosts the agent therefore requires a key or the local token.
+    Anyone who can send messages to the agent can run programs on this machine, behind walls unless the operator chose
+    otherwise. A server that hosts the agent therefore requires a key or the local token.
 
     Parameters:
         model: a `Model` or a model name, such as ``anthropic:claude-sonnet-5`` or ``scripted:demo``.
         workspace: folder that the agent works in, which is created if missing; None gives each session its own folder
             in ``.holdfast/workspaces``. With ``scripted:demo``, a new or empty folder begins with a few sample files.
         approve: calls that need a person's approval. ``all`` means commands, scripts, fetches, browser actions and file
-            changes. ``dangerous`` means dangerous commands (see `holdfast.tools.commands.danger`), and scripts if this
-            machine cannot confine them. ``none`` means no calls. Additional `tools` keep their own approval rules.
-        network: network access of Python scripts (see `Sandbox`); None denies access if this machine can enforce that.
+            changes. ``dangerous`` means no calls but those that ask for access beyond their wall; if the operator chose
+            that programs run without a wall, it means dangerous commands (see `holdfast.tools.commands.danger`) and all
+            scripts. ``none`` asks only about access. Additional `tools` keep their own approval rules.
+        network: network access of commands and scripts (see `Sandbox`).
         browser: whether the agent gets a `Browser`.
         tools: additional tools, such as `McpServer` objects, for the agent and the child agent.
         instructions: text to append to the built-in instructions.
@@ -134,18 +139,28 @@ def assistant(
     )
 
 
-def _own_tools(folder: Workspace, approve: Approve, network: Literal["deny", "allow"] | None) -> list[ToolLike]:
+def _own_tools(folder: Workspace, approve: Approve, network: Network) -> list[ToolLike]:
     everything = approve == "all"
-    commands: Approval = is_dangerous_call if approve == "dangerous" else everything
-    confined = find_isolation().kind != "none"
-    sandbox = Sandbox(network=network or ("deny" if confined else "allow"))
+    commands: Approval = _is_dangerous_unwalled if approve == "dangerous" else everything
+    sandbox = Sandbox(network=network)
+    script = dataclasses.replace(SCRIPT, network=network)
     return [
-        Terminal(folder, approval=commands),
-        Processes(folder, approval=commands),
+        Terminal(folder, sandbox=sandbox, approval=commands),
+        Processes(folder, sandbox=dataclasses.replace(sandbox, cpu_s=_LIFETIME_S), approval=commands),
         Files(folder, approval=everything),
-        _Asked(Python(folder, sandbox=sandbox), everything or (approve == "dangerous" and not confined)),
+        _Asked(Python(folder, sandbox=script), _is_unwalled if approve == "dangerous" else everything),
         _Asked(Web(workspace=folder), everything),
     ]
+
+
+def _is_dangerous_unwalled(arguments: dict[str, Any]) -> bool:
+    """Return whether a command needs approval: behind a wall, only what it asks for beyond the wall does."""
+    return are_programs_unwalled() and is_dangerous_call(arguments)
+
+
+def _is_unwalled(_: dict[str, Any]) -> bool:
+    """Return whether scripts need approval, because they run without a wall."""
+    return are_programs_unwalled()
 
 
 class _Asked(Toolset):
@@ -155,6 +170,7 @@ class _Asked(Toolset):
         self._toolset = toolset
         self._approval = approval
         self.executes = toolset.executes
+        self.programs = toolset.programs
 
     @property
     def unwalled(self) -> bool:  # type: ignore[override]  # a property: follows the wrapped toolset

@@ -118,7 +118,7 @@ class World:
             Opened,
             seed=1,
             mode="kill",
-            sees=("clients", "stamps", "processes", "kills", "drain", "host", "principals", "places"),
+            sees=("clients", "stamps", "processes", "kills", "drain", "host", "principals", "places", "walls"),
             limits=LIMITS,
             failpoints=failpoints,
         )
@@ -336,6 +336,7 @@ class World:
             return
         home = "/".join(where)
         self.stamp(session, run, "tick", seen_session=home)
+        self.stamp(session, run, "probe")
         for name, member in run.branches.items():
             pid = run.processes.get(name, self.host_pid)
             self.stamp(session, run, "tick", branch=name, member=member, pid=pid, cooperative=member != "process")

@@ -394,6 +394,13 @@ def an_old_owner_writes_into_the_new_run(tale: Tale) -> None:
     tale.insert_event(A, following, TextDelta(run_id=tale.event(A, RunStarted, 0).run_id, text="old"))
 
 
+@breaks("P4", "wrote at the same time")
+def two_attempts_write_into_one_run(tale: Tale) -> None:
+    started = tale.event(A, RunStarted, 0)
+    word = TextDelta(run_id=started.run_id, text="m1-emit:0 ")
+    tale.insert_event(A, started, word, word)
+
+
 @breaks("P4", "mixes the entries")
 def two_runs_mix_their_entries(tale: Tale) -> None:
     entries = tale.entries(A)
@@ -1081,6 +1088,14 @@ def another_principal_stops_a_run(tale: Tale) -> None:
 def a_principal_exceeds_its_cap(tale: Tale) -> None:
     read = tale.first(StatisticsRead, running_of=lambda running: bool(running))
     tale.change(read, running_of=(("ann", LIMITS.principal_runs + 1),))
+
+
+# P16 -----------------------------------------------------------------------------------------------------------------
+
+
+@breaks("P16", "left its wall: it reached the workspace of bob/b")
+def a_program_reads_another_workspace(tale: Tale) -> None:
+    tale.change(tale.first(Stamp, what="probe"), reached=("the workspace of bob/b",))
 
 
 # a hostile principal ------------------------------------------------------------------------------------------------

@@ -100,7 +100,7 @@ LogReader.aclose = aclose
 """
 ANSWERS_BEFORE_THE_COMMIT = """
 import time
-from holdfast.storage.sqlite.writer import Writer, succeed
+from holdfast.storage.sql.writer import Writer, succeed
 EARLY = {"revoke_key", "delete_session", "add_attachment"}
 def write(self, tables, batch, real=Writer._write):
     connection, passing, answers = self._connection, self._connection.passing, []

@@ -916,6 +916,21 @@ def test_many_who_ask_for_strangers_cost_one_look_and_are_told_some_a_turn(monke
     assert len(looks) == 1
 
 
+def test_a_program_that_is_dead_counts_no_processes_before_its_end_is_noted(
+    start: Callable[..., subprocess.Popen[bytes]],
+) -> None:
+    """A stop proves the end from the kernel's data, which the thread that notes ends may read later."""
+    program = start("sleep", "1000")
+    started = procfs.start_time(program.pid)
+    assert started is not None
+    process = ForeignProcess(program.pid, "sleep", started, 0, -1, orphan=False, unnamed=False)
+    assert process.count(100) == 1
+    program.kill()
+    os.waitid(os.P_PID, program.pid, os.WEXITED | os.WNOWAIT)  # dead, and not reaped
+    assert not process.ended
+    assert process.count(100) == 0
+
+
 def test_a_signal_goes_out_before_another_process_can_get_the_number_of_the_descriptor(
     start: Callable[..., subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

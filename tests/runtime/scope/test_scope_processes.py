@@ -224,13 +224,24 @@ def test_a_task_that_waits_for_a_stubborn_program_is_not_named_as_forced(
     run(main)
 
 
-def test_a_program_that_its_reaper_kills_before_the_loop_hears_of_the_end_is_named_as_forced() -> None:
+@pytest.mark.parametrize("waiter", [False, True], ids=["alone", "beside a task that waits for it"])
+def test_a_program_that_its_reaper_kills_before_the_loop_hears_of_the_end_is_named_as_forced(waiter: bool) -> None:
     async def main() -> None:
         scope = Scope("call", parent=None, grace_s=0.2).open()
         heedless = "trap 'echo asked' TERM; echo ready; while :; do sleep 1000 & wait; done"
         program = await scope.process(["sh", "-c", heedless], name="stubborn", stdout=PIPE)
         assert program.stdout is not None
         assert await program.stdout.readline() == b"ready\n"
+
+        async def waits() -> None:
+            try:
+                await program.wait()
+            finally:
+                await program.wait_gone()
+
+        if waiter:
+            scope.spawn(waits(), name="waits")
+            await asyncio.sleep(0)
         stop = asyncio.create_task(scope.stop("enough"))
         assert await program.stdout.readline() == b"asked\n"
         limit = time.monotonic() + 30

@@ -8,8 +8,8 @@ import pytest
 
 from holdfast.errors import StorageError, StoreFull, StoreLocked
 from holdfast.storage import SqliteStore
+from holdfast.storage.sql.writer import Writer
 from holdfast.storage.sqlite.filelock import FileLock
-from holdfast.storage.sqlite.writer import Writer
 from tests.storage.sqlite.test_writer import FakeConnection
 
 

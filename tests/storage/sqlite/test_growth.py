@@ -31,6 +31,8 @@ ALL_ROWS = {"keys", "run_pieces", "edit_pieces", "long_transcripts", "most_store
 SORTED = {"due_schedules", "schedules_of_principal", "schedules_of_session", "pieces_within", "ended_runs"} | {
     "sessions",
     "sessions_of_principal",
+    "grants_of_principal",
+    "grants_of_session",
 }
 """Statements that sort what they read: it is one session's or one principal's, or a page and the rest of a second."""
 
@@ -68,7 +70,7 @@ def plan(connection, sql):
 def test_no_statement_scans_a_table(grown, name):
     with closing(sqlite3.connect(grown)) as connection:
         steps = plan(connection, statements.block(name))
-    tables = r"(session|message|event|run|edit|kept|landmark|attachment|attachment_use|stored|total)"
+    tables = r"(session|message|event|run|edit|kept|landmark|attachment|attachment_use|access_grant|stored|total)"
     for step in steps:
         assert not re.match(rf"SCAN {tables}\b(?! USING (COVERING )?INDEX session_)", step), steps
         assert "TEMP B-TREE FOR ORDER BY" not in step or name in SORTED, steps

@@ -272,7 +272,7 @@ def test_a_missing_folder_and_unknown_urls_are_named(tmp_path):
             await SqliteStore(str(tmp_path / "nowhere" / "store.db")).open(node_id="n", at=1.0)
 
     run(main())
-    for url in ("", "store.db", "sqlite://", "sqlite:///", "postgres://x", "memory://x"):
+    for url in ("", "store.db", "sqlite://", "sqlite:///", "postgres://x#y", "mysql://x", "memory://x"):
         with pytest.raises(ConfigurationError):
             open_store(url)
     assert isinstance(open_store(f"sqlite:///{tmp_path}/x.db"), SqliteStore)
@@ -325,7 +325,7 @@ def test_a_full_disk_loses_nothing_and_works_again_with_space(tmp_path):
         async with opened(path) as store:
             database = store.backend.writer._connection._connection
             claim = (await store.send(message(0, key="first"))).claim
-            database.execute("PRAGMA max_page_count = 60")
+            database.execute("PRAGMA max_page_count = 64")
             accepted = await fill_up(store, 1)
             assert accepted > 5
             answers = await asyncio.gather(

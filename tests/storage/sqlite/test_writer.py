@@ -15,8 +15,8 @@ from holdfast.protocol.stopping import Cause
 from holdfast.storage import SqliteStore
 from holdfast.storage.backend import Counters
 from holdfast.storage.port import Claim, InterruptRequest, Lease, RunCommit, Send
-from holdfast.storage.sqlite import writer
-from holdfast.storage.sqlite.writer import Writer
+from holdfast.storage.sql import writer
+from holdfast.storage.sql.writer import Writer
 
 
 class FakeMerger:
@@ -34,7 +34,7 @@ class FakeTables:
         self.merger = FakeMerger()
         self.written = []
 
-    def flush(self):
+    def finish(self):
         pass
 
     def forget(self):
@@ -70,6 +70,9 @@ class FakeConnection:
 
     def roll_back(self):
         self.batches.append("rolled back")
+
+    def after_failure(self, error, attempt, writes):
+        return "split"
 
     def translate(self, error):
         return error

@@ -9,6 +9,7 @@ from holdfast import Agent, Run
 from holdfast.agents.scripted import ScriptedModel
 from holdfast.protocol.model import CallPart, ModelRequest, UserMessage
 from holdfast.tools.programs.processes import Processes
+from holdfast.tools.programs.terminal import Terminal
 
 STUBBORN_S = 3.0
 
@@ -57,3 +58,14 @@ def _start_in_background(request: ModelRequest) -> CallPart | str:
 
 background = Agent(name="background", model=ScriptedModel(_start_in_background), tools=[Processes(approval=False)])
 """Starts a program that outlives its run."""
+
+
+def _run_command(request: ModelRequest) -> CallPart | str:
+    last = request.messages[-1]
+    if isinstance(last, UserMessage):
+        return CallPart(name="terminal", arguments={"command": last.content, "timeout_s": 20.0})
+    return "it has ended"
+
+
+command = Agent(name="command", model=ScriptedModel(_run_command), tools=[Terminal(approval=False)])
+"""Runs each message as a command."""

@@ -115,7 +115,7 @@ def test_a_body_that_drips_is_given_up_and_so_is_a_reader_that_takes_little_at_a
                 at_once, drop = attacks(line)[name]
                 dripping = asyncio.create_task(begin(line, at_once, drop))
                 answer = await line.take(4096)
-                assert answer.split()[1] in (b"400", b"422"), (name, answer)
+                assert answer.split()[1:2] in ([b"400"], [b"422"]), (name, answer)
                 dripping.cancel()
                 line.drop()
             for path in ("/v1/sessions/s/events", "/v1/sessions/s/transcript"):

@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -15,6 +15,7 @@ from holdfast import Agent, tool
 from holdfast.agents.scripted import ScriptedModel
 from holdfast.protocol.model import CallPart
 from holdfast.tools.programs.terminal import Terminal
+from holdfast.tools.sandbox.choice import are_programs_unwalled, use_backend
 from tests.server.live import Live, echo, served
 
 ATTACK = """\
@@ -42,8 +43,14 @@ def erase(name: str) -> str:
     return f"{name} is erased"
 
 
-def test_a_terminal_s_program_approves_nothing_with_what_it_can_read(tmp_path: Path) -> None:
-    """The server listens on loopback, and its admin key lies in a file and in the environment of the program."""
+@pytest.mark.parametrize("backend", ["none", "auto"])
+def test_a_terminal_s_program_approves_nothing_with_what_it_can_read(
+    backend: Literal["none", "auto"], tmp_path: Path
+) -> None:
+    """The server listens on loopback, and its admin key lies in a file and in the environment of the program.
+
+    Behind a wall, the program does not even reach the server.
+    """
     attack = tmp_path / "attack.py"
     attack.write_text(ATTACK)
     commands: list[str] = []
@@ -65,10 +72,14 @@ def test_a_terminal_s_program_approves_nothing_with_what_it_can_read(tmp_path: P
         await server.host.session("attacker").ask("go", agent="attacker", timeout_s=25)
         entries = await server.host.session("attacker").transcript()
         said = "\n".join(entry.content for entry in entries if entry.role == "tool_result")
-        assert said.count("approval_key_required") == 4, said
+        if are_programs_unwalled():
+            assert said.count("approval_key_required") == 4, said
+        else:
+            assert "Connection refused" in said, said
         assert len(await session.questions()) == 1, "the call still waits for a person"
 
-    served(scenario, echo, victim, attacker)
+    with use_backend(backend):
+        served(scenario, echo, victim, attacker, sandbox=backend)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="prctl")

@@ -13,15 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.runtime.walls.call_filter import call_filter
 from holdfast.tools.files.workspace import Workspace
-from holdfast.tools.sandbox.environment import clean_environment
-from holdfast.tools.sandbox.sandbox import Sandbox, find_isolation
-from holdfast.tools.sandbox.system_call_filter import system_call_filter
+from tests.tools.sandbox.walled import ALL_LAYERS, reason_against, run_walled
 
-confines = pytest.mark.skipif(
-    find_isolation().kind == "none" or system_call_filter() is None,
-    reason=f"this machine confines nothing: {find_isolation().reason}",
-)
 NOBODY = 65534
 
 ATTACK = r"""
@@ -143,26 +138,15 @@ def usable_by_others(program: str) -> bool:
         return False
 
 
-@confines
-@pytest.mark.parametrize("user", ["own", "nobody"])
-def test_no_script_makes_a_file_with_the_rights_of_the_servers_user(folder: Path, user: str) -> None:
-    as_nobody: dict[str, object] = {}
-    if user == "nobody":
-        if os.geteuid() != 0:
-            pytest.skip("only root can act as somebody else")
-        if not usable_by_others(sys.executable):
-            pytest.skip("another user cannot run this Python")
-        os.chown(folder, NOBODY, NOBODY)
-        as_nobody = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
-    argv = Sandbox().command(
-        [sys.executable, "-I", "-S", "-c", ATTACK], isolation=find_isolation(), directory=folder, writable=[folder]
-    )
-    done = subprocess.run(
-        argv, env=clean_environment(), capture_output=True, text=True, timeout=60, check=False, **as_nobody
-    )  # type: ignore[call-overload]
-    assert done.returncode == 0, done
-    assert done.stdout.count("tried") == 23 and "works" in done.stdout, done
-    assert "NAMESPACE" not in done.stdout
+@pytest.mark.parametrize("layers", ALL_LAYERS)
+def test_no_script_makes_a_file_with_the_rights_of_the_servers_user(folder: Path, layers: tuple[str, ...]) -> None:
+    if (reason := reason_against(layers)) is not None:
+        pytest.skip(reason)
+    done = run_walled([sys.executable, "-I", "-S", "-c", ATTACK], folder=folder, layers=layers, timeout_s=60)
+    assert done.output.count("tried") == 23, done
+    if "namespaces" in layers:  # without, modes cannot be changed at all
+        assert done.returncode == 0 and "works" in done.output, done
+    assert "NAMESPACE" not in done.output
     assert privileged(folder) == []
 
 
@@ -177,12 +161,12 @@ def test_a_file_tool_does_not_carry_a_set_uid_bit_over_to_what_a_model_wrote(fol
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64", "riscv64"])
 def test_every_jump_of_the_filter_ends_inside_of_it(machine: str) -> None:
-    program = system_call_filter(machine)
+    program = call_filter(machine)
     assert program is not None and len(program) % 8 == 0
     steps = [program[at : at + 8] for at in range(0, len(program), 8)]
     for at, step in enumerate(steps):
         if step[0] & 0x07 == 0x05:
             assert at + 1 + max(step[2], step[3]) < len(steps)
     assert steps[-1][0] == 0x06
-    assert system_call_filter("abacus") is None
-    assert (system_call_filter() is not None) or platform.machine() not in ("x86_64", "aarch64", "riscv64")
+    assert call_filter("abacus") is None
+    assert (call_filter() is not None) or platform.machine() not in ("x86_64", "aarch64", "riscv64")

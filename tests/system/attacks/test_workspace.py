@@ -18,12 +18,13 @@ from holdfast.agents.scripted import ScriptedModel
 from holdfast.errors import ConfigurationError, ToolFailed
 from holdfast.protocol.model import CallPart
 from holdfast.tools import Files, Processes, Python, Terminal, Web, Workspace
-from holdfast.tools.sandbox.sandbox import find_isolation, interpreter_paths
+from holdfast.tools.sandbox.system_paths import interpreter_paths
 from tests.cli.processes import run, served
+from tests.tools.sandbox.walled import reason_against
 
-confines = pytest.mark.skipif(
-    find_isolation().kind == "none", reason=f"scripts are not confined here: {find_isolation().reason}"
-)
+WITHOUT = reason_against(("namespaces",))
+
+confines = pytest.mark.skipif(WITHOUT is not None, reason=f"scripts are not confined here: {WITHOUT}")
 
 
 def says(*steps: CallPart | str) -> Model:

@@ -19,7 +19,7 @@ from holdfast.runtime import Interrupt, Scope, ThreadPool, install
 from holdfast.runtime import thread_pool as threads
 from holdfast.runtime.oneshot import Oneshot
 from holdfast.storage import SqliteStore
-from holdfast.storage.sqlite import writer
+from holdfast.storage.sql import writer
 from holdfast.testing import NotExplorable, Replay, ScheduleFailure, VirtualClock, explore, start_thread
 
 CHOOSERS: tuple[Literal["random", "pct", "exhaustive"], ...] = ("random", "pct", "exhaustive")

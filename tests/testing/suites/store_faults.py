@@ -105,11 +105,13 @@ class ListsTheNewestFirst(MemoryStore):
 
 @found_by("a_repeated_claim_is_the_same_claim")
 class ClaimsOnce(MemoryStore):
-    def claim(self, session: int, *, run_id: str, at: float) -> asyncio.Future[Claim | NotReady]:
+    def claim(
+        self, session: int, *, run_id: str, at: float, served: frozenset[str] | None = None
+    ) -> asyncio.Future[Claim | NotReady]:
         row = self.backend.tables.get(session)
         if row is not None and row.run_id == run_id:
             return answered(NotReady(waiting=len(row.waiting), busy=True))
-        return super().claim(session, run_id=run_id, at=at)
+        return super().claim(session, run_id=run_id, at=at, served=served)
 
 
 @found_by("an_idempotency_key_is_accepted_once")
@@ -204,9 +206,9 @@ class AsksForTheRunOnly(MemoryStore):
 
 @found_by("a_rescue_takes_over_and_fences_the_old_holder")
 class RescuesUnderTheOldFence(MemoryStore):
-    async def rescue(self, *, at: float) -> Sequence[Claim]:
+    async def rescue(self, *, at: float, served: frozenset[str] | None = None) -> Sequence[Claim]:
         claims = []
-        for claim in await super().rescue(at=at):
+        for claim in await super().rescue(at=at, served=served):
             row = self.backend.tables.get(claim.lease.session)
             assert row is not None
             row.fence -= 1

@@ -69,11 +69,11 @@ class LetsInterruptsPass(Rows):
 
 @found_by("a_rescued_run_keeps_what_steered_it")
 class ForgetsWhatSteered(Rows):
-    async def rescue(self, *, at: float) -> Sequence[Claim]:
+    async def rescue(self, *, at: float, served: frozenset[str] | None = None) -> Sequence[Claim]:
         for row in self.backend.tables.orphans():
             row.taken = row.taken[: len(row.taken) - row.steered]
             row.steered = 0
-        return await super().rescue(at=at)
+        return await super().rescue(at=at, served=served)
 
 
 @found_by("a_rollback_takes_the_run_back")
@@ -146,10 +146,16 @@ class AsksForTheDead(Rows):
 
 @found_by("a_parked_run_keeps_its_slot_and_has_no_holder")
 class ParksUnderTheOldFence(Rows):
-    def park(self, lease: Lease, *, at: float) -> asyncio.Future[Parked]:
-        done = super().park(lease, at=at)
+    def park(self, lease: Lease, *, at: float, restarts: bool = False) -> asyncio.Future[Parked]:
+        done = super().park(lease, at=at, restarts=restarts)
         self.row(lease).fence = lease.fence
         return done
+
+
+@found_by("a_run_that_is_parked_at_work_has_a_further_attempt")
+class CountsNoAttempt(Rows):
+    def park(self, lease: Lease, *, at: float, restarts: bool = False) -> asyncio.Future[Parked]:
+        return super().park(lease, at=at)
 
 
 @found_by("the_last_answer_and_the_parking_meet_in_any_order")
@@ -161,16 +167,18 @@ class TellsNobody(Rows):
 
 @found_by("a_stop_of_a_parked_run_is_answered_by_a_claim")
 class GoesOnAllTheSame(Rows):
-    def claim(self, session: int, *, run_id: str, at: float) -> asyncio.Future[Claim | NotReady]:
-        done = super().claim(session, run_id=run_id, at=at)
+    def claim(
+        self, session: int, *, run_id: str, at: float, served: frozenset[str] | None = None
+    ) -> asyncio.Future[Claim | NotReady]:
+        done = super().claim(session, run_id=run_id, at=at, served=served)
         found = done.result()
         return answered(changed(found, interrupt=None)) if isinstance(found, Claim) else done
 
 
 @found_by("a_suspended_run_whose_holder_is_gone_is_rescued")
 class ForgetsQuestions(Rows):
-    async def rescue(self, *, at: float) -> Sequence[Claim]:
-        return tuple(changed(claim, questions=()) for claim in await super().rescue(at=at))
+    async def rescue(self, *, at: float, served: frozenset[str] | None = None) -> Sequence[Claim]:
+        return tuple(changed(claim, questions=()) for claim in await super().rescue(at=at, served=served))
 
 
 @found_by("text_that_no_json_can_carry_is_written_out_in_questions")

@@ -8,7 +8,12 @@ import pytest
 
 from holdfast.errors import HoldfastError
 from holdfast.testing import STORE_CHECKS, run_store_check
-from tests.testing.suites import store_faults_agents, store_faults_people, store_faults_records  # noqa: F401 - they add to FAULTS
+from tests.testing.suites import (  # noqa: F401 - they add to FAULTS
+    store_faults_agents,
+    store_faults_grants,
+    store_faults_people,
+    store_faults_records,
+)
 from tests.testing.suites.store_faults import FAULTS, CommitsOnlyTheEnd
 
 

@@ -11,14 +11,13 @@ import pytest
 
 from holdfast import Agent, Host
 from holdfast.agents.scripted import ScriptedModel
-from holdfast.errors import NotSupported
-from holdfast.runtime.process_host import process_host
 from holdfast.tools import Files, Python, Workspace
 from holdfast.tools.files.private_paths import kept_private, private_paths, store_paths
-from holdfast.tools.sandbox.sandbox import Isolation, Sandbox, find_isolation
+from tests.tools.sandbox.walled import reason_against, run_walled
 from tests.tools.using import Bench, on_host
 
 SECRET = "hft-do-not-tell"
+WITHOUT = reason_against(("namespaces",))
 
 
 def lay_out(tmp_path: Path) -> None:
@@ -73,7 +72,7 @@ def test_no_file_tool_reads_or_changes_what_is_the_hosts(tmp_path: Path) -> None
     assert private_paths() == ()
 
 
-@pytest.mark.skipif(find_isolation().kind == "none", reason=f"scripts are not confined here: {find_isolation().reason}")
+@pytest.mark.skipif(WITHOUT is not None, reason=f"scripts are not confined here: {WITHOUT}")
 def test_no_script_starts_where_it_could_make_a_file_beside_the_store(tmp_path: Path) -> None:
     lay_out(tmp_path)
 
@@ -84,7 +83,7 @@ def test_no_script_starts_where_it_could_make_a_file_beside_the_store(tmp_path: 
     assert "of the host, so programs are not confined there" in told and SECRET not in told
 
 
-@pytest.mark.skipif(find_isolation().kind == "none", reason=f"scripts are not confined here: {find_isolation().reason}")
+@pytest.mark.skipif(WITHOUT is not None, reason=f"scripts are not confined here: {WITHOUT}")
 def test_what_is_the_hosts_is_hidden_also_where_the_project_can_be_read(tmp_path: Path) -> None:
     own = tmp_path / ".holdfast"
     mine, theirs = own / "workspaces" / "a" / "s", own / "workspaces" / "b" / "s"
@@ -105,36 +104,19 @@ try:
 except OSError:
     print("closed")
 """
-    argv = Sandbox().command(
+    ended = run_walled(
         [sys.executable, "-I", "-S", "-c", code],
-        isolation=find_isolation(),
-        directory=mine,
-        writable=[mine],
+        folder=mine,
         readable=[tmp_path],
         hidden=[str(own), str(tmp_path / "holdfast.toml")],
     )
-    ended = process_host().run_blocking(argv, timeout_s=30)
-    assert sorted(ended.stdout.decode().splitlines()) == [
+    assert sorted(ended.output.splitlines()) == [
         f".holdfast/workspaces/a/s/note {SECRET}",
         "closed",
         "holdfast.toml ",
         "public public",
     ], ended
     assert (mine / "made").exists()
-
-
-def test_bubblewrap_is_told_to_hide_it_where_it_is_shown(tmp_path: Path) -> None:
-    lay_out(tmp_path)
-    (tmp_path / "h.db.d").mkdir()
-    hidden = store_paths(tmp_path / "h.db")
-    bubblewrap = Isolation(kind="bwrap")
-    for shown, hides in ((tmp_path, True), (tmp_path / "sub", False)):
-        words = Sandbox().command(["true"], isolation=bubblewrap, directory=shown, readable=[shown], hidden=hidden)
-        told = " ".join(words)
-        assert (f"--ro-bind /dev/null {tmp_path.resolve()}/h.db-token" in told) is hides
-        assert (f"--tmpfs {tmp_path.resolve()}/h.db.d" in told) is hides
-    with pytest.raises(NotSupported, match="of the host, so programs are not confined there"):
-        Sandbox().command(["true"], isolation=bubblewrap, directory=tmp_path, writable=[tmp_path], hidden=hidden)
 
 
 def test_what_is_private_is_so_for_as_long_as_any_host_is_up(tmp_path: Path) -> None:

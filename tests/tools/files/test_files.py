@@ -24,7 +24,7 @@ def do(root: Path, *calls: tuple[str, dict[str, Any]], files: Files | None = Non
         for name, arguments in calls:
             results.append(await bench(name, **arguments))
 
-    use(files or Files(root), agent)
+    use(files or Files(Workspace(root, protect_existing=False)), agent)
     return results
 
 
@@ -137,7 +137,7 @@ def test_edits_at_the_same_time_are_all_there(tmp_path: Path) -> None:
 
     for _ in range(10):
         (tmp_path / "file").write_text("".join(f"<{n}>\n" for n in range(4)))
-        use(Files(tmp_path), agent)
+        use(Files(Workspace(tmp_path, protect_existing=False)), agent)
         assert (tmp_path / "file").read_text() == "".join(f"done {n}\n" for n in range(4))
 
 
@@ -219,7 +219,7 @@ def test_a_pattern_that_never_comes_back_is_killed_and_the_host_goes_on(
         told.append(await bench("search_files", pattern="(a+)+$"))
         assert "was killed; the pattern takes too long" in told[0]
 
-    use(Files(tmp_path), agent)
+    use(Files(Workspace(tmp_path, protect_existing=False)), agent)
     assert len(beats) > 10
 
 
@@ -260,6 +260,6 @@ def test_a_run_that_is_stopped_before_the_rename_writes_nothing(
         while not over.is_set():
             await asyncio.sleep(0.005)
 
-    on_host([Files(tmp_path)], agent, scenario)
+    on_host([Files(Workspace(tmp_path, protect_existing=False))], agent, scenario)
     assert (tmp_path / "file").read_text() == "before"
     assert os.listdir(tmp_path) == ["file"]

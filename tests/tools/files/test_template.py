@@ -18,7 +18,6 @@ from holdfast.tools import Workspace
 from holdfast.tools.programs.processes import Processes
 from holdfast.tools.programs.python import Python
 from holdfast.tools.programs.terminal import Terminal
-from holdfast.tools.sandbox.sandbox import find_isolation
 from tests.tools.using import Bench, on_host, use
 
 Files = dict[str, str]
@@ -189,8 +188,6 @@ def test_programs_copy_the_template_on_a_thread(
     tmp_path: Path, template: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     workspace = Workspace(tmp_path / "work", per_session=True, template=template)
-    if name == "python" and find_isolation().kind == "none":
-        pytest.skip("scripts are refused here")
     toolset: Toolset = {"terminal": Terminal, "start_process": Processes, "python": Python}[name](workspace)
     make = Workspace._make_own
     on_loop: list[bool] = []

@@ -6,6 +6,7 @@ Run as ``python mcp_everything.py <folder> [port]``; marks are files in the fold
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -23,6 +24,18 @@ server = MCPServer("everything", log_level="ERROR")
 
 def mark(name: str, text: str = "") -> None:
     (folder / name).write_text(text)
+
+
+def me() -> str:
+    """Name this process to processes outside of its namespaces: the number of its pid's namespace, its pid and start.
+
+    The kernel reuses numbers of namespaces, but not with the same pid at the same time since the machine's start.
+    """
+    try:
+        started = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
+        return f"{os.stat('/proc/self/ns/pid').st_ino}:{os.getpid()}:{started}"
+    except OSError:  # Landlock alone: the pid is the host's
+        return f"0:{os.getpid()}:0"
 
 
 @server.tool()
@@ -119,7 +132,7 @@ async def who(ctx: Context) -> dict[str, Any]:
     told = {str(name): value for name, value in dict(meta).items() if str(name).startswith("holdfast/")}
     before = list(_remembered)
     _remembered.append(str(told.get("holdfast/principal")))
-    return {"told": told, "before": before, "pid": os.getpid()}
+    return {"told": told, "before": before, "pid": me()}
 
 
 @server.tool()
@@ -132,6 +145,15 @@ async def big(size: int) -> str:
 async def die() -> str:
     """End the server."""
     os._exit(3)
+
+
+@server.tool()
+async def fork(programs: int) -> str:
+    """Start programs that stay, and wait."""
+    for _ in range(programs):
+        subprocess.Popen(["sleep", "60"])
+    await anyio.sleep(60)
+    return "they are there"
 
 
 @server.tool()
@@ -149,7 +171,7 @@ async def grow(ctx: Context) -> str:
 
 
 if __name__ == "__main__":
-    mark("pid", str(os.getpid()))
+    mark("pid", me())
     with (folder / "starts").open("a") as starts:
         starts.write(f"{os.getpid()}\n")
     if len(sys.argv) > 2:

@@ -20,14 +20,17 @@ import pytest
 
 pytest.importorskip("mcp")
 
-from holdfast import Agent, Host, Run, Settings, agent
+from holdfast import Agent, CallPart, Host, Run, Settings, agent
 from holdfast.agents.scripted import ScriptedModel
 from holdfast.clock import system_clock
-from holdfast.errors import ConfigurationError, InvalidArguments, MissingExtra, ToolFailed
+from holdfast.errors import ConfigurationError, InvalidArguments, MissingExtra, NotSupported, ToolFailed
 from holdfast.host import Session
 from holdfast.proof.storm.server import free_port
 from holdfast.protocol.events import ToolFinished, ToolOutput
+from holdfast.runtime.processes import procfs
+from holdfast.runtime.processes.procfs import all_pids, start_time
 from holdfast.tools.mcp.server import McpServer
+from tests.tools.using import Unbounded
 
 SERVER = Path(__file__).with_name("mcp_everything.py")
 BOUND_S = 60.0
@@ -38,6 +41,7 @@ class Here:
 
     clock = system_clock
     data_dir = None
+    programs = Unbounded()
 
     async def tell(self, principal: str, session_key: str, text: str) -> None:
         raise AssertionError("an MCP server tells nobody anything")
@@ -62,7 +66,7 @@ def where(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[dict[str, Any
 
 def over_pipes(folder: Path) -> tuple[dict[str, Any], Path]:
     """A server of the test's own."""
-    return {"command": [sys.executable, str(SERVER), str(folder)]}, folder
+    return {"command": [sys.executable, str(SERVER), str(folder)], "cwd": str(folder)}, folder
 
 
 def start_http(folder: Path, port: int) -> subprocess.Popen[bytes]:
@@ -77,19 +81,32 @@ async def seen(what: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+def pid_of(named: str) -> int | None:
+    """The pid here of a process that named itself, as `mcp_everything.me` does; None if it is gone."""
+    namespace, pid, started = (int(part) for part in named.split(":"))
+    for one in all_pids():
+        try:
+            if namespace and os.stat(f"/proc/{one}/ns/pid").st_ino != namespace:
+                continue
+            status = Path(f"/proc/{one}/status").read_text()
+        except OSError:
+            continue
+        inside = int(next(line for line in status.splitlines() if line.startswith("NSpid:")).split()[-1])
+        if inside == pid and started in (0, start_time(one)):
+            return one
+    return None
+
+
+def alive(named: str) -> bool:
+    return pid_of(named) is not None
 
 
 @asynccontextmanager
 async def opened(reached: dict[str, Any], **options: Any) -> AsyncIterator[tuple[McpServer, Host]]:
     """A connected server, and a host whose agent makes the calls that its messages name: ``tool {arguments}``."""
     async with asyncio.timeout(90):
-        server = McpServer("m", **reached, **options)
+        # walled programs run at idle priority: on a busy machine, even the imports take long
+        server = McpServer("m", **{"connect_s": BOUND_S, **reached, **options})
         async with server.lifespan(Here()):
             await seen(lambda: server.connected)
 
@@ -186,6 +203,32 @@ def test_each_principal_can_have_a_program_of_its_own(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.skipif(not procfs.supported(), reason="programs are watched only on Linux")
+@pytest.mark.parametrize("per_principal", [False, True])
+def test_a_server_programs_bomb_is_ended_and_counts_for_whom_it_serves(tmp_path: Path, per_principal: bool) -> None:
+    """A program of one principal uses up its quota, and one that all share uses up the host's."""
+    reached, _ = over_pipes(tmp_path)
+
+    async def main() -> None:
+        server = McpServer("m", **reached, connect_s=BOUND_S, per_principal=per_principal)
+        model = ScriptedModel([CallPart(name="m_fork", arguments={"programs": 60}), "done"])
+        caller = Agent(name="caller", model=model, tools=[server])
+        settings = Settings(principal_program_processes=60, drain_timeout_s=0)
+        async with asyncio.timeout(BOUND_S), Host(caller, store="memory://", settings=settings) as host:
+            session = host.session("s", principal="alice")
+            receipt = await session.send("go")
+            await session.wait(receipt.message_id)
+            (told,) = [entry.content for entry in await session.transcript() if entry.role == "tool_result"]
+            whose = "user alice's programs" if per_principal else "the host's programs"
+            assert f"MCP server 'm' was ended: {whose} had " in told
+            usage = host.budget_usage()["program_processes"]
+            assert usage.refused == 1
+            await seen(lambda: host.incidents.counts["programs_ended_processes"] == 1)
+            await seen(lambda: "(host)" in host.budget_usage()["program_processes"].principals)
+
+    asyncio.run(main())
+
+
 def test_a_call_that_ends_while_it_makes_room_gives_its_place_back(tmp_path: Path) -> None:
     reached, _ = over_pipes(tmp_path)
 
@@ -207,6 +250,47 @@ def test_a_call_that_ends_while_it_makes_room_gives_its_place_back(tmp_path: Pat
             assert (await bob.interrupt("enough")).outcome == "gone"
             await real.stop("as it should have been")
             assert (await asked(host, "carol"))["before"] == []
+
+    asyncio.run(main())
+
+
+def test_a_program_sees_its_folder_and_nothing_of_the_host(tmp_path: Path) -> None:
+    """A server that serves everybody reads no file of the host but those that its command names."""
+    secret, folder = tmp_path / "store.db", tmp_path / "own"
+    secret.write_text("the secret of the host")
+    folder.mkdir()
+    code = "import os, sys; open('seen', 'w').write(str(os.path.exists(sys.argv[1]))); sys.exit('it looked')"
+
+    async def main() -> None:
+        command = [sys.executable, "-c", code, str(tmp_path)]
+        server = McpServer("m", command=command, cwd=str(folder), connect_s=BOUND_S)
+        assert not server.unwalled and server.programs
+        async with server.lifespan(Here()):
+            assert "it looked" in str(server.problem)
+        assert (folder / "seen").read_text() in ("True", "False")
+        command[2] = f"open({str(secret)!r}).read()"
+        server = McpServer("m", command=command, connect_s=BOUND_S)
+        async with server.lifespan(Here()):
+            assert "Error" in str(server.problem) and str(secret) in str(server.problem)
+
+    asyncio.run(main())
+
+
+def test_a_program_whose_wall_cannot_be_built_is_not_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from holdfast.tools import walled
+
+    def missing() -> None:
+        raise NotSupported("this machine cannot confine programs")
+
+    monkeypatch.setattr(walled, "find_backend", missing)
+
+    async def main() -> None:
+        command = [sys.executable, "-c", f"open({str(tmp_path / 'ran')!r}, 'w')"]
+        for cwd in (str(tmp_path), None):
+            with pytest.raises(NotSupported, match="cannot confine"):
+                async with McpServer("m", command=command, cwd=cwd).lifespan(Here()):
+                    pass
+        assert not (tmp_path / "ran").exists()
 
     asyncio.run(main())
 
@@ -283,7 +367,7 @@ def test_at_the_end_nothing_of_the_server_is_left(where: tuple[dict[str, Any], P
         async with opened(reached) as (server, host):
             await host.session("s").send("wait {'name': 'end'}")
             await seen((marks / "end.started").exists)
-            pid = int((marks / "pid").read_text())
+            pid = (marks / "pid").read_text()
         assert not server.connected
         if "command" in reached:
             assert not alive(pid)
@@ -327,7 +411,9 @@ def test_a_server_that_dies_fails_the_call_in_words_and_is_started_again(tmp_pat
             said = await outcome(session, "die")
             assert "ended with exit code 3; the call may or may not have taken effect" in said
             assert await outcome(session, "add {'a': 1, 'b': 2}") == "3"
-            os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+            pid = pid_of((tmp_path / "pid").read_text())
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
             said = await outcome(session, "add {'a': 1, 'b': 2}")
             assert said == "3" or "ended with exit code -9" in said
             assert await outcome(session, "add {'a': 1, 'b': 2}") == "3"
@@ -342,7 +428,8 @@ def test_a_server_dies_with_its_host(tmp_path: Path) -> None:
         "import asyncio, os, signal, sys\n"
         "from tests.tools.mcp.test_server import Here, McpServer\n"
         "async def main():\n"
-        f"    server = McpServer('m', command=[sys.executable, {str(SERVER)!r}, {str(tmp_path)!r}])\n"
+        f"    given = [sys.executable, {str(SERVER)!r}, {str(tmp_path)!r}]\n"
+        f"    server = McpServer('m', command=given, cwd={str(tmp_path)!r})\n"
         "    async with server.lifespan(Here()):\n"
         "        print(server.connected, flush=True)\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -350,7 +437,7 @@ def test_a_server_dies_with_its_host(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, timeout=60, check=False)
     assert done.stdout == b"True\n"
-    pid = int((tmp_path / "pid").read_text())
+    pid = (tmp_path / "pid").read_text()
     asyncio.run(seen(lambda: not alive(pid)))
 
 
@@ -431,7 +518,7 @@ def test_a_schema_that_is_not_plain_is_left_to_the_server(schema: dict[str, Any]
 
 
 def test_the_servers_own_keys_stay_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    from holdfast.tools.mcp.stdio import inherited
+    from holdfast.tools.mcp.program import inherited
 
     monkeypatch.setenv("SOME_API_KEY", "secret")
     given = inherited({"MORE": "1"})

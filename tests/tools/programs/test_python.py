@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,17 +13,19 @@ import pytest
 
 from holdfast import Agent, Host, Tool, tool
 from holdfast.agents.scripted import ScriptedModel
-from holdfast.errors import ToolFailed
+from holdfast.errors import NotSupported, ToolFailed
 from holdfast.protocol.events import ToolFinished, ToolOutput, ToolStarted
 from holdfast.protocol.model import CallPart
 from holdfast.runtime.processes.procfs import all_pids, read_text
+from holdfast.tools import walled
 from holdfast.tools.programs.python import Python
-from holdfast.tools.sandbox import sandbox
-from holdfast.tools.sandbox.sandbox import Isolation, Sandbox, find_isolation
+from holdfast.tools.sandbox.choice import use_backend
+from holdfast.tools.sandbox.port import SandboxBackend
+from tests.tools.sandbox.walled import reason_against
 from tests.tools.using import Bench, on_host, use
 
-ISOLATION = find_isolation()
-pytestmark = pytest.mark.skipif(ISOLATION.kind == "none", reason=f"scripts are refused here: {ISOLATION.reason}")
+WITHOUT = reason_against(("namespaces",))
+pytestmark = pytest.mark.skipif(WITHOUT is not None, reason=f"scripts are not confined by namespaces here: {WITHOUT}")
 
 
 def run(
@@ -452,24 +453,27 @@ def test_nothing_of_scripts_is_left_behind(tmp_path: Path) -> None:
     assert living(tmp_path) == []
 
 
-def test_where_nothing_confines_it_is_refused_or_says_that_it_is_not_confined(
+def test_where_no_wall_can_be_built_it_is_refused_unless_the_operator_chose_that(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nothing = Isolation(kind="none", reason="tried in a test")
-    for module in (sandbox, sys.modules[Python.__module__]):
-        monkeypatch.setattr(module, "find_isolation", lambda: nothing)
-    (refused,) = run(tmp_path, "1")
-    assert refused.startswith("!ToolFailed: ") and "tried in a test" in refused
-    assert "unavailable on this machine" in Python(tmp_path).tools()[0].description
-    bare = Sandbox(network="allow")
-    assert run(tmp_path, "1", sandbox=bare) == ["[value] 1"]
-    assert "Not isolated" in Python(tmp_path, sandbox=bare).tools()[0].description
+    def refuse(name: str | None = None) -> SandboxBackend:
+        raise NotSupported("tried in a test", hint="do something")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(walled, "find_backend", refuse)
+        (refused,) = run(tmp_path, "1")
+        assert refused.startswith("!ToolFailed: ") and "tried in a test (do something)" in refused
+        assert not Python(tmp_path).unwalled
+    with use_backend("none"):
+        assert run(tmp_path, "1") == ["[value] 1"]
+        assert Python(tmp_path).unwalled
+    assert not Python(tmp_path).unwalled
 
 
 def test_an_interpreter_that_cannot_be_started_is_told(tmp_path: Path) -> None:
     for interpreter in ("/nowhere/python", "/bin/false"):
         (told,) = run(tmp_path, "1", interpreter=interpreter)
-        assert told.startswith("!ToolFailed: the script failed to start")
+        assert told.startswith("!ToolFailed: ") and ("failed to start" in told or "not found" in told)
 
 
 @pytest.mark.skipif(not os.path.exists("/bin/python3"), reason="no /bin/python3: install the system's Python")

@@ -15,6 +15,7 @@ import pytest
 from holdfast import Host
 from holdfast.errors import ConfigurationError
 from holdfast.protocol.events import Gap, ToolOutput
+from holdfast.protocol.messages import Access
 from holdfast.tools import Terminal, Workspace
 from tests.runtime.processes_zoo import ROLES, living, program
 from tests.tools.using import Bench, on_host, use
@@ -28,7 +29,7 @@ def run(root: Path, *commands: Any, terminal: Terminal | None = None, **more: An
         for command in commands:
             results.append(await bench("terminal", command=command, **more))
 
-    use(terminal or Terminal(root), agent)
+    use(terminal or Terminal(Workspace(root, protect_existing=False)), agent)
     return results
 
 
@@ -125,7 +126,7 @@ def test_a_terminal_is_one(tmp_path: Path) -> None:
         (told,) = run(tmp_path, "cat >got; wc -c <got", pty=True, stdin=text)
         assert told.endswith(f"{len(text)}\n[exit code 0]"), (text, told)
     (told,) = run(tmp_path, ["no-such-program"], pty=True)
-    assert "exit code 127" in told
+    assert "not found" in told
 
 
 @pytest.mark.parametrize(
@@ -151,7 +152,8 @@ def test_what_cannot_be_started_is_told_plainly(tmp_path: Path, command: Any, sa
 
     async def agent(bench: Bench) -> None:
         terminal = bench._tools["terminal"]
-        call: Any = type("FakeCall", (), {"run": bench.run, "output": lambda self, text: None})()
+        fake = {"run": bench.run, "approved": Access(), "output": lambda self, text: None}
+        call: Any = type("FakeCall", (), fake)()
         try:
             results.append(await terminal.work(call, command=command))
         except Exception as error:

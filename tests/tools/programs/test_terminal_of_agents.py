@@ -146,7 +146,8 @@ def test_an_interrupt_at_any_moment_of_a_call_leaves_nothing(tmp_path: Path, rou
             kept = list(toolset._sessions.get(("local", f"s{number}"), {}).values())
             assert len(kept) <= 1
             assert living(token) == [], "only the background process may live"
-            assert kept or living(background) == []
+            if not kept:  # the stop of a start that was cancelled goes on when the call has used up its grace period
+                await until(lambda: living(background) == [])
             assert not (tmp_path / "big").exists() or (tmp_path / "big").stat().st_size == 300_000
             assert not list(tmp_path.glob(".big*")), "a part of a file was left"
             assert await session.ask("still there?") == "heard still there?"

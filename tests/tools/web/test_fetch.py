@@ -16,9 +16,9 @@ import pytest
 
 from holdfast import Host
 from holdfast.errors import ConfigurationError
-from holdfast.tools.web import addresses as web_addresses
+from holdfast.tools import addresses as web_addresses
+from holdfast.tools.addresses import AddressRules
 from holdfast.tools.web import fetch as web
-from holdfast.tools.web.addresses import AddressRules
 from holdfast.tools.web.fetch import Web
 from holdfast.tools.web.text import decoded, html_text
 from tests.tools.using import Bench, on_host, use

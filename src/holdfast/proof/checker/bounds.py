@@ -1,4 +1,4 @@
-"""Rules of the promises about bounds and other principals: P9 bounded, P13 fair, P14 private."""
+"""Rules of the promises about bounds and other principals: P9 bounded, P13 fair, P14 private, P16 walled."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from holdfast.proof.checker.ledger import Ledger
 from holdfast.proof.history import HoldingRead, Lost, Refused, SendAttempted, StopAnswered, StopRequested
 from holdfast.protocol.events import MessageAccepted, MessageSettled, RunRestarted, RunStarted, ToolFinished
 
-__all__ = ["bounded", "fair", "private"]
+__all__ = ["bounded", "fair", "private", "walled"]
 
 _HIDDEN = frozenset(("not_found", "unknown_session", "unknown_message", "unknown_run", "forbidden", "unauthenticated"))
 _AT_A_LIMIT = frozenset(("rate_limited", "host_busy", "budget_exceeded", "quota_exceeded", "limit_exceeded"))
@@ -208,6 +208,21 @@ def private(facts: Facts, ledger: Ledger) -> None:
                 ledger.saw()
                 if running > cap:
                     ledger.broken(f"{principal} has {running} runs, its cap is {cap}", read)
+
+
+def walled(facts: Facts, ledger: Ledger) -> None:
+    """P16: what an agent's tools run sees its session's workspace and nothing of the server or of other sessions.
+
+    *Observations*: each program that tried to leave its wall.
+
+    *Violations*: such a program reached a file of the host or of another session, the host's memory or environment, or
+    the host's port.
+    """
+    for stamp in facts.stamps:
+        if stamp.what == "probe":
+            ledger.saw()
+            if stamp.reached:
+                ledger.broken(f"a program left its wall: it reached {', '.join(stamp.reached)}", stamp)
 
 
 def _judge_hostile(facts: Facts, ledger: Ledger) -> None:

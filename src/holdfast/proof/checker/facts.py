@@ -13,6 +13,7 @@ from holdfast.proof.history import (
     FailpointHit,
     HoldingRead,
     HostExited,
+    HostFrozen,
     HostileAct,
     HostileActed,
     HostKilled,
@@ -195,6 +196,7 @@ class Facts:
         self.ready: list[HostReady] = []
         self.kills: list[HostKilled] = []
         self.exits: list[HostExited] = []
+        self.freezes: list[HostFrozen] = []
         self.hits: set[str] = set()
         self.drain_requests: list[DrainRequested] = []
         self.drains: list[Drained] = []
@@ -220,9 +222,22 @@ class Facts:
         for left in self.exits:
             if left.incarnation in self.pid_of:
                 self.ended_at.setdefault(self.pid_of[left.incarnation], left.at)
-        self._breaks = sorted(record.at for record in (*self.kills, *self.exits))
+        self.drained_at = {
+            self.pid_of[r.incarnation]: r.at for r in self.drain_requests if r.incarnation in self.pid_of
+        }
+        self.frozen_at: dict[int, list[tuple[float, float]]] = {}
+        for freeze in self.freezes:
+            if freeze.incarnation in self.pid_of:
+                times = freeze.began_at, freeze.at
+                self.frozen_at.setdefault(self.pid_of[freeze.incarnation], []).append(times)
+        stalls = [at for freeze in self.freezes for at in (freeze.began_at, freeze.at)]
+        self._breaks = sorted((*stalls, *(record.at for record in (*self.kills, *self.exits))))
         self._lifecycle = sorted(
-            (*self.ready, *self.kills, *self.exits, *self.drain_requests), key=lambda record: record.at
+            (
+                *((record.at, True) for record in (*self.ready, *self.freezes)),
+                *((freeze.began_at, False) for freeze in self.freezes),
+                *((record.at, False) for record in (*self.kills, *self.exits, *self.drain_requests)),
+            )
         )
         self._alive: dict[str, list[tuple[ProcessesListed, ProcessSeen]]] = {}
         for listing in self.listings:
@@ -267,6 +282,8 @@ class Facts:
                 self.kills.append(record)
             case HostExited():
                 self.exits.append(record)
+            case HostFrozen():
+                self.freezes.append(record)
             case FailpointHit():
                 self.hits.add(record.name)
             case DrainRequested():
@@ -378,16 +395,35 @@ class Facts:
             if message_id in accepted
         ]
 
+    def stale_until(self, host_pid: int, at: float) -> float:
+        """Return until when a host may work on runs that it has lost; 0 if it may not do so at `at`.
+
+        A host that is stopped may lose its runs to others. It notices soon after it continues.
+        """
+        fence_s = self.limits.fence_s
+        return max(
+            (end + fence_s for begin, end in self.frozen_at.get(host_pid, ()) if begin <= at <= end + fence_s),
+            default=0.0,
+        )
+
+    def others_at(self, incarnation: int, at: float) -> bool:
+        """Whether hosts of other incarnations were ready at `at`."""
+        return any(
+            ready.incarnation != incarnation
+            and ready.at <= at < self.ended_at.get(self.pid_of.get(ready.incarnation, 0), float("inf"))
+            for ready in self.ready
+        )
+
     def broke_between(self, begin: float, end: float) -> bool:
-        """Whether a host was killed or exited after `begin` and not later than `end`."""
+        """Whether a host was killed, exited, was stopped or continued after `begin` and not later than `end`."""
         index = bisect_right(self._breaks, begin)
         return index < len(self._breaks) and self._breaks[index] <= end
 
     def lived_through(self, begin: float, end: float) -> bool:
-        """Whether a host was ready at `begin`, and by `end` had been neither killed nor drained and had not exited."""
-        index = bisect_right(self._lifecycle, begin, key=lambda record: record.at)
-        ready = index > 0 and isinstance(self._lifecycle[index - 1], HostReady)
-        return ready and (index == len(self._lifecycle) or self._lifecycle[index].at > end)
+        """Whether a host was ready at `begin`, and by `end` had not been killed, drained or stopped, or exited."""
+        index = bisect_right(self._lifecycle, begin, key=lambda moment: moment[0])
+        ready = index > 0 and self._lifecycle[index - 1][1]
+        return ready and (index == len(self._lifecycle) or self._lifecycle[index][0] > end)
 
     def alive_after(self, run_id: str, at: float) -> Iterator[tuple[ProcessesListed, ProcessSeen]]:
         """Yield the run's processes in all process lists begun after `at`, each process with its list."""

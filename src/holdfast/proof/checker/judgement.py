@@ -1,4 +1,4 @@
-"""The history checker: judges a recorded history promise by promise, P1 to P14, with evidence.
+"""The history checker: judges a recorded history promise by promise, P1 to P14 and P16, with evidence.
 
 A judgement is ``broken`` when any rule found a violation, ``kept`` when there was at least one observation and no
 violation, and ``not observed`` otherwise. Each rule in `holdfast.proof.checker` documents its observations and
@@ -8,12 +8,12 @@ unknown. The rules accept every history that keeps the promises, so load or chan
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Literal
 
 import msgspec
 
-from holdfast.proof.checker.bounds import bounded, fair, private
+from holdfast.proof.checker.bounds import bounded, fair, private, walled
 from holdfast.proof.checker.facts import Facts
 from holdfast.proof.checker.ledger import Ledger, Violation
 from holdfast.proof.checker.recovery import clean_shutdown, crash_safe
@@ -22,7 +22,7 @@ from holdfast.proof.checker.stopping import broadcast, isolation, no_leaks, stop
 from holdfast.proof.checker.streams import honest_streams
 from holdfast.proof.history import HostileAct, Record, Source
 
-__all__ = ["PROMISES", "Judgement", "Promise", "Report", "Violation", "judge"]
+__all__ = ["PROMISES", "UNFINISHED", "Judgement", "Promise", "Report", "Violation", "judge", "judge_facts"]
 
 Verdict = Literal["kept", "broken", "not observed"]
 
@@ -51,7 +51,11 @@ PROMISES: tuple[Promise, ...] = (
     Promise("P12", "clean shutdown", clean_shutdown, ("drain",)),
     Promise("P13", "fair", fair, ("places",)),
     Promise("P14", "private", private, ("principals",)),
+    Promise("P16", "walled", walled, ("walls",)),
 )
+
+UNFINISHED = frozenset(("P2", "P3", "P4", "P10", "P14", "P16"))
+"""Promises that can be judged during a storm: nothing that is unfinished breaks them."""
 
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,11 +117,21 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         raise KeyError(promise)
 
 
-def judge(records: Iterable[Record]) -> Report:
-    """Judge a history; the records may come in any order. Raises `ValueError` if the opening record is missing."""
-    facts = Facts(records)
+def judge(records: Iterable[Record], *, only: Collection[str] | None = None) -> Report:
+    """Judge a history; the records may come in any order. Raises `ValueError` if the opening record is missing.
+
+    Parameters:
+        only: numbers of the promises to judge; None judges all.
+    """
+    return judge_facts(Facts(records), only=only)
+
+
+def judge_facts(facts: Facts, *, only: Collection[str] | None = None) -> Report:
+    """Judge an indexed history. See `judge`."""
     judgements = []
     for promise in PROMISES:
+        if only is not None and promise.number not in only:
+            continue
         ledger = Ledger()
         promise.rule(facts, ledger)
         verdict: Verdict = "broken" if ledger.broken_count else "kept" if ledger.observations else "not observed"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from holdfast.proof.checker.facts import Facts, LogRun
 from holdfast.proof.checker.ledger import Ledger
+from holdfast.proof.checker.takeovers import takeovers
 from holdfast.proof.history import Drained, HostKilled, ReaderReceived, SendAcknowledged, Stamp
 from holdfast.protocol.events import RunFinished, RunRestarted, RunStopping, ToolFinished, ToolStarted
 from holdfast.protocol.states import TERMINAL_RUN_STATES
@@ -21,6 +22,7 @@ def crash_safe(facts: Facts, ledger: Ledger) -> None:
     - no host became ready after a kill, or a host took longer than ``ready_s`` to become ready;
     - a message that was acknowledged, or an event that a reader received, before the last kill is not in the log;
     - in the last reading, a session is not quiescent or a run has not ended;
+    - if ``takeover_s`` is given, a run of a host that was killed or stopped was taken over later than that;
     - a run that was cut short by a kill never ended, or it completed or failed without a restart;
     - a run was restarted although its stop was recorded, although its messages went to an agent that cannot be
       replayed, or although a call that is not idempotent had no result;
@@ -28,7 +30,7 @@ def crash_safe(facts: Facts, ledger: Ledger) -> None:
     - a call that is not idempotent ran twice.
     """
     for kill in facts.kills:
-        later = [ready for ready in facts.ready if ready.incarnation > kill.incarnation]
+        later = [ready for ready in facts.ready if ready.incarnation > kill.incarnation and ready.at > kill.at]
         started = next((start for start in facts.started if start.incarnation > kill.incarnation), None)
         if not later or started is None:
             ledger.broken("no host became ready after a kill", kill)
@@ -42,6 +44,11 @@ def crash_safe(facts: Facts, ledger: Ledger) -> None:
                 ledger.broken("a host never became ready", start)
         elif ready.at - start.at > facts.limits.ready_s:
             ledger.broken(f"a host needed {ready.at - start.at:.1f} s to become ready", start, ready)
+    for takeover in takeovers(facts):
+        ledger.saw()
+        if facts.limits.takeover_s and takeover.took_s > facts.limits.takeover_s:
+            bound = f"the bound is {facts.limits.takeover_s:g} s"
+            ledger.broken(f"a run was taken over after {takeover.took_s:.2f} s, {bound}", takeover)
     if not facts.kills:
         return
     last_kill = facts.kills[-1].at
@@ -156,12 +163,16 @@ def clean_shutdown(facts: Facts, ledger: Ledger) -> None:
             ledger.broken(f"a drained host left with exit code {left.code}", report, left)
         next_start = next((s.at for s in facts.started if s.incarnation > request.incarnation), float("inf"))
         for attempt, answer in facts.sends():
+            if facts.others_at(request.incarnation, report.at):
+                break  # they accept messages
             if report.at < attempt.at < next_start and isinstance(answer, SendAcknowledged) and answer.at < next_start:
                 ledger.broken("a message was accepted after the drain", report, attempt, answer)
         _judge_report(facts, ledger, report, killed)
         _judge_left_overs(facts, ledger, report, pid)
         for connection in facts.connections.values():
             closed = connection.closed
+            if facts.others_at(request.incarnation, request.at):
+                break  # which host a reader was connected to is not recorded
             if closed is None or closed.why not in ("lost", "stalled") or killed is not None:
                 continue
             if connection.opened.at < request.at <= closed.at < next_start:

@@ -4,6 +4,7 @@ state."""
 from __future__ import annotations
 
 import itertools
+import re
 
 from holdfast.errors import IllegalTransition
 from holdfast.proof.checker.facts import Attempt, Facts, LogRun, SessionLog, Where, root_cause, run_of
@@ -29,6 +30,7 @@ from holdfast.protocol.events import (
     RunStarted,
     RunStopping,
     RunSuspended,
+    TextDelta,
     ToolFinished,
     ToolStarted,
 )
@@ -45,6 +47,10 @@ from holdfast.protocol.states import (
 __all__ = ["atomic_state", "no_message_lost", "one_run", "valid_transcript"]
 
 
+_WORD = re.compile(r"\S+-emit:\d")
+"""A word that the piece ``emit`` of a plan emits, which is unique within a run."""
+
+
 def one_run(facts: Facts, ledger: Ledger) -> None:
     """P4: never two effective runs of one session.
 
@@ -58,8 +64,11 @@ def one_run(facts: Facts, ledger: Ledger) -> None:
     - according to the agents' own stamps, an agent function starts before the previous run of its session has ended, or
       the previous run is still active after that start, except for work that a receipt names as abandoned or surviving;
     - one attempt of a run is executed twice, or by two hosts;
-    - a run is attempted again before the host of the previous attempt was killed or had exited;
+    - a run is attempted again before the host of the previous attempt was killed or stopped, or had exited, or had
+      handed it over in a drain;
+    - a host that was stopped, and lost a run to another one, still works on the run ``fence_s`` after it continued;
     - an agent ran, but the session's log does not contain the run;
+    - an agent of the storm emits each word once, but the log has a word twice since the run's last restart;
     - the transcript mixes the entries of two runs.
     """
     for log in facts.logs.values():
@@ -86,6 +95,9 @@ def one_run(facts: Facts, ledger: Ledger) -> None:
                 ledger.broken("a run wrote while another one held the slot", log.where, log.runs[holder].started, event)
             elif isinstance(event, RunFinished):
                 holder = None
+        if "stamps" in facts.opened.sees:
+            for run in log.runs.values():
+                _judge_words(ledger, run)
     _judge_stamped_runs(facts, ledger)
     for read in facts.transcripts:
         seen: list[str] = []
@@ -96,6 +108,20 @@ def one_run(facts: Facts, ledger: Ledger) -> None:
                 ledger.broken("the transcript mixes the entries of two runs", entry)
                 break
             seen.append(entry.run_id)
+
+
+def _judge_words(ledger: Ledger, run: LogRun) -> None:
+    first: dict[str, Event] = {}
+    for event in run.events:
+        if isinstance(event, RunRestarted):
+            first = {word: said for word, said in first.items() if said.seq < event.discard_from}
+        elif isinstance(event, TextDelta):
+            for word in filter(_WORD.fullmatch, event.text.split()):
+                if first.setdefault(word, event) is not event:
+                    ledger.broken(
+                        f"two attempts of a run wrote at the same time: {word} is there twice", first[word], event
+                    )
+                    return
 
 
 def _judge_stamped_runs(facts: Facts, ledger: Ledger) -> None:
@@ -114,6 +140,10 @@ def _judge_stamped_runs(facts: Facts, ledger: Ledger) -> None:
                 ledger.broken("one attempt of a run was executed by two hosts", attempt.stamps[0], attempt.stamps[-1])
         for earlier, later in itertools.pairwise(attempts):
             first = later.stamps[0]
+            host_pid, finish = earlier.stamps[0].host_pid, earlier.finish
+            handed_over = finish is not None and facts.drained_at.get(host_pid, first.at) < finish.at <= first.at
+            if handed_over or facts.stale_until(host_pid, first.at):
+                continue
             killed_at = facts.killed_at.get(earlier.stamps[0].host_pid)
             if killed_at is None:
                 left_at = facts.ended_at.get(earlier.stamps[0].host_pid)
@@ -129,7 +159,9 @@ def _judge_stamped_runs(facts: Facts, ledger: Ledger) -> None:
             finish = earlier.finish
             host_end = facts.ended_at.get(earlier.stamps[0].host_pid, float("inf"))
             abandoned, survivors = facts.named_survivors(earlier.run_id)
-            if (finish is None or finish.at > start.at) and host_end > start.at and not abandoned:
+            stale = facts.stale_until(earlier.stamps[0].host_pid, start.at)
+            free_at = max(start.at, stale)
+            if (finish is None or finish.at > free_at) and host_end > free_at and not abandoned:
                 ledger.broken("two agents of one session ran at the same time", earlier.start, finish, start)
                 continue
             killed_at = facts.killed_at.get(earlier.stamps[0].host_pid)
@@ -137,7 +169,7 @@ def _judge_stamped_runs(facts: Facts, ledger: Ledger) -> None:
             late = {
                 stamp.branch: stamp
                 for stamp in earlier.stamps
-                if stamp.at > start.at
+                if stamp.at > free_at
                 and not (stamp.member == "process" and (stamp.pid in survivors or stamp.at <= dying))
             }
             if len(late) > abandoned:

@@ -34,7 +34,7 @@ def broadcast(facts: Facts, ledger: Ledger) -> None:
     """P1: one interrupt reaches every waiter of its scope.
 
     The rule judges the last attempt of each run that the log shows as ``interrupted``, unless the cause was a crash or
-    a lost lease, or the attempt's host ended before a client knew of the run's end.
+    a lost lease, or the attempt's host ended, or was stopped, before a client knew of the run's end.
 
     *Observations*: each task, thread and child of the attempt that watches its interrupt, and each process if the
     process list was read after the run's end was known.
@@ -58,8 +58,11 @@ def broadcast(facts: Facts, ledger: Ledger) -> None:
             continue
         last = attempts[-1]
         known_end = facts.known_end.get(run.run_id)
-        host_end = facts.ended_at.get(last.stamps[0].host_pid)
+        host_pid = last.stamps[0].host_pid
+        host_end = facts.ended_at.get(host_pid)
         if known_end is None or (host_end is not None and host_end <= known_end):
+            continue
+        if facts.stale_until(host_pid, known_end):
             continue
         abandoned, survivors = facts.named_survivors(run.run_id)
         log_reasons = {
@@ -112,7 +115,7 @@ def isolation(facts: Facts, ledger: Ledger) -> None:
     *Violations*:
 
     - a run was stopped, or a branch saw an interrupt, although no stop was requested in the run's session, its host was
-      not drained or killed, and its agent did not fail;
+      not drained, stopped or killed, and its agent did not fail;
     - the cause of a stop is a request or a message of another session;
     - a stop withdrew a message of another session, or a request to withdraw such a message was answered;
     - the ambient context named a session other than the one for which the code was started.
@@ -135,7 +138,9 @@ def isolation(facts: Facts, ledger: Ledger) -> None:
         or any((*run.where, content) in may_fail for content in facts.contents_of(run))
     }
     leaving = dict(facts.ended_at)
-    leaving.update((facts.pid_of[r.incarnation], r.at) for r in facts.drain_requests if r.incarnation in facts.pid_of)
+    leaving.update(facts.drained_at)
+    for pid, times in facts.frozen_at.items():
+        leaving[pid] = min(times[0][0], leaving.get(pid, times[0][0]))
     stop_times: list[tuple[float, Where]] = sorted(
         (request.at, (request.principal, request.session)) for request, _ in facts.stops()
     )
@@ -269,7 +274,7 @@ def stopped_means_stopped(facts: Facts, ledger: Ledger) -> None:
 
 
 def _judge_rest(facts: Facts, ledger: Ledger, attempt: Attempt, request: StopRequested, answer: StopAnswered) -> None:
-    late = [stamp for stamp in attempt.stamps if stamp.at > answer.at]
+    late = [s for s in attempt.stamps if s.at > max(answer.at, facts.stale_until(s.host_pid, s.at))]
     late_processes = {stamp.pid: stamp for stamp in late if stamp.member == "process"}
     late_branches = {stamp.branch: stamp for stamp in late if stamp.member != "process"}
     if late_branches or late_processes:
@@ -337,7 +342,12 @@ def no_leaks(facts: Facts, ledger: Ledger) -> None:
 
 
 def _judge_leaks(facts: Facts, ledger: Ledger, run: LogRun, attempts: list[Attempt], known_end: float) -> None:
-    late = [stamp for attempt in attempts for stamp in attempt.stamps if stamp.at > known_end]
+    late = [
+        stamp
+        for attempt in attempts
+        for stamp in attempt.stamps
+        if stamp.at > max(known_end, facts.stale_until(stamp.host_pid, stamp.at))
+    ]
     left = next(facts.alive_after(run.run_id, known_end), None)
     if not late and left is None:
         return
@@ -360,8 +370,12 @@ def _judge_leaks(facts: Facts, ledger: Ledger, run: LogRun, attempts: list[Attem
 
 
 def _dying(facts: Facts, host_pid: int, since: float, at: float) -> bool:
-    """Whether a process may still be alive at `at`: its host was killed before `since`, and ``death_s`` have not yet
-    passed."""
+    """Whether a process may still be alive at `at`.
+
+    Its host was killed before `since`, and ``death_s`` have not yet passed; or its host is stopped, or just was.
+    """
+    if facts.stale_until(host_pid, at):
+        return True
     killed_at = facts.killed_at.get(host_pid)
     return killed_at is not None and killed_at <= since and at <= killed_at + facts.limits.death_s
 

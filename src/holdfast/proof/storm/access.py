@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import random
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Protocol
@@ -13,13 +14,13 @@ from holdfast.host import Host
 from holdfast.protocol.messages import SessionView
 from holdfast.protocol.session_api import SessionAPI
 
-__all__ = ["Access", "EmbeddedAccess", "Progress", "RemoteAccess"]
+__all__ = ["ClusterAccess", "EmbeddedAccess", "HostAccess", "Progress", "RemoteAccess"]
 
 Progress = Callable[[str], None]
 """Callback for short messages about the progress of a storm."""
 
 
-class Access(Protocol):
+class HostAccess(Protocol):
     """Access to a host. ``up`` is set while the host should answer."""
 
     up: asyncio.Event
@@ -47,16 +48,51 @@ class EmbeddedAccess:
         self.host: Host
 
     def session(self, principal: str, key: str) -> SessionAPI:
-        """See `Access`."""
+        """See `HostAccess`."""
         return self.host.session(key, principal=principal)
 
     def watching(self, principal: str, key: str, *, patient: bool) -> SessionAPI:
-        """See `Access`. Ignores `patient`, because an embedded host is read without a connection."""
+        """See `HostAccess`. Ignores `patient`, because an embedded host is read without a connection."""
         return self.session(principal, key)
 
     async def sessions(self, principal: str) -> list[SessionView]:
-        """See `Access`."""
+        """See `HostAccess`."""
         return await self.host.sessions(principal=principal, limit=1000)
+
+
+class ClusterAccess:
+    """Access to several servers that share a store. Each handle uses one of those that are up, chosen at random.
+
+    While ``only`` is set, all handles use this server.
+
+    Parameters:
+        nodes: access to each server. Their attributes ``up`` tell which ones are up.
+        chance: source of the choices.
+    """
+
+    def __init__(self, nodes: Sequence[RemoteAccess], chance: random.Random) -> None:
+        self.up = asyncio.Event()
+        self.nodes = nodes
+        self.only: RemoteAccess | None = None
+        self.principals = nodes[0].principals
+        self._chance = chance
+
+    def _node(self) -> RemoteAccess:
+        if self.only is not None:
+            return self.only
+        return self._chance.choice([node for node in self.nodes if node.up.is_set()] or list(self.nodes))
+
+    def session(self, principal: str, key: str) -> SessionAPI:
+        """See `HostAccess`."""
+        return self._node().session(principal, key)
+
+    def watching(self, principal: str, key: str, *, patient: bool) -> SessionAPI:
+        """See `HostAccess`."""
+        return self._node().watching(principal, key, patient=patient)
+
+    async def sessions(self, principal: str) -> list[SessionView]:
+        """See `HostAccess`."""
+        return await self._node().sessions(principal)
 
 
 class RemoteAccess:
@@ -99,7 +135,7 @@ class RemoteAccess:
         await self._stack.aclose()
 
     def session(self, principal: str, key: str) -> SessionAPI:
-        """See `Access`."""
+        """See `HostAccess`."""
         return self._clients[principal].session(key)
 
     def client(self, principal: str) -> Client:
@@ -107,9 +143,9 @@ class RemoteAccess:
         return self._clients[principal]
 
     def watching(self, principal: str, key: str, *, patient: bool) -> SessionAPI:
-        """See `Access`."""
+        """See `HostAccess`."""
         return (self._patient if patient else self._clients)[principal].session(key)
 
     async def sessions(self, principal: str) -> list[SessionView]:
-        """See `Access`."""
+        """See `HostAccess`."""
         return await self._clients[principal].sessions(limit=1000)

@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 from holdfast.errors import Draining, HoldfastError, RateLimited, ServerUnreachable, StorageError
 from holdfast.proof.history import AccessTried, SessionsListed
-from holdfast.proof.storm.access import Access
+from holdfast.proof.storm.access import HostAccess
 from holdfast.proof.storm.recorder import StormRecorder
 from holdfast.proof.storm.session import StormSession
 from holdfast.protocol.events import Event, Gap, format_cursor
@@ -16,7 +16,7 @@ from holdfast.protocol.session_api import SessionAPI
 __all__ = ["pry"]
 
 
-async def pry(access: Access, recorder: StormRecorder, session: StormSession, principal: str) -> None:
+async def pry(access: HostAccess, recorder: StormRecorder, session: StormSession, principal: str) -> None:
     """Try a random operation on the session as `principal`, and record the answer and sometimes a list of sessions.
 
     If the answer is `Draining` or `RateLimited`, nothing is recorded.

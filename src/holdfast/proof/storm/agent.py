@@ -15,12 +15,16 @@ from functools import partial
 from pathlib import Path
 from typing import assert_never
 
-from holdfast.agents import Agent, Run
+from holdfast.agents import Agent, Run, tool
 from holdfast.proof.history import Stamp
 from holdfast.proof.storm.plan import Piece, Plan, decode_plan
 from holdfast.proof.storm.stamps import MARKER, Stamps, shell_stamp
+from holdfast.proof.storm.wall_probe import WallProbe, can_build_walls
+from holdfast.protocol.access import AccessRequest
+from holdfast.protocol.messages import Access
 from holdfast.protocol.stopping import Cause
 from holdfast.runtime import Interrupt, current_interrupt
+from holdfast.settings import load_settings
 
 __all__ = ["PLAIN", "REPLAYABLE", "STAMPS_VARIABLE", "STORM_VARIABLE", "agents", "agents_of_environment"]
 
@@ -50,6 +54,20 @@ case "$1" in
 esac
 """
 """A shell program that ignores SIGTERM, SIGINT and SIGHUP, and starts an orphaned descendant in another session."""
+
+
+def _reach(name: str) -> str:
+    """Reach a host that only a person can allow."""
+    return name
+
+
+_REACHING = tool(
+    name="reach",
+    idempotent=True,
+    access=lambda session, arguments: AccessRequest(
+        access=Access(hosts=("storm.example:443",)), text="reach storm.example:443"
+    ),
+)(_reach)
 
 
 class _Teller:
@@ -104,10 +122,11 @@ def _first_reason(cause: Cause | None) -> str | None:
 class _Work:
     """Executor of the pieces of a plan, for one message of one run."""
 
-    def __init__(self, run: Run, plan: Plan, teller: _Teller) -> None:
+    def __init__(self, run: Run, plan: Plan, teller: _Teller, probe: WallProbe) -> None:
         self._run = run
         self._plan = plan
         self._teller = teller
+        self._probe = probe
         self._number = 0
 
     def _name(self, piece: str) -> str:
@@ -161,6 +180,8 @@ class _Work:
                 await self._foreign(name)
             case "ask":
                 await self._run.emit((await self._run.ask_user(f"{name}: how to continue?")).decision)
+            case "access":
+                await self._run.call_tool(_REACHING, {"name": name})
             case "listen":
                 for _ in range(_LISTENS):
                     await asyncio.sleep(span_s / _LISTENS)
@@ -168,6 +189,8 @@ class _Work:
             case "pour":
                 for _ in range(_POURED):
                     await self._run.emit(_CUP)
+            case "probe":
+                await self._try_to_leave()
             case "fail":
                 raise RuntimeError(f"{name} was asked to fail")
             case _:
@@ -247,6 +270,11 @@ class _Work:
         self._teller.stamp("branch", name, "process", pid=process.pid, cooperative=False)
         await process.wait()
 
+    async def _try_to_leave(self) -> None:
+        """Run a walled program that tries to leave its wall; do nothing where programs run without walls."""
+        if await self._run.spawn(can_build_walls, on="thread"):
+            self._teller.stamp("probe", reached=await self._probe.run(self._run))
+
     async def _foreign(self, name: str) -> None:
         """Start a program with asyncio instead of the runtime, as third-party code would, and wait for it."""
         program = await asyncio.create_subprocess_exec(
@@ -269,6 +297,7 @@ def agents(stamps: Stamps, storm: str, *, host: int) -> tuple[Agent, Agent]:
         storm: name of the storm, which is part of the marker of all the storm's processes.
         host: number of the host in the history, which is the host's pid if the host is a separate process.
     """
+    probe = WallProbe(stamps.path.parent, port=load_settings().port if host == os.getpid() else 0)
 
     async def work(run: Run) -> None:
         teller = _Teller(stamps, storm, host, run)
@@ -276,7 +305,7 @@ def agents(stamps: Stamps, storm: str, *, host: int) -> tuple[Agent, Agent]:
         teller.stamp("start")
         try:
             for message in run.messages:
-                await _Work(run, decode_plan(message.content), teller).do()
+                await _Work(run, decode_plan(message.content), teller, probe).do()
         finally:
             if run.interrupt.triggered:
                 cause = _first_reason(run.interrupt.cause)

@@ -3,9 +3,9 @@
 The principal opens exports, transcripts and event streams without reading them. It sends more messages than a mailbox
 holds and more writes than its rate limit allows, and opens more streams than its limit allows. It pipelines requests,
 and sends incomplete request heads or single bytes. It also uploads files, creates schedules, interrupts idle sessions,
-and reads with keys that are being revoked. Messages that the principal sends through its own `Load` are part of the
-history, so each accepted message is judged like any other. For each kind of action, the history records how often the
-action was done, had an effect, and was refused.
+and reads with keys that are being revoked. Its agents run programs that try to leave their wall. Messages that the
+principal sends through its own `Load` are part of the history, so each accepted message is judged like any other. For
+each kind of action, the history records how often the action was done, had an effect, and was refused.
 
 Invariants
 
@@ -57,6 +57,7 @@ ACTS = (
     "schedules",
     "idle interrupts",
     "revoked streams",
+    "wall probes",
 )
 """Actions of the hostile principal. The storm fails if one of these actions never has an effect."""
 
@@ -75,6 +76,7 @@ _WORD_S = 0.2
 _WORDS: tuple[Piece, ...] = ("emit",) * 20
 _CHUNK_BYTES = 1 << 16
 _NAP_S = 0.2
+_PROBES: tuple[Piece, ...] = ("probe",) * 3
 _LAST_CHUNK = b"\r\n0\r\n\r\n"
 _REFUSED = frozenset({429, 503})
 
@@ -126,6 +128,7 @@ class Hostile:
         self._streams = streams
         self._chance = random.Random(f"{seed}/hostile")
         self._large = StormSession(HOSTILE, f"{load.prefix}-large", REPLAYABLE, self._chance)
+        self._prober = StormSession(HOSTILE, f"{load.prefix}-prober", REPLAYABLE, self._chance)
         self._idle = f"{load.prefix}-idle"
         self._did: Counter[str] = Counter()
         self._felt: Counter[str] = Counter()
@@ -134,7 +137,7 @@ class Hostile:
         self._tasks: list[asyncio.Task[None]] = []
         self._uploads = 0
         self._schedules: list[str] = []
-        load.others.append(self._large)
+        load.others += (self._large, self._prober)
         for session in load.sessions:
             session.readers.clear()  # it reads in its own way
 
@@ -156,6 +159,7 @@ class Hostile:
             "schedules": self._schedule,
             "idle interrupts": self._interrupt_idle,
             "revoked streams": self._revoked_stream,
+            "wall probes": self._probe_walls,
         }
         self._tasks = [asyncio.create_task(self._repeat(act), name=f"hostile {name}") for name, act in acts.items()]
 
@@ -359,6 +363,17 @@ class Hostile:
         await self._asked(
             act, await self._line(act), "POST", f"/v1/sessions/{self._idle}/interrupt", b'{"reason":"nothing is on"}'
         )
+
+    async def _probe_walls(self) -> None:
+        """Run programs that try to leave their wall, and wait for the last one to end."""
+        act = "wall probes"
+        plan = Plan(name=f"{self.load.prefix}{ids.message_id()}", pieces=_PROBES, span_s=0.0)
+        message = self.load.message(self._prober, plan, "queue")
+        self._did[act] += 1
+        if await self.load.send(self._prober, message):
+            handle = self._access.session(HOSTILE, self._prober.key)
+            settled = await handle.wait(message.message_id or "", timeout_s=_ANSWER_S)
+            self._felt[act] += settled.state == "completed"
 
     # ── malformed requests ───────────────────────────────────────────────────────────────────────────────────────
 

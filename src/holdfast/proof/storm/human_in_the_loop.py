@@ -1,4 +1,4 @@
-"""Simulated people, who steer agents, answer questions, attach files, and undo runs.
+"""Simulated people, who steer agents, answer questions, grant access, attach files, and undo runs.
 
 A storm's history does not record the sessions of these people, because an undo removes transcript entries that may have
 been read before. Instead, `People.settle` waits until the sessions are quiescent, and checks them.
@@ -77,8 +77,20 @@ class People:
             if question.question_id in self._answered:
                 self._asked_again.add(question.question_id)
             with suppress(NotFound):  # its run ended meanwhile
-                await session.answer(question.question_id, "as you like")
+                if question.kind == "approval":
+                    await session.approve(question, scope="session")
+                else:
+                    await session.answer(question.question_id, "as you like")
                 self._answered.add(question.question_id)
+
+    async def grant(self) -> None:
+        """Send a message whose run asks for access, grant the access to the session, and revoke it."""
+        session = self._session()
+        await self._send(session, "access", "emit")
+        await asyncio.sleep(_POLL_S)
+        await self._answer(session)
+        for grant in await session.grants():
+            await self._client.revoke_grant(grant.grant_id)
 
     async def edit(self) -> None:
         """Send a message, and then undo the session's last run."""

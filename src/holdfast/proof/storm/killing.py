@@ -15,7 +15,7 @@ from holdfast import failpoints, ids
 from holdfast.client import Client
 from holdfast.clock import system_clock
 from holdfast.errors import HoldfastError
-from holdfast.proof.history import PeopleSettled, StatisticsRead
+from holdfast.proof.history import PeopleSettled
 from holdfast.proof.storm.access import Progress, RemoteAccess
 from holdfast.proof.storm.admin import AdminLoad
 from holdfast.proof.storm.bounds import HOSTILE, HOSTILE_BOUNDS, LIMITS, PRINCIPALS, SETTINGS
@@ -27,7 +27,7 @@ from holdfast.proof.storm.recorder import StormRecorder
 from holdfast.proof.storm.schedules import ScheduleLoad
 from holdfast.proof.storm.server import OwnServer, free_port
 from holdfast.proof.storm.stamps import read_stamps
-from holdfast.proof.storm.watch import in_tree, note_processes, process_figures, until_gone
+from holdfast.proof.storm.watch import note_processes, server_figures, until_gone
 from holdfast.server.auth import make_key
 from holdfast.storage import open_store
 
@@ -227,6 +227,7 @@ class _KillStorm:
             "suspend": self.people.ask,
             "answer": self.people.ask,
             "park": self.people.ask,
+            "revoke_grant": self.people.grant,
             "edit_history": self.people.edit,
             "add_attachment": self.people.attach,
             "put_schedule": self.timed.change,
@@ -257,15 +258,7 @@ class _KillStorm:
             raise broken
 
     async def figures(self, moment: str) -> None:
-        tree = await self.admin.tree(everybody=True)
-        self.recorder.note(
-            StatisticsRead,
-            incarnation=self.server.incarnation,
-            moment=moment,
-            running=len([run for session in tree.children for run in session.children]),
-            in_tree=in_tree(tree),
-            **process_figures(self.server.pid),
-        )
+        await server_figures(self.admin, self.server.incarnation, self.server.pid, moment, self.recorder)
 
 
 def registered_failpoints() -> tuple[str, ...]:

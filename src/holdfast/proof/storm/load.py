@@ -21,7 +21,7 @@ from holdfast.proof.history import (
     WithdrawAnswered,
     WithdrawRequested,
 )
-from holdfast.proof.storm.access import Access
+from holdfast.proof.storm.access import HostAccess
 from holdfast.proof.storm.access_probe import pry
 from holdfast.proof.storm.agent import PLAIN, REPLAYABLE
 from holdfast.proof.storm.plan import Piece, Plan, encode_plan, make_plan, until_told
@@ -33,7 +33,7 @@ from holdfast.protocol.messages import Policy
 
 __all__ = ["Load"]
 
-_EVERYTHING: tuple[Piece, ...] = ("emit", "call", "task", "thread", "parallel", "child", "process", "raw")
+_EVERYTHING: tuple[Piece, ...] = ("emit", "call", "task", "thread", "parallel", "child", "process", "raw", "probe")
 _QUIET_S = 0.05
 _MOST_WAIT_S = 0.5
 _RESENDS = 50
@@ -57,7 +57,7 @@ class Load:
 
     def __init__(
         self,
-        access: Access,
+        access: HostAccess,
         recorder: StormRecorder,
         limits: Limits,
         *,
@@ -149,6 +149,10 @@ class Load:
     async def read_back(self) -> None:
         """Read all sessions for the last time; see `SnapshotReader.read_back`."""
         await self.reading.read_back([*self.sessions, *self.others])
+
+    async def read_logs(self) -> None:
+        """Read the logs of all sessions up to now; see `SnapshotReader.read_logs`."""
+        await self.reading.read_logs([*self.sessions, *self.others])
 
     async def abandon(self) -> None:
         """Cancel all drivers and readers at once, and ignore their errors."""
@@ -364,9 +368,14 @@ class Load:
         await asyncio.gather(*(self.send(session, self.message(session, plan, "queue")) for plan in small))
         await self._stop_session(session)
 
-    async def linger(self, count: int, span_s: float) -> None:
-        """Send long work to `count` random sessions, so that runs are active when the host exits."""
+    async def linger(self, count: int, span_s: float, *, apart: bool = False) -> None:
+        """Send long work to `count` random sessions, so that runs are active when the host exits.
+
+        With `apart`, send it to new sessions, in which nothing else stops it.
+        """
         lingering = self.chance.sample(self.sessions, min(count, len(self.sessions)))
+        if apart:
+            lingering = [self._other(f"linger-{self._name()}", of=session) for session in lingering]
         pieces: tuple[Piece, ...] = ("call", "emit", "task", "thread", "process", "nap")
         await asyncio.gather(
             *(
@@ -384,13 +393,19 @@ class Load:
         With the default `after_s`, the run's call has returned by then, and a task with slow cleanup is active.
         """
         self._cuts += 1
-        principal = self.chance.choice(self.access.principals)
-        session = StormSession(principal, f"{self.prefix}-cut-{self._cuts}", self.sessions[0].agent, self.chance)
-        self.others.append(session)
+        session = self._other(
+            f"cut-{self._cuts}", of=self.sessions[0], principal=self.chance.choice(self.access.principals)
+        )
         plan = Plan(name=self._name(), pieces=("call", "tidy", "nap"), span_s=1.0)
         if await self.send(session, self.message(session, plan, "queue")):
             await asyncio.sleep(after_s)
             await (self._stop_session(session) if stop else self._interrupt(session))
+
+    def _other(self, name: str, *, of: StormSession, principal: str | None = None) -> StormSession:
+        """Return a new session without a driver, with the agent of another session."""
+        session = StormSession(principal or of.principal, f"{self.prefix}-{name}", of.agent, self.chance)
+        self.others.append(session)
+        return session
 
     async def nap(self, session: StormSession, span_s: float) -> None:
         """Start a run that sleeps for `span_s` seconds in a session."""

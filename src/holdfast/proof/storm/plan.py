@@ -27,13 +27,16 @@ Piece = Literal[
     "ask",
     "listen",
     "pour",
+    "probe",
+    "access",
 ]
 """``emit``: emit text; ``call``: make an idempotent call; ``once``: make a call that is not idempotent; ``task``,
 ``thread``, ``child``: start a task, a thread or a child run; ``process``: run a process tree that ignores SIGTERM;
 ``parallel``: run tasks and a thread in parallel; ``tidy``: run a task with slow cleanup; ``stuck``: block a thread;
 ``nap``: sleep; ``fail``: raise an error; ``raw``: start a program without using the runtime; ``wait``: run a task, a
 thread and a process tree that wait for the interrupt; ``ask``: ask a person a question; ``listen``: take steering
-messages; ``pour``: emit more data than a socket's buffers hold."""
+messages; ``pour``: emit more data than a socket's buffers hold; ``probe``: run a program that tries to leave its
+wall; ``access``: make a call that asks for access beyond its wall."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,6 +88,8 @@ def make_plan(name: str, chance: random.Random, *, span_s: float) -> Plan:
         pieces.append("raw")
     if 0.5 < lot < 0.52:
         pieces.append("stuck")
+    if 0.6 < lot < 0.64:
+        pieces.append("probe")
     if lot < 0.04:
         pieces.append("fail")
     return Plan(name=name, pieces=tuple(pieces), span_s=span_s * chance.uniform(0.5, 2.0))

@@ -15,7 +15,7 @@ from holdfast.proof.history import (
     ReaderReceived,
     digest,
 )
-from holdfast.proof.storm.access import Access
+from holdfast.proof.storm.access import HostAccess
 from holdfast.proof.storm.recorder import StormRecorder
 from holdfast.protocol.events import Gap, format_cursor
 
@@ -36,7 +36,7 @@ class StormReader:
     """
 
     def __init__(
-        self, access: Access, recorder: StormRecorder, name: str, where: tuple[str, str], *, chance: random.Random
+        self, access: HostAccess, recorder: StormRecorder, name: str, where: tuple[str, str], *, chance: random.Random
     ) -> None:
         self.name = name
         self.where = where

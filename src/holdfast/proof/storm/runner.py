@@ -14,12 +14,17 @@ from holdfast.proof.storm.embedded import embedded_storm
 from holdfast.proof.storm.killing import kill_storm, registered_failpoints
 from holdfast.proof.storm.recorder import StormRecorder
 from holdfast.proof.storm.remote import remote_storm
+from holdfast.proof.storm.wall_probe import can_build_walls
 
 __all__ = ["conduct_embedded", "conduct_kills", "conduct_remote"]
 
 _EVERYTHING: tuple[Source, ...] = ("clients", "stamps", "processes", "kills", "drain", "host", "principals", "places")
 _CRASHES_S = 2.0
 _CRASH_SESSIONS = 8
+
+
+def _sees() -> tuple[Source, ...]:
+    return (*_EVERYTHING, "walls") if can_build_walls() else _EVERYTHING
 
 
 @contextmanager
@@ -57,9 +62,7 @@ async def conduct_embedded(
         hostile: whether to add a hostile principal to the storm over the small server.
     """
     limits = LIMITS_WITH_HOSTILE if hostile else LIMITS
-    recorder.note(
-        Opened, seed=seed, mode="embedded", sees=_EVERYTHING, limits=limits, hostile=HOSTILE if hostile else ""
-    )
+    recorder.note(Opened, seed=seed, mode="embedded", sees=_sees(), limits=limits, hostile=HOSTILE if hostile else "")
     with _a_folder(folder and folder / "embedded") as own:
         await embedded_storm(
             recorder, folder=own, sessions=sessions, seconds=seconds, seed=seed, progress=progress, rate=rate
@@ -110,7 +113,7 @@ async def conduct_kills(
         Opened,
         seed=seed,
         mode="kill",
-        sees=_EVERYTHING,
+        sees=_sees(),
         limits=LIMITS_WITH_HOSTILE if hostile else LIMITS,
         failpoints=names,
         hostile=HOSTILE if hostile else "",

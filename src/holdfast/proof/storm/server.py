@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 from asyncio.subprocess import Process
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from holdfast.proof.history import (
     DrainRequested,
     FailpointHit,
     HostExited,
+    HostFrozen,
     HostKilled,
     HostReady,
     HostStarted,
@@ -82,6 +83,7 @@ class OwnServer:
         folder: folder for the server's store, the side file of stamps and the server's stderr.
         settings: the server's settings; those that differ from the defaults are passed in the environment.
         first: number of the first incarnation.
+        numbers: numbers of the incarnations, which several servers of one storm share; if given, `first` is ignored.
         agents: agents to serve, as ``module:name``, which are imported from the folder in which the storm was started;
             if empty, the storm's own agents are served.
         program: Python source that the server's process executes; if empty, the process executes ``holdfast``, and is
@@ -97,10 +99,13 @@ class OwnServer:
         settings: Settings,
         *,
         first: int = 1,
+        numbers: Iterator[int] | None = None,
         agents: tuple[str, ...] = (),
         program: str = "",
     ) -> None:
-        self.incarnation = first - 1
+        self.incarnation = 0
+        self._numbers = numbers or itertools.count(first)
+        self._frozen_at: float | None = None
         self._agents = agents or _AGENTS
         self._program = program or _PROGRAM
         self.storm = storm
@@ -157,7 +162,7 @@ class OwnServer:
         Raises:
             ServerUnreachable: if the incarnation neither became ready nor exited within ``ready_s``.
         """
-        self.incarnation += 1
+        self.incarnation = next(self._numbers)
         environment = {**self._environment, **(environment or {})}
         if failpoint is not None:
             environment[failpoints.VARIABLE] = failpoint
@@ -202,9 +207,22 @@ class OwnServer:
         if not ready.done():
             ready.set_result(False)
 
+    def freeze(self) -> None:
+        """Stop the server's process with SIGSTOP."""
+        self._frozen_at = system_clock.monotonic()
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let the server's process continue, if it is stopped."""
+        frozen_at, self._frozen_at = self._frozen_at, None
+        if frozen_at is not None:
+            os.kill(self.pid, signal.SIGCONT)
+            self._recorder.note(HostFrozen, incarnation=self.incarnation, began_at=frozen_at)
+
     async def kill(self) -> None:
         """Kill the server with SIGKILL, and wait until its process has ended."""
         assert self._process is not None
+        self.thaw()
         with suppress(ProcessLookupError):
             self._process.kill()
         await self._gone()

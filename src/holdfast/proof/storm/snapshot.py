@@ -9,7 +9,7 @@ from contextlib import aclosing
 from holdfast.clock import system_clock
 from holdfast.errors import UnknownSession
 from holdfast.proof.history import Limits, LogRead, SessionRead, SettlementRead, TranscriptRead
-from holdfast.proof.storm.access import Access
+from holdfast.proof.storm.access import HostAccess
 from holdfast.proof.storm.recorder import StormRecorder
 from holdfast.proof.storm.session import StormSession
 from holdfast.protocol.events import Event, Gap
@@ -24,7 +24,7 @@ _AT_ONCE = 16
 class SnapshotReader:
     """Reads a host, and records the results in the storm's history."""
 
-    def __init__(self, access: Access, recorder: StormRecorder, limits: Limits) -> None:
+    def __init__(self, access: HostAccess, recorder: StormRecorder, limits: Limits) -> None:
         self._access = access
         self._recorder = recorder
         self._limits = limits
@@ -81,6 +81,19 @@ class SnapshotReader:
         """Read all sessions and their logs for the last time. Call this after `rest`."""
         for begin in range(0, len(sessions), _AT_ONCE):
             await asyncio.gather(*(self._read_back(session) for session in sessions[begin : begin + _AT_ONCE]))
+
+    async def read_logs(self, sessions: Sequence[StormSession]) -> None:
+        """Read the logs of all sessions up to now, while the host is under load.
+
+        Raises `HoldfastError` or `TimeoutError` if a read fails.
+        """
+        for begin in range(0, len(sessions), _AT_ONCE):
+            await asyncio.gather(*(self._read_log_now(session) for session in sessions[begin : begin + _AT_ONCE]))
+
+    async def _read_log_now(self, session: StormSession) -> None:
+        if session.exists:
+            view = await self._access.session(session.principal, session.key).info()
+            await self._read_log(session, view.seq)
 
     async def _read_back(self, session: StormSession) -> None:
         try:

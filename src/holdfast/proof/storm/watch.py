@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 
+from holdfast.client import Client
 from holdfast.clock import system_clock
 from holdfast.host import Host
 from holdfast.proof.history import ProcessesListed, ProcessSeen, StatisticsRead
@@ -15,7 +16,15 @@ from holdfast.proof.storm.recorder import StormRecorder
 from holdfast.proof.storm.stamps import MARKER
 from holdfast.protocol.messages import TreeNode
 
-__all__ = ["in_tree", "list_processes", "note_processes", "own_figures", "process_figures", "until_gone"]
+__all__ = [
+    "in_tree",
+    "list_processes",
+    "note_processes",
+    "own_figures",
+    "process_figures",
+    "server_figures",
+    "until_gone",
+]
 
 
 def list_processes(storm: str) -> list[ProcessSeen]:
@@ -104,6 +113,19 @@ def process_figures(pid: int) -> dict[str, int]:
         "descriptors": _descriptors(pid),
         "processes": len(list(_children(pid))),
     }
+
+
+async def server_figures(admin: Client, incarnation: int, pid: int, moment: str, recorder: StormRecorder) -> None:
+    """Record the statistics of a server on this machine. Raises `HoldfastError` if it does not answer."""
+    tree = await admin.tree(everybody=True)
+    recorder.note(
+        StatisticsRead,
+        incarnation=incarnation,
+        moment=moment,
+        running=len([run for session in tree.children for run in session.children]),
+        in_tree=in_tree(tree),
+        **process_figures(pid),
+    )
 
 
 def own_figures(host: Host, incarnation: int, moment: str, recorder: StormRecorder) -> None:

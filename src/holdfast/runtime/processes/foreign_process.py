@@ -74,7 +74,10 @@ class ForeignProcess:
 
     def count(self, limit: int) -> int:
         """Return 1 plus the number of running processes below this program, for display; stop counting at ``limit``."""
-        return 0 if self.ended else 1 + procfs.count_below(self.pid, limit - 1)
+        # The reading thread may not have noted an end yet that a stop has already proven.
+        if self.ended or not procfs.lives(self.pid, self.started):
+            return 0
+        return 1 + procfs.count_below(self.pid, limit - 1)
 
     def signal(self, signum: int) -> bool:
         """Send a signal to exactly this program; return False if it has ended or the kernel refused the signal.

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import marshal
 import socket
-import tempfile
 from collections.abc import Callable
 from typing import Any
 
-from holdfast.runtime.processes.tree import INLINE_BYTES
 from holdfast.runtime.processes.zygote_link import ZygoteLink
 
 __all__ = ["Killed", "Killer"]
@@ -38,16 +36,8 @@ class Killer:
 
     def submit(self) -> bool:
         """Submit the request to the zygote; return False if the zygote already has too many requests."""
-        fds = [self._theirs.fileno()]
         try:
-            packet = marshal.dumps(("kill", self._spec))
-            if len(packet) <= INLINE_BYTES:
-                sent = self._link.request(packet, fds)
-            else:
-                with tempfile.TemporaryFile() as file:
-                    file.write(marshal.dumps(self._spec))
-                    file.flush()
-                    sent = self._link.request(marshal.dumps(("kill", None)), [*fds, file.fileno()])
+            sent = self._link.submit("kill", self._spec, [self._theirs.fileno()])
         except BrokenPipeError:  # the zygote was killed: the end of our socket is the answer
             sent = True
         if sent:

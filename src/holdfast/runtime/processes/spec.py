@@ -10,9 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any, Final
 
 from holdfast.runtime.processes import procfs
+from holdfast.runtime.processes.program_cgroup import CgroupSpec
+from holdfast.runtime.walls.spec import WallSpec
 
 __all__ = [
     "DEVNULL",
+    "MORE_FDS",
     "PIPE",
     "START_S",
     "STDOUT",
@@ -34,8 +37,11 @@ Argument = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 Stream = int | IO[Any] | None
 """`PIPE`, `DEVNULL`, `STDOUT` (stderr only), a descriptor, an open file, or None for the default."""
 
-ProcessSpec = tuple[list[bytes], dict[bytes, bytes], bytes]
-"""Arguments, environment and directory."""
+ProcessSpec = tuple[list[bytes], dict[bytes, bytes], bytes, dict[str, Any] | None, CgroupSpec | None]
+"""Arguments, environment, directory, the packed wall, and the owner's cgroup."""
+
+MORE_FDS = 3
+"""Maximum number of descriptors that a program gets in addition to its standard streams."""
 
 START_S = 30.0
 """Maximum time in seconds for a program to start."""
@@ -47,7 +53,7 @@ class Descriptors:
     The end of the ``with`` block closes all descriptors that this object opened and that were not taken.
     """
 
-    def __init__(self, stdin: Stream, stdout: Stream, stderr: Stream) -> None:
+    def __init__(self, stdin: Stream, stdout: Stream, stderr: Stream, more: Sequence[int] = ()) -> None:
         self.theirs: list[int] = []
         self._opened: list[int] = []
         self._ours: dict[str, int] = {}
@@ -58,6 +64,9 @@ class Descriptors:
                 self.theirs.append(self.theirs[1])
             else:
                 self._add("stderr", 2 if stderr is None else stderr)
+            if len(more) > MORE_FDS:
+                raise ValueError(f"{len(more)} descriptors to pass; at most {MORE_FDS} are supported")
+            self.theirs.extend(more)
         except BaseException:
             self.close()
             raise
@@ -100,7 +109,13 @@ class Descriptors:
         self.close()
 
 
-def process_spec(argv: Sequence[Argument], cwd: Argument | None, env: Mapping[str, str] | None) -> ProcessSpec:
+def process_spec(
+    argv: Sequence[Argument],
+    cwd: Argument | None,
+    env: Mapping[str, str] | None,
+    wall: WallSpec | None = None,
+    cgroup: CgroupSpec | None = None,
+) -> ProcessSpec:
     """Check and encode the parameters of a start.
 
     Raises:
@@ -122,7 +137,7 @@ def process_spec(argv: Sequence[Argument], cwd: Argument | None, env: Mapping[st
         directory = os.fsencode(os.path.abspath(cwd))
     else:
         directory = os.getcwdb()
-    return words, environment, directory
+    return words, environment, directory, None if wall is None else wall.pack(), cgroup
 
 
 def backlog_pauses() -> Iterator[float]:

@@ -10,19 +10,18 @@ import os
 import signal
 import socket
 import subprocess
-import tempfile
 import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from holdfast.runtime.oneshot import Oneshot
 from holdfast.runtime.processes import procfs
+from holdfast.runtime.processes.program_cgroup import remove_program_cgroup
 from holdfast.runtime.processes.spec import ProcessSpec
 from holdfast.runtime.processes.zygote_link import ZygoteLink
 
 __all__ = [
-    "INLINE_BYTES",
     "KILL_BOUND_S",
     "GroupTree",
     "Held",
@@ -36,8 +35,6 @@ KILL_BOUND_S = 2.0
 """Default time in seconds to wait for killed processes to die."""
 
 _ESCALATE_S = 0.5
-INLINE_BYTES = 32768
-"""Maximum size, in bytes, of a request that is sent to the zygote directly; longer requests are sent through a file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,8 +141,12 @@ class ReaperTree:
         self.gone: Oneshot[TreeResult] = Oneshot()
         self.control: socket.socket | None = control
         self.reaper = 0
+        self.confirm: Callable[[], bool] | None = None
+        """Ends what runs for the program outside of the tree; see `ProcessHost.spawn`."""
         self.sent = False
         """Whether the reaper was requested from the zygote; if not, no process of the tree can exist."""
+        self.out_of_memory = False
+        """Whether the kernel killed the program for the memory limit of its cgroup; known when `exited` is set."""
         self._spec = spec
         self._theirs = theirs
         self._fds = fds
@@ -154,18 +155,12 @@ class ReaperTree:
 
     def submit(self) -> bool:
         """Request the reaper from the zygote; return False if the zygote already has too many requests."""
-        packed = marshal.dumps(("spawn", self._spec))
-        fds = [self._theirs.fileno(), *self._fds]
+        wall = self._spec[3]
         sent = False
         self.sent = True  # set before the call, because the end of the socket may be seen before the call returns
         try:
-            if len(packed) <= INLINE_BYTES:
-                sent = self.link.request(packed, fds)
-            else:
-                with tempfile.TemporaryFile() as file:
-                    file.write(marshal.dumps(self._spec))
-                    file.flush()
-                    sent = self.link.request(marshal.dumps(("spawn", None)), [*fds, file.fileno()])
+            fds = [self._theirs.fileno(), *self._fds]
+            sent = self.link.submit("spawn", self._spec, fds, key=b"" if wall is None else wall["key"])
         except BrokenPipeError:  # the zygote was killed; waiters are released when its end is noticed
             sent = True
         finally:
@@ -212,11 +207,29 @@ class ReaperTree:
     def finish(self, result: TreeResult) -> bool:
         """Record that the tree, or at least its reaper, is gone; return False if this was already recorded."""
         self._theirs.close()
+        if self._spec[4] is not None and self.reaper:  # if the reaper did not live to do so
+            remove_program_cgroup(self._spec[4][0], self.reaper)
         self.started.set(("reaper", errno.ECHILD))
         self.exited.set(-signal.SIGKILL)  # its parent-death signal, if the reaper did not live to report the exit
         first = self.gone.set(result)
         self.report(result)
         return first
+
+    def confirm_end(self, result: TreeResult, settle: Callable[[ReaperTree, TreeResult], object]) -> None:
+        """Call `settle` with the result: at once, or in a thread of its own once `confirm` has returned."""
+        confirm, self.confirm = self.confirm, None
+        if confirm is None:
+            settle(self, result)
+            return
+
+        def ask() -> None:
+            proven = False
+            try:
+                proven = confirm()
+            finally:
+                settle(self, replace(result, proven=result.proven and proven))
+
+        threading.Thread(target=ask, name=f"holdfast-confirm-{self.name}", daemon=True).start()
 
     def force(self, signum: signal.Signals) -> None:
         """Send a signal to the reaper itself, because the reaper does not answer."""
@@ -251,7 +264,9 @@ class GroupTree:
         self.started: Oneshot[int | tuple[str, int]] = Oneshot()
         self.exited: Oneshot[int] = Oneshot()
         self.gone: Oneshot[TreeResult] = Oneshot()
-        argv, environment, directory = spec
+        argv, environment, directory, wall, _ = spec
+        if wall is not None:
+            raise OSError(errno.ENOSYS, "walls need Linux")
         self._program = subprocess.Popen(
             argv,
             stdin=fds[0],

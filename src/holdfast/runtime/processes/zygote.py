@@ -10,11 +10,13 @@ memory, and never inherits a lock of the host's threads. Invariants:
 - When the host ends or closes the socket, the zygote accepts no more requests, waits until its last child is gone, and
   exits. If the host has ended, the zygote also kills what foreign code started in the host's scopes.
 
-A request is one packet with descriptors: ``("spawn", spec)`` with control socket, stdin, stdout and stderr, or
-``("kill", spec)`` with a control socket. For a kill, a fork runs `holdfast.runtime.processes.tags.kill` and sends
-``("done", {tag: (killed, survivors)})`` on the control socket, in as many parts as needed. If ``spec`` is too long for
-a packet, the packet contains None, and the last descriptor refers to a file that contains ``spec``. ``("end", None)``
-means that the host continues without this zygote.
+A request is one packet with descriptors: ``("spawn", key)`` with control socket, stdin, stdout, stderr and up to three
+more, or ``("kill", b"")`` or ``("meter", b"")`` with a control socket. The last descriptor refers to a file that
+contains the specification, which only the forked child reads: the environment of a program never gets into the zygote's
+memory. ``key`` names the kept namespaces of the program's wall. A meter is described in
+`holdfast.runtime.processes.meter`. For a kill, a fork runs `holdfast.runtime.processes.tags.kill` and sends
+``("done", {tag: (killed, survivors)})`` on the control socket, in as many parts as needed. ``("forget", session)``
+drops a session's kept namespaces. ``("end", None)`` means that the host continues without this zygote.
 
 The zygote sends ``("ready", pid)`` once, and ``("lost", reaper pid, killed, survivors)`` for a reaper that was killed,
 when the reaper's orphans are dead or a time limit is reached.
@@ -34,7 +36,9 @@ import time
 
 from holdfast.runtime.processes import procfs
 from holdfast.runtime.processes import tags as process_tags
-from holdfast.runtime.processes.reaper import IGNORED_SIGNALS, Reaper, Wakeup, become_subreaper, name_process, send
+from holdfast.runtime.processes.program_child import IGNORED_SIGNALS, ChildProgram
+from holdfast.runtime.processes.reaper import Reaper, Wakeup, become_subreaper, name_process, send
+from holdfast.runtime.walls.warm import KeptNamespaces
 from holdfast.undumpable import make_undumpable
 
 TYPE_CHECKING = False
@@ -71,6 +75,7 @@ class Zygote:
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._niceness = os.getpriority(os.PRIO_PROCESS, 0)
         self._wakeup = Wakeup()
+        self._kept = KeptNamespaces()
         self._forked: set[int] = set()
         self._lost: dict[int, float] = {}
         self._stray_kills: dict[int, None] = {}  # in the order they were killed, without duplicates
@@ -92,7 +97,7 @@ class Zygote:
         gc.freeze()  # forks share these pages until the collector touches them
         gc.disable()
         poll = select.poll()
-        for fd in (self._requests.fileno(), self._host, self._wakeup.fd):
+        for fd in (self._requests.fileno(), self._host, self._wakeup.fd, self._kept.inbox.fileno()):
             poll.register(fd, select.POLLIN)
         send(self._requests, ("ready", os.getpid()))
         strays = False
@@ -100,11 +105,14 @@ class Zygote:
             for fd, _ in poll.poll(_STRAY_PAUSE_S * 1000 if strays else None):
                 if fd == self._wakeup.fd:
                     self._wakeup.clear()
+                elif fd == self._kept.inbox.fileno():
+                    self._kept.receive()
                 elif fd == self._host or not self._serve():
                     self._host_lost = True
             strays = bool(self._tend())
-        poll.unregister(self._requests.fileno())
-        self._requests.close()
+        for closed in (self._requests, self._kept.inbox):
+            poll.unregister(closed.fileno())
+            closed.close()
         self._end(poll)
 
     def _end(self, poll: select.poll) -> None:
@@ -153,10 +161,14 @@ class Zygote:
         fds = array.array("i")
         for _, _, raw in ancillary:
             fds.frombytes(raw)
-        kind, spec = marshal.loads(data)
+        kind, key = marshal.loads(data)
         if kind == "end":
             self._dismissed = True
             return True
+        if kind == "forget":
+            self._kept.forget(key)
+            return True
+        self._kept.use(key)
         try:
             pid = os.fork()
         except OSError as error:
@@ -166,7 +178,7 @@ class Zygote:
             pid = -1
         if pid == 0:
             try:
-                self._become(kind, spec, list(fds))
+                self._become(kind, key, list(fds))
             finally:
                 os._exit(1)
         if pid > 0:
@@ -175,14 +187,14 @@ class Zygote:
             os.close(fd)
         return True
 
-    def _become(self, kind: str, spec: tuple[Any, ...] | None, fds: list[int]) -> None:
+    def _become(self, kind: str, key: bytes, fds: list[int]) -> None:
         """In the forked child: carry out the request, then exit. Never returns."""
         self._requests.close()
         os.close(self._wakeup.fd)
         control = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0, fds.pop(0))
-        if spec is None:
-            spec = tuple(marshal.loads(_read_all(fds.pop())))
+        spec: tuple[Any, ...] = tuple(marshal.loads(_read_all(fds.pop())))
         if kind == "kill":
+            self._kept.take(b"")
             host, carrier, sealed, tags, bound_s = spec
 
             def tell(done: dict[int, tuple[list[int], list[int]]]) -> None:
@@ -193,9 +205,27 @@ class Zygote:
 
             process_tags.kill(host, (os.getppid(),), carrier, tags, bound_s, tell, sealed=sealed)
             os._exit(0)
-        argv, environment, directory = spec
-        Reaper(control, self._host, self._libc, self._niceness).run(argv, environment, directory, fds)
+        if kind == "meter":
+            self._kept.take(b"")
+            self._measure(control, spec)
+            os._exit(0)
+        argv, environment, directory, wall, cgroup = spec
+        kept = self._kept.take(key)
+        outbox = self._kept.outbox.fileno()
+        program = ChildProgram(argv, environment, directory, wall, cgroup, passed=fds, kept=kept, outbox=outbox)
+        Reaper(control, self._host, self._libc, self._niceness).run(program)
         os._exit(0)
+
+    def _measure(self, control: _socket.socket, spec: tuple[Any, ...]) -> None:
+        """In the forked child: be a meter; see `holdfast.runtime.processes.meter`."""
+        from holdfast.runtime.processes.meter import run_meter
+
+        name_process(self._libc, "holdfast-meter")
+        gc.enable()
+        signal.set_wakeup_fd(-1)
+        if spec[0] == "folders":  # it may take long, and no program has to be ended at once for it
+            os.setpriority(os.PRIO_PROCESS, 0, self._niceness)
+        run_meter(control, self._host, spec)
 
     def _tend(self) -> bool | None:
         """Reap ended children, continue stopped ones, and kill orphans of killed reapers.

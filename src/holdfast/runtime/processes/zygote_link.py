@@ -17,7 +17,7 @@ from typing import Any
 from holdfast.runtime.processes import procfs, seal
 from holdfast.runtime.processes import tags as process_tags
 from holdfast.runtime.processes.environment import start_environment
-from holdfast.runtime.processes.reaper import IGNORED_SIGNALS
+from holdfast.runtime.processes.program_child import IGNORED_SIGNALS
 from holdfast.runtime.processes.spec import host_marker
 
 __all__ = ["ZygoteLink", "identity", "lost_helpers", "supported"]
@@ -81,15 +81,26 @@ class ZygoteLink:
         self.pidfd = procfs.pidfd_open(self.pid)
         self.identity = identity()
         self.alive = True
+        self._kept: set[bytes] = set()
 
-    def request(self, packet: bytes, fds: Sequence[int]) -> bool:
+    def submit(self, kind: str, spec: tuple[Any, ...], fds: Sequence[int], *, key: bytes = b"") -> bool:
         """Send a request; return False if too many requests are already waiting in the socket.
+
+        The specification goes through a file in memory, which only the fork that the zygote makes for it reads.
+
+        Parameters:
+            key: name of the kept namespaces that the program of the request enters.
 
         Raises:
             BrokenPipeError: the zygote has ended.
         """
+        if key:
+            self._kept.add(key.partition(b"\0")[0])
+        file = os.memfd_create("holdfast-request", os.MFD_CLOEXEC)
         try:
-            socket.send_fds(self.socket, [packet], fds)
+            with open(file, "wb", closefd=False) as content:
+                content.write(marshal.dumps(spec))
+            socket.send_fds(self.socket, [marshal.dumps((kind, key))], [*fds, file])
         except BlockingIOError:
             return False
         except OSError as error:
@@ -97,6 +108,7 @@ class ZygoteLink:
                 raise BrokenPipeError(errno.EPIPE, "the zygote has ended") from error
             raise
         finally:
+            os.close(file)
             self.wake()
         return True
 
@@ -117,6 +129,17 @@ class ZygoteLink:
         pidfd, self.pidfd = self.pidfd, -1
         if pidfd >= 0:
             os.close(pidfd)
+
+    def forget_walls(self, session: str) -> None:
+        """Make the zygote drop the namespaces that it keeps for a session; a busy zygote drops them later by itself.
+
+        Costs nothing for a session without walled programs.
+        """
+        name = session.encode()
+        if name in self._kept:
+            self._kept.discard(name)
+            with contextlib.suppress(OSError):
+                self.socket.send(marshal.dumps(("forget", name)))
 
     def end(self) -> None:
         """Make the zygote exit when its last child is gone."""

@@ -22,7 +22,7 @@ from holdfast.runtime.scope.cancel_claim import BodyClaim, current_claim, inside
 from holdfast.runtime.scope.closers import Closer
 from holdfast.runtime.scope.deadline import Deadline
 from holdfast.runtime.scope.handle import Handle, Member
-from holdfast.runtime.scope.process_handle import ProcessHandle
+from holdfast.runtime.scope.program_start import start_program
 from holdfast.runtime.scope.state import Phase, ScopeState, ScopeStatistics
 from holdfast.runtime.scope.stop import Stopping
 from holdfast.runtime.scope.stop_times import check_times
@@ -32,7 +32,9 @@ from holdfast.runtime.thread_pool import ThreadPool
 
 if TYPE_CHECKING:
     from holdfast.runtime.process_host import Process, ProcessHost, Stream
+    from holdfast.runtime.processes.program_cgroup import CgroupSpec
     from holdfast.runtime.scope.isolated_call import Output
+    from holdfast.runtime.walls.spec import WallSpec
 
 __all__ = ["Scope", "current_scope"]
 
@@ -542,6 +544,10 @@ class Scope:
         cwd: str | bytes | os.PathLike[str] | None = None,
         env: Mapping[str, str] | None = None,
         name: str | None = None,
+        wall: WallSpec | None = None,
+        pass_fds: Sequence[int] = (),
+        confirm: Callable[[], bool] | None = None,
+        cgroup: CgroupSpec | None = None,
     ) -> Process:
         """Start a program; the scope owns the program and all its descendants.
 
@@ -553,19 +559,9 @@ class Scope:
             ScopeClosed: the scope is stopping, closed or not yet open.
             OSError, ValueError: the program failed to start; see `ProcessHost.spawn`.
         """
-        core = self.core
-        handle = ProcessHandle(core, name or " ".join(map(os.fsdecode, argv[:1])))
-        core.enter(handle)
-        try:
-            process = await self.process_host.spawn(
-                argv, stdin=stdin, stdout=stdout, stderr=stderr, cwd=cwd, env=env, name=name, on_cut=handle.on_cut
-            )
-            await handle.take(process)
-        except BaseException:
-            if not handle.cut:  # otherwise it is discarded once nothing of the start is left
-                core.on_loop(core.discard, handle, None)
-            raise
-        return process
+        options: dict[str, Any] = {"stdin": stdin, "stdout": stdout, "stderr": stderr, "cwd": cwd, "env": env}
+        options |= {"wall": wall, "pass_fds": pass_fds, "confirm": confirm, "cgroup": cgroup}
+        return await start_program(self.core, self.process_host, argv, name=name, **options)
 
     @property
     def threads(self) -> ThreadPool:

@@ -195,6 +195,7 @@ class Stopping:
                 self._release_waiters()
         elif member.was_killed and self.phase == "grace" and self._loop.time() >= self._force_at:
             self._name_forced(member)  # its reaper keeps the time of the grace period, too
+            self._release_waiters()
         if member in self._followers:
             self._follow(member)
 

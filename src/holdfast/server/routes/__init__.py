@@ -6,6 +6,7 @@ from holdfast.server.router import Route
 from holdfast.server.routes import (
     attachments,
     events,
+    grants,
     histories,
     host,
     keys,
@@ -25,7 +26,20 @@ PAGE_ROUTES: list[Route] = [*pages.ROUTER.routes, *probes.ROUTER.routes]
 """Routes outside ``/v1``."""
 API_ROUTES: list[Route] = [
     route
-    for module in (messages, events, stops, sessions, runs, host, keys, questions, histories, attachments, schedules)
+    for module in (
+        messages,
+        events,
+        stops,
+        sessions,
+        runs,
+        host,
+        keys,
+        questions,
+        grants,
+        histories,
+        attachments,
+        schedules,
+    )
     for route in module.ROUTER.routes
 ]
 """Routes below ``/v1``."""

@@ -23,7 +23,7 @@ ROUTER = Router()
 class ServerView(msgspec.Struct, frozen=True, kw_only=True):
     """The server: its version, the kind of its store, and the agents that the caller may use.
 
-    ``approval_key_required`` is true if agents run programs unsandboxed, so that approving a call requires an approval
+    ``approval_key_required`` is true if agents run programs, so that approving a call requires an approval
     key typed by a person. ``budgets`` contains the usage of scarce resources by principal; callers without role admin
     see only their own usage. Admins also see the store's file, the host's statistics and the newest incidents.
     """
@@ -58,7 +58,7 @@ async def get_server(server: ServerContext, request: Request) -> Response:
         store=f"{info.engine} {info.path}" if admin else info.engine,
         agents=sorted(host.agents.keys() if agents is None else agents & host.agents.keys()),
         default_agent=host.default_agent,
-        approval_key_required=server.approval_key_required,
+        approval_key_required=server.needs_approval_key(request.caller),
         statistics=host.statistics() if admin else None,
         incidents=list(host.incidents.newest) if admin else [],
         budgets=await _budgets(server, None if admin else request.caller.principal),
@@ -74,7 +74,7 @@ async def _budgets(server: ServerContext, principal: str | None) -> dict[str, Bu
     else:
         stored = {principal: await store.stored_bytes(principal)}
     usage = BudgetUsage(used=sum(stored.values()), limit=limit, share=limit, refused=0, principals=stored)
-    return server.host.budgets.usage(principal) | {"stored": usage}
+    return server.host.budget_usage(principal) | {"stored": usage}
 
 
 @ROUTER.route(

@@ -38,8 +38,8 @@ async def create_key(server: ServerContext, request: Request, body: KeyBody) -> 
 
     The secret appears only in this response.
     """
-    if body.role == "approver" and server.approval_key_required:
-        # Otherwise an agent with a key could create one for itself.
+    if server.needs_approval_key(request.caller) and (body.role == "approver" or not server.programs):
+        # Otherwise an agent with a key could create one for itself that approves.
         server.check_approval_key(request.caller, body.approval_key, body.principal)
     request.use.release()  # a request without a key that creates the first one still gets its answer
     first = not server.keys.ever

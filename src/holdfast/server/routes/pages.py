@@ -84,19 +84,23 @@ async def show_session_page(server: ServerContext, request: PageRequest, caller:
     errors=(OriginRefused,),
 )
 async def submit_form(server: ServerContext, request: PageRequest, caller: Caller) -> PageResponse:
-    """Submit a form of a page: answer a question, send a message, interrupt a run or stop a session.
+    """Submit a form of a page: answer a question, send a message, interrupt a run, stop a session or revoke a grant.
 
-    The fields are `action` (`decide` by default, `send`, `interrupt` or `stop`) and `session`; to decide, `question`,
-    `decision`, `text`, `call_hash` and `approval_key`; to send, `text` and `idempotency_key`; to interrupt, `run_id`. A
-    form acts only on the caller's own sessions. Requests without an allowed `Origin` header are refused.
+    The fields are `action` (`decide` by default, `send`, `interrupt`, `stop` or `revoke`) and `session`; to decide,
+    `question`, `decision`, `text`, `call_hash`, `scope` and `approval_key`; to send, `text` and `idempotency_key`; to
+    interrupt, `run_id`; to revoke, `grant` without a session. A form acts only on the caller's own sessions and grants.
+    Requests without an allowed `Origin` header are refused.
     """
     form = read_form(await _read_form(request))
     try:
+        if form.action == "revoke":
+            await server.host.revoke_grant(form.grant, principal=caller.principal)
+            return RedirectResponse("/", status_code=303, headers=HEADERS)
         session = server.host.session(form.session, principal=caller.principal, agents=server.agents_of(caller))
         location = await _carry_out(server, caller, session, form)
     except HoldfastError as error:
         await request.scope[DELIVERY].take_turn()
-        if form.action != "decide":
+        if form.action not in ("decide", "revoke"):
             with suppress(HoldfastError):  # such as an unknown session, which has no page
                 session = server.host.session(form.session, principal=caller.principal)
                 draft = form.text if form.action == "send" else ""
@@ -133,7 +137,7 @@ async def _page(server: ServerContext, request: PageRequest, caller: Caller, *, 
         caller,
         address=str(request.base_url).rstrip("/"),
         keys_required=server.keys.required,
-        approval_key_required=server.approval_key_required,
+        approval_key_required=server.needs_approval_key(caller),
         told=told,
     )
     return HTMLResponse(html, headers=HEADERS)
@@ -156,7 +160,7 @@ async def _session_page(
         server.host,
         session,
         caller,
-        approval_key_required=server.approval_key_required,
+        approval_key_required=server.needs_approval_key(caller),
         writes=request.query_params.get("write") == "true",
         ticket=ticket if session.principal == caller.principal else None,
         error=error,

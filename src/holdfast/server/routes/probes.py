@@ -26,9 +26,11 @@ async def check_health(server: ServerContext, request: PageRequest, caller: None
 
 @ROUTER.route("GET", "/readyz", access="public", responses={200: Status, 503: Status})
 async def check_readiness(server: ServerContext, request: PageRequest, caller: None) -> PageResponse:
-    """Report whether the server accepts new messages: 200 if it does, 503 while it drains."""
+    """Report whether the server accepts new messages: 200 if it does, 503 while it drains or its store fails."""
     if server.host.draining:
         return json_page(Response(503, encode(Status(status="draining")), ((b"retry-after", b"2"),)))
+    if server.host.store.health().problem is not None:  # its text is for operators only
+        return json_page(Response(503, encode(Status(status="store_unreachable")), ((b"retry-after", b"5"),)))
     return json_page(Response(200, encode(Status(status="ready"))))
 
 
@@ -39,7 +41,7 @@ async def get_metrics(server: ServerContext, request: PageRequest, caller: Calle
         server.host.statistics(),
         streams=server.streams.open,
         answers=server.responses,
-        budgets=server.host.budgets.usage(),
+        budgets=server.host.budget_usage(),
     )
     return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 

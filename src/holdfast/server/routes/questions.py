@@ -36,11 +36,13 @@ async def decide(
     approval_key = ""
     if body.decision == "approve":
         hash_of(question_id, body.call_hash)
-        if server.approval_key_required:
+        if server.needs_approval_key(caller):
             approval_key = server.check_approval_key(caller, body.approval_key, session.principal)
     who = Answerer(caller.owner or caller.principal, caller.credential, approval_key)
     decision = _DECISIONS[body.decision]
-    return await session.decide(question_id, decision, body.text, call_hash=body.call_hash, answerer=who)
+    return await session.decide(
+        question_id, decision, body.text, call_hash=body.call_hash, scope=body.scope, answerer=who
+    )
 
 
 @ROUTER.route(
@@ -65,6 +67,7 @@ async def list_questions(server: ServerContext, request: Request) -> Response | 
         errors.UnknownQuestion,
         errors.AlreadyAnswered,
         errors.CallMismatch,
+        errors.LimitExceeded,
         errors.ApprovalKeyRequired,
         errors.SessionDeleted,
     ),
@@ -72,8 +75,10 @@ async def list_questions(server: ServerContext, request: Request) -> Response | 
 async def answer_question(server: ServerContext, request: Request, body: DecisionBody) -> Response:
     """Approve or deny a call, or answer a question; the run continues once all its questions are answered.
 
-    To approve a call, send the `call_hash` of the call that was displayed. If agents run programs unsandboxed, an
-    approval also requires an approval key typed by a person. Repeating the same decision has no effect.
+    To approve a call, send the `call_hash` of the call that was displayed. The access that the call asks for holds for
+    this call, or for the session or the principal if `scope` names one of them; the answer then names the grant. If
+    agents run programs, an approval also requires an approval key typed by a person; if they only use files, an
+    approval with the local token requires it. Repeating the same decision has no effect.
     """
     question_id = request.path["question_id"]
     return Response(200, encode(await decide(server, request.caller, server.session(request), question_id, body)))

@@ -17,6 +17,7 @@ from holdfast.errors import StorageError, StoreLocked
 from holdfast.storage.backend import Counters, Reads, Tables
 from holdfast.storage.memory.reads import MemoryReads
 from holdfast.storage.memory.tables import MemoryTables
+from holdfast.storage.values import StoreHealth
 
 __all__ = ["MemoryBackend"]
 
@@ -34,6 +35,7 @@ class MemoryBackend:
     engine = "memory"
     path = ""
     version = "1"
+    cluster = None
 
     def __init__(self, *, yielding: bool = False) -> None:
         self.tables = MemoryTables()
@@ -64,6 +66,9 @@ class MemoryBackend:
             self._wake_writer()
             await writer
         self.is_open = False
+
+    def health(self) -> StoreHealth:
+        return StoreHealth()
 
     def write(self, verb: str, action: Callable[[Tables], _T]) -> asyncio.Future[_T]:
         future: asyncio.Future[_T] = asyncio.get_running_loop().create_future()

@@ -13,6 +13,7 @@ from holdfast.protocol.events import Stored, encode_json
 from holdfast.protocol.messages import (
     Attachment,
     Entry,
+    Grant,
     MailboxItem,
     Question,
     RunView,
@@ -179,6 +180,9 @@ class MemoryReads:
             if principal is None or (row.principal == principal and session in (None, row.spec.session))
         )
         return tuple(schedule_view(row) for row in islice(rows, limit))
+
+    def grants(self, principal: str, session: int | None) -> Sequence[Grant]:
+        return self._tables.grants.of(principal, session)
 
     def stored_bytes(self, principal: str) -> int:
         return self._tables.stored_bytes(principal)

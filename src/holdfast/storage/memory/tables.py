@@ -20,6 +20,7 @@ from holdfast.protocol.messages import Attachment, Entry
 from holdfast.protocol.transcript import memory_bytes
 from holdfast.storage.backend import Counters
 from holdfast.storage.event_packs import unpack_events
+from holdfast.storage.memory.grants import MemoryGrants
 from holdfast.storage.rows import (
     NOBODY,
     EndedRun,
@@ -113,6 +114,7 @@ class MemoryTables:
         self.asking: dict[int, SessionRow] = {}
         self.attachments: dict[str, dict[str, _Attachment]] = {}
         self.keys: dict[str, KeyRecord] = {}
+        self.grants = MemoryGrants(self.grow)
         self.schedules: dict[int, ScheduleRow] = {}
         self.by_due: list[tuple[float, int]] = []
         """Due time and id of each schedule; sorted."""
@@ -206,6 +208,12 @@ class MemoryTables:
             self.owned[row.principal].discard(row.session)
 
     def save_append(self, row: SessionRow) -> None:
+        """Do nothing: neither readiness nor questions have changed."""
+
+    def save_start(self, row: SessionRow) -> None:
+        """Do nothing: neither readiness nor questions have changed."""
+
+    def save_end(self, row: SessionRow) -> None:
         """Do nothing: neither readiness nor questions have changed."""
 
     def refuse_used_message_id(self, row: SessionRow, message_id: str) -> None:

@@ -41,7 +41,7 @@ class ActiveSessions:
         new = [session for session in sessions if session not in marked]
         if not new:
             return
-        self._database.write_rows("mark_active", [(session,) for session in new], large=False)
+        self._database.write_rows("mark_active", [(session,) for session in new])
         marked.update(dict.fromkeys(new))
         for _ in range(min(2 * len(new), len(marked) - _KEPT)):
             oldest = next(iter(marked))

@@ -10,7 +10,7 @@ import msgspec
 
 from holdfast.errors import format_error
 from holdfast.protocol.events import encode_json
-from holdfast.protocol.messages import Attachment, Message, Question, RunState, RunView
+from holdfast.protocol.messages import Attachment, Grant, Message, Question, RunState, RunView
 from holdfast.protocol.schedules import LEAST_EVERY_S, Progress, ScheduleSpec
 from holdfast.protocol.stopping import Cause
 from holdfast.storage.event_packs import unpack_entries
@@ -31,12 +31,14 @@ from holdfast.storage.values import KeyRecord
 __all__ = [
     "LIVE_COLUMN",
     "decode_attachment",
+    "decode_grant",
     "decode_live",
     "decode_run",
     "ended_of",
     "key_columns",
     "known_of",
     "listed_at",
+    "live_run",
     "load",
     "mail_of",
     "new_columns",
@@ -75,6 +77,7 @@ class _LiveRun(msgspec.Struct, frozen=True, omit_defaults=True):
 decode_live = msgspec.json.Decoder(_LiveRun).decode
 decode_run = msgspec.json.Decoder(RunView).decode
 _decode_message = msgspec.json.Decoder(Message).decode
+decode_grant = msgspec.json.Decoder(Grant).decode
 decode_attachment = msgspec.json.Decoder(Attachment).decode
 _decode_schedule = msgspec.json.Decoder(ScheduleRow).decode
 
@@ -172,26 +175,29 @@ def new_columns(row: SessionRow) -> tuple[object, ...]:
     return (*identity, *state_columns(row))
 
 
+def live_run(row: SessionRow) -> bytes:
+    """Return the column that contains the state of the active run."""
+    return encode_json(
+        _LiveRun(
+            row.run_agent,
+            row.attempt,
+            row.started_at,
+            row.started_seq,
+            tuple([mail.message.message_id for mail in row.taken]),
+            row.run_state,
+            row.cause,
+            row.steered,
+            row.rolled_back,
+            row.resumed_as,
+            row.questions,
+            row.answered,
+        )
+    )
+
+
 def state_columns(row: SessionRow) -> tuple[object, ...]:
     """Return the columns that ``add_sessions`` and ``save_sessions`` write, in order."""
-    live = None
-    if row.run_id is not None:
-        live = encode_json(
-            _LiveRun(
-                row.run_agent,
-                row.attempt,
-                row.started_at,
-                row.started_seq,
-                tuple([mail.message.message_id for mail in row.taken]),
-                row.run_state,
-                row.cause,
-                row.steered,
-                row.rolled_back,
-                row.resumed_as,
-                row.questions,
-                row.answered,
-            )
-        )
+    live = live_run(row) if row.run_id is not None else None
     waiting = row.waiting
     return (
         row.agent,

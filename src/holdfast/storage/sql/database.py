@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Any, Final, Protocol
 
-__all__ = ["LARGE_BYTES", "Database"]
+__all__ = ["LARGE_BYTES", "Database", "SessionChanged"]
 
 LARGE_BYTES: Final = 65_536
 """Size in bytes above which rows need special handling, because a cached statement may keep its bound values."""
+
+
+class SessionChanged(Exception):
+    """A stored row has changed since it was read, so the whole transaction must be rolled back."""
 
 
 class Database(Protocol):
@@ -37,11 +41,15 @@ class Database(Protocol):
         """
         ...
 
-    def write_rows(self, name: str, rows: Sequence[tuple[object, ...]], *, large: bool) -> int:
-        """Execute a named statement for many rows; return the number of rows it wrote.
+    def write_rows(
+        self, name: str, rows: Sequence[tuple[object, ...]], *, large: bool = False, exact: bool = False
+    ) -> None:
+        """Execute a named statement for many rows, at the latest when the transaction commits.
 
         Parameters:
             large: whether the rows may exceed `LARGE_BYTES` in total. The caller decides, because measuring rows takes
                 as long as binding them, and most rows are known to be small.
+            exact: whether the transaction fails with `SessionChanged` unless the statement writes exactly one row of
+                the table for each of `rows`.
         """
         ...

@@ -4,18 +4,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import closing
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from holdfast.protocol.events import Stored
-from holdfast.protocol.messages import Attachment, Entry, MailboxItem, Question, RunView, SessionView, Settlement
+from holdfast.protocol.messages import Attachment, Entry, Grant, MailboxItem, Question, RunView, SessionView, Settlement
 from holdfast.protocol.schedules import SET_BACK_S, ScheduleView
 from holdfast.storage.event_packs import journal, unpack_events
 from holdfast.storage.sql.columns import (
     decode_attachment,
+    decode_grant,
     decode_live,
     decode_run,
     ended_of,
@@ -38,7 +39,7 @@ from holdfast.storage.views import (
     settlement_of,
 )
 
-__all__ = ["SqlReads"]
+__all__ = ["SqlReads", "ready_of"]
 
 _FAR: Final = 2.0**62
 """A time later than all others that fits into a 64-bit integer."""
@@ -192,16 +193,7 @@ class SqlReads:
         return tuple(ended[:limit])
 
     def ready(self, *, limit: int) -> tuple[Ready, ...]:
-        return tuple(
-            Ready(
-                session=session,
-                principal=principal,
-                key=key,
-                agent=agent if run is None else decode_live(run).agent,
-                not_before=due,
-            )
-            for session, principal, key, agent, due, run in self._query("ready", limit)
-        )
+        return ready_of(self._query("ready", limit))
 
     def due_schedules(self, *, now: float, limit: int) -> tuple[DueSchedule, ...]:
         rows = self._query("due_schedules", now, now + SET_BACK_S, limit)
@@ -227,6 +219,13 @@ class SqlReads:
                 rows = self._query("schedules_of_session", principal, session, limit)
         return tuple(schedule_view(schedule_of(columns)) for columns in rows)
 
+    def grants(self, principal: str, session: int | None) -> tuple[Grant, ...]:
+        if session is None:
+            rows = self._query("grants_of_principal", principal)
+        else:
+            rows = self._query("grants_of_session", principal, session)
+        return tuple(decode_grant(body) for (body,) in rows)
+
     def keys(self) -> tuple[KeyRecord, ...]:
         return tuple(
             KeyRecord(
@@ -245,3 +244,17 @@ class SqlReads:
     def live_sessions(self) -> int:
         rows = self._query("all_live_sessions")
         return int(rows[0][0]) if rows else 0
+
+
+def ready_of(rows: Sequence[tuple[Any, ...]]) -> tuple[Ready, ...]:
+    """Return the ready sessions in the rows of the statement ``ready``."""
+    return tuple(
+        Ready(
+            session=session,
+            principal=principal,
+            key=key,
+            agent=agent if run is None else decode_live(run).agent,
+            not_before=due,
+        )
+        for session, principal, key, agent, due, run in rows
+    )

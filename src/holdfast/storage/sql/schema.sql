@@ -182,6 +182,17 @@ CREATE TABLE schedule (
 CREATE INDEX schedule_due ON schedule (due_at) WHERE due_at IS NOT NULL;
 CREATE INDEX schedule_decided ON schedule (decided_at) WHERE decided_at IS NOT NULL;
 
+-- access_grant: what people granted to a session or a principal.
+--   session: number of the session that has the access; 0 if all sessions of the principal have it.
+CREATE TABLE access_grant (
+    grant_id text PRIMARY KEY,
+    principal text NOT NULL,
+    session bigint NOT NULL,
+    granted_at double precision NOT NULL,
+    body blob NOT NULL
+);
+CREATE INDEX access_grant_of ON access_grant (principal, session);
+
 -- stored: bytes that the rows of each principal take, and its sessions that are not deleted, counted as they are
 -- written and dropped.
 CREATE TABLE stored (
@@ -324,3 +335,14 @@ CREATE INDEX session_deleted ON session (deleted_at, session) WHERE deleted_at I
 CREATE INDEX session_events ON session (events_since, session) WHERE events_since IS NOT NULL;
 CREATE INDEX message_key ON message (at, session, seq) WHERE idempotency_key IS NOT NULL;
 CREATE INDEX attachment_age ON attachment (at, principal, digest);
+
+-- name: migrate_6
+-- From version 6 of the schema to version 7.
+CREATE TABLE access_grant (
+    grant_id text PRIMARY KEY,
+    principal text NOT NULL,
+    session bigint NOT NULL,
+    granted_at double precision NOT NULL,
+    body blob NOT NULL
+);
+CREATE INDEX access_grant_of ON access_grant (principal, session);

@@ -77,31 +77,59 @@ INSERT INTO session (session, principal, key, created_at, events_since, listed_a
 VALUES [[(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)]]
 
 -- name: save_sessions
--- A row is (session, fence and next_seq as they were, then the columns in the order below). The fence and the counter are
--- checked by the write itself: a row that was changed concurrently is not written, and the row count shows it.
+-- A row is (session; fence, next_seq and run_id as they were; then the columns in the order below). The write itself
+-- checks them: a row that was changed concurrently is not written, and the row count shows it.
 UPDATE session SET
-    agent = new.column4, updated_at = new.column5, next_seq = new.column6, next_n = new.column7,
-    fence = new.column8, holder = new.column9, run_id = new.column10, run = new.column11, append_nth = new.column12,
-    append_seq = new.column13, sweep = new.column14, last_run_id = new.column15, history_id = new.column16,
-    waiting = new.column17, ready_since = new.column18, due_at = new.column19, question_due = new.column20,
-    deleted_at = new.column21
+    agent = new.column5, updated_at = new.column6, next_seq = new.column7, next_n = new.column8,
+    fence = new.column9, holder = new.column10, run_id = new.column11, run = new.column12, append_nth = new.column13,
+    append_seq = new.column14, sweep = new.column15, last_run_id = new.column16, history_id = new.column17,
+    waiting = new.column18, ready_since = new.column19, due_at = new.column20, question_due = new.column21,
+    deleted_at = new.column22
 FROM (VALUES
-    [[(CAST(? AS bigint), CAST(? AS bigint), CAST(? AS bigint), CAST(? AS text), CAST(? AS double precision),
-    CAST(? AS bigint), CAST(? AS bigint), CAST(? AS bigint), CAST(? AS bigint), CAST(? AS text), CAST(? AS blob),
-    CAST(? AS bigint), CAST(? AS bigint), CAST(? AS bigint), CAST(? AS text), CAST(? AS text), CAST(? AS bigint),
-    CAST(? AS double precision), CAST(? AS double precision), CAST(? AS double precision),
+    [[(CAST(? AS bigint), CAST(? AS bigint), CAST(? AS bigint), CAST(? AS text),
+    CAST(? AS text), CAST(? AS double precision), CAST(? AS bigint), CAST(? AS bigint),
+    CAST(? AS bigint), CAST(? AS bigint), CAST(? AS text), CAST(? AS blob), CAST(? AS bigint),
+    CAST(? AS bigint), CAST(? AS bigint), CAST(? AS text), CAST(? AS text),
+    CAST(? AS bigint), CAST(? AS double precision), CAST(? AS double precision), CAST(? AS double precision),
     CAST(? AS double precision))]]
 ) AS new
 WHERE session.session = new.column1 AND session.fence = new.column2 AND session.next_seq = new.column3
+    AND coalesce(session.run_id, '') = coalesce(new.column4, '')
 
 -- name: save_appends
 -- As save_sessions, for rows in which an append has changed only these columns.
-UPDATE session SET next_seq = new.column4, append_nth = new.column5, append_seq = new.column6
+UPDATE session SET next_seq = new.column5, append_nth = new.column6, append_seq = new.column7
 FROM (VALUES
-    [[(CAST(? AS bigint), CAST(? AS bigint), CAST(? AS bigint), CAST(? AS bigint), CAST(? AS bigint),
+    [[(CAST(? AS bigint), CAST(? AS bigint), CAST(? AS bigint), CAST(? AS text), CAST(? AS bigint), CAST(? AS bigint),
     CAST(? AS bigint))]]
 ) AS new
 WHERE session.session = new.column1 AND session.fence = new.column2 AND session.next_seq = new.column3
+    AND coalesce(session.run_id, '') = coalesce(new.column4, '')
+
+-- name: save_starts
+-- As save_sessions, for rows in which the start of a run has changed only these columns.
+UPDATE session SET
+    agent = new.column5, updated_at = new.column6, next_seq = new.column7, fence = new.column8, holder = new.column9,
+    run_id = new.column10, run = new.column11, append_nth = 0, append_seq = 0
+FROM (VALUES
+    [[(CAST(? AS bigint), CAST(? AS bigint), CAST(? AS bigint), CAST(? AS text), CAST(? AS text),
+    CAST(? AS double precision), CAST(? AS bigint), CAST(? AS bigint), CAST(? AS bigint), CAST(? AS text),
+    CAST(? AS blob))]]
+) AS new
+WHERE session.session = new.column1 AND session.fence = new.column2 AND session.next_seq = new.column3
+    AND coalesce(session.run_id, '') = coalesce(new.column4, '')
+
+-- name: save_ends
+-- As save_sessions, for rows in which the end of a run has changed only these columns.
+UPDATE session SET
+    updated_at = new.column5, next_seq = new.column6, next_n = new.column7, last_run_id = new.column8,
+    history_id = new.column9, run_id = NULL, run = NULL, append_nth = 0, append_seq = 0
+FROM (VALUES
+    [[(CAST(? AS bigint), CAST(? AS bigint), CAST(? AS bigint), CAST(? AS text), CAST(? AS double precision),
+    CAST(? AS bigint), CAST(? AS bigint), CAST(? AS text), CAST(? AS text))]]
+) AS new
+WHERE session.session = new.column1 AND session.fence = new.column2 AND session.next_seq = new.column3
+    AND coalesce(session.run_id, '') = coalesce(new.column4, '')
 
 -- name: save_listed
 UPDATE session SET listed_at = ? WHERE session = ?
@@ -123,6 +151,12 @@ SELECT message_id, seq, body_hash, run_id, withdrawn_at FROM message WHERE sessi
 INSERT INTO message (session, message_id, seq, at, idempotency_key, body_hash, batch, due_at, target_run_id, run_id,
     withdrawn_at, body)
 VALUES [[(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)]]
+
+-- name: add_plain_messages
+-- As add_messages, for messages without an idempotency key, target run or withdrawal. Each parameter costs as much as a
+-- column, and these columns are null in most rows.
+INSERT INTO message (session, message_id, seq, at, body_hash, batch, due_at, run_id, body)
+VALUES [[(?, ?, ?, ?, CAST('' AS blob), ?, ?, ?, ?)]]
 
 -- name: take_message
 UPDATE message SET run_id = ?
@@ -419,3 +453,25 @@ SELECT key_id, principal, role, digest, created_at, label, revoked_at, agents FR
 
 -- name: revoke_key
 UPDATE api_key SET revoked_at = ? WHERE key_id = ? AND revoked_at IS NULL
+
+-- name: add_grant
+INSERT INTO access_grant (grant_id, principal, session, granted_at, body) VALUES (?, ?, ?, ?, ?)
+
+-- name: grants_of_principal
+SELECT body FROM access_grant WHERE principal = ? ORDER BY granted_at, grant_id
+
+-- name: grants_of_session
+-- Those of the session, and those of its principal.
+SELECT body FROM access_grant WHERE principal = ? AND session IN (0, ?) ORDER BY granted_at, grant_id
+
+-- name: grant
+SELECT body FROM access_grant WHERE principal = ? AND grant_id = ?
+
+-- name: count_grants
+SELECT count(*) FROM access_grant WHERE principal = ?
+
+-- name: drop_grant
+DELETE FROM access_grant WHERE principal = ? AND grant_id = ? RETURNING length(body)
+
+-- name: drop_grants_of_session
+DELETE FROM access_grant WHERE principal = ? AND session = ? RETURNING length(body)

@@ -1,11 +1,12 @@
 # ruff: noqa: D102 - `Tables` documents its methods
 """The tables of a store in SQL.
 
-Session rows are cached between transactions, because normally only this object writes them. Long message contents are
-not cached but read again when needed (`Mail.shelved`). Writes are collected, and `flush` writes many rows with one
-statement. If a session's fence or next seq in the database differs from the value that was read, `flush` raises
-`SessionChanged`, so that a cached row never overwrites a change made elsewhere. After any error, the caller must roll
-the transaction back and call `forget`.
+Session rows are cached between transactions, because normally only this object writes them. If other nodes may write
+the database too, a row is cached only while this node holds the session, and `finish` checks the cached rows that the
+transaction has read but not written. Long message contents are not cached but read again when needed (`Mail.shelved`).
+Writes are collected, and `flush` writes many rows with one statement. If a session's fence, run id or next seq in the
+database differs from the value that was read, the transaction fails with `SessionChanged`, so that a cached row never
+overwrites a change made elsewhere. After any error, the caller must roll the transaction back and call `forget`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from holdfast.storage.event_packs import pack_entries
 from holdfast.storage.rows import NOBODY, EndedRun, HistoryRow, KnownMessage, Mail, ScheduleRow, SessionRow
 from holdfast.storage.sql.active_sessions import ActiveSessions
 from holdfast.storage.sql.columns import (
-    LIVE_COLUMN,
     decode_attachment,
     ended_of,
     key_columns,
@@ -29,21 +29,23 @@ from holdfast.storage.sql.columns import (
     listed_at,
     load,
     mail_of,
-    new_columns,
     piece_of,
     schedule_columns,
     schedule_of,
     shelve,
-    state_columns,
 )
-from holdfast.storage.sql.database import LARGE_BYTES, Database
+from holdfast.storage.sql.database import LARGE_BYTES, Database, SessionChanged
+from holdfast.storage.sql.database_use import Sharing
+from holdfast.storage.sql.grants import SqlGrants
 from holdfast.storage.sql.merger import Merger
+from holdfast.storage.sql.principal_sums import PrincipalSums
 from holdfast.storage.sql.pruner import prune_batch, purge_contents, purge_session
 from holdfast.storage.sql.reads import SqlReads
+from holdfast.storage.sql.session_saves import Seen, SessionSaves, seen_of
 from holdfast.storage.sql.transcripts import ALL_LANDMARKS, is_landmark, read_entries, rebuild_landmarks
-from holdfast.storage.values import KeyRecord
+from holdfast.storage.values import KeyRecord, Lease
 
-__all__ = ["SessionChanged", "SqlTables"]
+__all__ = ["SqlTables"]
 
 _KEPT_SESSIONS = 2048
 _KEPT_MAILS = 20_000
@@ -52,33 +54,35 @@ _NUMBERS_OF_EPOCH = 40
 """Low bits of a ``commit_no``, which count rows. The bits above are the epoch, so a restart reuses no number."""
 
 
-class SessionChanged(Exception):
-    """A stored row has changed since it was read, so the whole transaction must be rolled back."""
-
-
 class SqlTables:
     """Implementation of `holdfast.storage.backend.Tables` in SQL, as described in the module.
 
     Parameters:
         database: database that runs the statements.
         epoch: epoch of the writing node.
-        last_number: highest session number ever used.
+        sharing: whether and how other nodes write the database.
         between: callback for failpoints, called between the writes of a transaction.
     """
 
     def __init__(
-        self, database: Database, *, epoch: int, last_number: int, between: Callable[[], None] = lambda: None
+        self, database: Database, *, epoch: int, sharing: Sharing, between: Callable[[], None] = lambda: None
     ) -> None:
         self.epoch = epoch
         self.counters = Counters()
         self.merger = Merger(self, database, between)
+        self.grants = SqlGrants(self, database, between)
         self._database = database
         self._between = between
-        self._last_number = last_number
+        self._sharing = sharing
         self._commit_no = epoch << _NUMBERS_OF_EPOCH
         self._rows: dict[int, SessionRow] = {}
         self._names: dict[tuple[str, str], SessionRow] = {}
-        self._seen: dict[int, tuple[int, int]] = {}
+        self._seen: dict[int, Seen] = {}
+        """Fence, next seq and run id of each cached session, as they are in the database."""
+        self._cached: set[int] = set()
+        """Sessions whose rows were already cached when this transaction read them."""
+        self._loaded: set[int] = set()
+        """Sessions whose rows were read from the database, or written, in this transaction."""
         self._listed: dict[int, int] = {}
         """``listed_at`` of the cached sessions."""
         self._active = ActiveSessions(database)
@@ -89,17 +93,10 @@ class SqlTables:
         self._kept_mails = 0
         self._deleted: set[int] = set()
         """The cached sessions that are deleted."""
-        self._live: dict[str, int] = {}
-        self._stored: dict[str, int] = {}
-        self._grown: dict[str, int] = {}
-        self._created: dict[str, int] = {}
-        """Sessions of each principal created since the last flush, minus those deleted."""
+        self._sums = PrincipalSums(database)
         self._collected_bytes = 0
         """Size of bodies in rows collected since the last flush."""
-        self._new: dict[int, SessionRow] = {}
-        self._changed: dict[int, SessionRow] = {}
-        self._appended: dict[int, SessionRow] = {}
-        """Sessions in which only the columns that `save_append` writes have changed."""
+        self._saves = SessionSaves()
         self._messages: dict[tuple[int, str], list[object]] = {}
         self._taken: list[tuple[object, ...]] = []
         self._withdrawn: list[tuple[object, ...]] = []
@@ -114,16 +111,14 @@ class SqlTables:
     def forget(self) -> None:
         """Drop cached and collected rows; session numbers already assigned are not reused."""
         self.merger.abandon()
-        for kept in (self._rows, self._names, self._seen, self._listed, self._live, self._messages):
+        for kept in (self._rows, self._names, self._seen, self._listed, self._messages):
             kept.clear()
-        for written in (self._new, self._changed, self._appended):
-            written.clear()
-        for counted in (self._characters, self._large, self._mails, self._deleted):
+        self._saves.clear()
+        for counted in (self._characters, self._large, self._mails, self._deleted, self._cached, self._loaded):
             counted.clear()
         self._kept_mails = 0
         self._active.forget()
-        for sums in (self._stored, self._grown, self._created):
-            sums.clear()
+        self._sums.forget()
         self._collected_bytes = 0
         for collected in (
             self._taken,
@@ -145,69 +140,54 @@ class SqlTables:
             row.waiting, row.taken = shelve(row.waiting), shelve(row.taken)
             del self._characters[session]
         self._large.clear()
+        if self._sharing.is_shared:
+            self._drop_not_held()
+        self._loaded.clear()
+        self._cached.clear()
         if len(self._rows) > _KEPT_SESSIONS or self._kept_mails > _KEPT_MAILS:
             for row in list(self._rows.values()):
                 if len(self._rows) <= _KEPT_SESSIONS // 2 and self._kept_mails <= _KEPT_MAILS // 2:
                     break
                 self._let_go(row)
-        if len(self._live) > _KEPT_SESSIONS:
-            self._live.clear()
-        if len(self._stored) > _KEPT_SESSIONS:
-            self._stored.clear()
+        self._sums.trim()
+
+    def _drop_not_held(self) -> None:
+        """Drop the rows of sessions that this node does not hold, and begin new numbers of events."""
+        for session in self._loaded | self._cached:
+            row = self._rows.get(session)
+            if row is not None and (row.run_id is None or row.holder != self.epoch):
+                self._let_go(row)
+        self._commit_no = 0
+
+    def forget_sums(self) -> None:
+        """Drop cached sums of principals, which other nodes may have changed. Call this between transactions."""
+        self._sums.forget_cached()
+
+    def finish(self) -> None:
+        """Write all that was collected, at the end of a transaction. Raises `SessionChanged` as `flush` does."""
+        self.flush()
+        if self._sharing.is_shared:
+            unchanged = [(session, *self._seen[session]) for session in sorted(self._cached - self._loaded)]
+            self._database.write_rows("unchanged_sessions", unchanged, exact=True)
+        self._sums.flush()
 
     def flush(self) -> None:
-        """Write collected rows. Raises `SessionChanged` if a stored session or message was changed elsewhere."""
+        """Write collected rows but the sums. Raises `SessionChanged` if a stored row was changed elsewhere.
+
+        The error may also be raised later, by the commit.
+        """
         large = self._collected_bytes > LARGE_BYTES
         self._collected_bytes = 0
         write = self._database.write_rows
-        if self._new:
-            rows = [new_columns(row) for row in self._new.values()]
-            write("add_sessions", rows, large=_are_large(rows))
-        changed = self._changed
-        if changed:
-            seen = self._seen
-            rows = [(session, *seen[session], *state_columns(row)) for session, row in changed.items()]
-            if write("save_sessions", rows, large=_are_large(rows)) != len(rows):
-                raise SessionChanged
-        appended = self._appended
-        if appended:
-            narrow = [
-                (session, *self._seen[session], row.next_seq, row.append_nth, row.append_seq)
-                for session, row in appended.items()
-            ]
-            if write("save_appends", narrow, large=False) != len(narrow):
-                raise SessionChanged
-            self._between()
-            for session, row in appended.items():
-                self._seen[session] = (row.fence, row.next_seq)
-            appended.clear()
-        if self._new or changed:
-            self._between()
-            active = []
-            for session, row in (*self._new.items(), *changed.items()):
-                self._seen[session] = (row.fence, row.next_seq)
-                listed = listed_at(row)
-                if listed != self._listed[session]:
-                    self._listed[session] = listed
-                    if session in changed:
-                        self._database.write("save_listed", listed, session)
-                if row.run_id is not None and row.holder != NOBODY:
-                    active.append(session)
-                mails = len(row.waiting) + len(row.taken)
-                self._kept_mails += mails - self._mails[session]
-                self._mails[session] = mails
-            self._active.add(active)
-            self._new.clear()
-            changed.clear()
+        self._flush_sessions()
         if self._messages:
-            write("add_messages", [tuple(message) for message in self._messages.values()], large=large)
-            self._messages.clear()
+            self._flush_messages(large=large)
         for name, collected in (("take_message", self._taken), ("withdraw_message", self._withdrawn)):
             for parameters in collected:
-                if self._database.write(name, *parameters) != 1:
-                    raise SessionChanged
+                write(name, [parameters], exact=True)
             collected.clear()
-        self.merger.count_rows([event[3] for event in self._events])
+        if not self._sharing.is_shared:
+            self.merger.count_rows([event[3] for event in self._events])
         for name, collected in (
             ("add_events", self._events),
             ("add_runs", self._runs),
@@ -220,29 +200,66 @@ class SqlTables:
                 write(name, collected, large=large)
                 collected.clear()
         for parameters in self._events_since:
-            self._database.write("set_events_since", *parameters)
+            write("set_events_since", [parameters])
         self._events_since.clear()
-        if self._grown:
-            self._flush_counts()
 
-    def _flush_counts(self) -> None:
-        created = self._created
-        rows = [(principal, amount, created.get(principal, 0)) for principal, amount in self._grown.items()]
-        self._database.write_rows("add_stored", rows, large=False)
-        for principal, amount, sessions in rows:
-            if principal in self._stored:
-                self._stored[principal] += amount
-            if principal in self._live:
-                self._live[principal] += sessions
-        self._grown.clear()
-        if created:
-            self._database.write("add_total", sum(created.values()))
-            created.clear()
+    def _flush_sessions(self) -> None:
+        """Write the collected session rows, and note what the database then contains."""
+        saves, seen = self._saves, self._seen
+        saves.write_new(self._database)
+        stored = saves.stored()
+        if stored:
+            self._sharing.lock(stored)
+            saves.write_stored(self._database, seen)
+        self._loaded.update(saves.new, stored)
+        if self._sharing.is_shared:
+            self._sharing.wrote(saves.rows(), self.epoch)
+        if saves.appended:
+            self._between()
+            for session, row in saves.appended.items():
+                seen[session] = seen_of(row)
+        if saves.new or saves.changed or saves.started or saves.ended:
+            self._between()
+            active = []
+            for session, row in (
+                *saves.new.items(),
+                *saves.changed.items(),
+                *saves.started.items(),
+                *saves.ended.items(),
+            ):
+                seen[session] = seen_of(row)
+                listed = listed_at(row)
+                if listed != self._listed[session]:
+                    self._listed[session] = listed
+                    if session not in saves.new:
+                        self._database.write_rows("save_listed", [(listed, session)])
+                if row.run_id is not None and row.holder != NOBODY:
+                    active.append(session)
+                mails = len(row.waiting) + len(row.taken)
+                self._kept_mails += mails - self._mails[session]
+                self._mails[session] = mails
+            self._active.add(active)
+        saves.clear()
+
+    def _flush_messages(self, *, large: bool) -> None:
+        plain: list[tuple[object, ...]] = []
+        others: list[tuple[object, ...]] = []
+        for message in self._messages.values():
+            session, message_id, seq, at, key, body_hash, batch, due, target, run_id, withdrawn, body = message
+            if key is None and not body_hash and target is None and withdrawn is None:
+                plain.append((session, message_id, seq, at, batch, due, run_id, body))
+            else:
+                others.append(tuple(message))
+        for name, rows in (("add_plain_messages", plain), ("add_messages", others)):
+            if rows:
+                self._database.write_rows(name, rows, large=large)
+        self._messages.clear()
 
     def _keep(self, row: SessionRow) -> SessionRow:
         self._rows[row.session] = row
+        self._loaded.add(row.session)
         self._names[row.principal, row.key] = row
-        self._seen[row.session] = (row.fence, row.next_seq)
+        self._seen[row.session] = seen_of(row)
         self._listed[row.session] = listed_at(row)
         mails = self._mails[row.session] = len(row.waiting) + len(row.taken)
         self._kept_mails += mails
@@ -259,13 +276,13 @@ class SqlTables:
         self._deleted.discard(session)
 
     def _flush_for(self, row: SessionRow) -> None:
-        session = row.session
-        if session in self._changed or session in self._appended or session in self._new:
+        if row.session in self._saves:
             self.flush()
 
     def find(self, principal: str, key: str) -> SessionRow | None:
         kept = self._names.get((principal, key))
         if kept is not None:
+            self._cached.add(kept.session)
             return kept
         rows = self._database.query("session_by_key", principal, key)
         return self._keep(load(self._database, rows[0])) if rows else None
@@ -273,32 +290,24 @@ class SqlTables:
     def get(self, session: int) -> SessionRow | None:
         kept = self._rows.get(session)
         if kept is not None:
+            self._cached.add(session)
             return kept
         rows = self._database.query("session_by_number", session)
         return self._keep(load(self._database, rows[0])) if rows else None
 
     def live_sessions(self, principal: str) -> int:
-        count = self._live.get(principal)
-        if count is None:
-            rows = self._database.query("live_sessions", principal)
-            count = self._live[principal] = int(rows[0][0]) if rows else 0
-        return count + self._created.get(principal, 0)
+        return self._sums.sessions(principal)
 
     def stored_bytes(self, principal: str) -> int:
-        stored = self._stored.get(principal)
-        if stored is None:
-            rows = self._database.query("stored_bytes", principal)
-            stored = self._stored[principal] = int(rows[0][0]) if rows else 0
-        return stored + self._grown.get(principal, 0)
+        return self._sums.stored_bytes(principal)
 
     def grow(self, principal: str, amount: int) -> None:
         if amount > 0:
             self._collected_bytes += amount
-        self._grown[principal] = self._grown.get(principal, 0) + amount
+        self._sums.grow(principal, amount)
 
     def new_session_number(self) -> int:
-        self._last_number += 1
-        return self._last_number
+        return self._sharing.new_session_number()
 
     def by_idempotency_key(self, row: SessionRow, key: str) -> KnownMessage | None:
         self._flush_for(row)
@@ -319,28 +328,32 @@ class SqlTables:
 
     def orphans(self) -> Sequence[SessionRow]:
         self.flush()
-        rows = [self.get(session) for (session,) in self._database.query("orphans", self.epoch)]
+        rows = [self.get(session) for session in self._sharing.orphans(self.epoch)]
         return sorted((row for row in rows if row is not None), key=lambda row: (row.started_at, row.session))
 
+    def held(self) -> tuple[Lease, ...]:
+        """Return the leases of all runs that this node holds. Only for a database that is shared."""
+        self.flush()
+        return tuple(Lease(*columns) for columns in self._database.query("held_runs"))
+
     def add_session(self, row: SessionRow) -> None:
-        self._new[row.session] = self._keep(row)
-        self._count(row.principal, 1)
+        self._saves.new[row.session] = self._keep(row)
+        self._sums.count(row.principal, 1)
 
     def save(self, row: SessionRow) -> None:
-        if row.session not in self._new:
-            self._changed[row.session] = row
-            self._appended.pop(row.session, None)
+        self._saves.save(row)
         if row.deleted_at is not None and row.session not in self._deleted:
             self._deleted.add(row.session)
-            self._count(row.principal, -1)
-
-    def _count(self, principal: str, sessions: int) -> None:
-        self._created[principal] = self._created.get(principal, 0) + sessions
-        self.grow(principal, 0)
+            self._sums.count(row.principal, -1)
 
     def save_append(self, row: SessionRow) -> None:
-        if row.session not in self._new and row.session not in self._changed:
-            self._appended[row.session] = row
+        self._saves.save_append(row)
+
+    def save_start(self, row: SessionRow) -> None:
+        self._saves.save_start(row)
+
+    def save_end(self, row: SessionRow) -> None:
+        self._saves.save_end(row)
 
     def refuse_used_message_id(self, row: SessionRow, message_id: str) -> None:
         """Do nothing, because `flush` fails for a used message id, which would violate the table's primary key."""
@@ -399,7 +412,7 @@ class SqlTables:
         self.grow(row.principal, len(body))
         if row.events_since is None:
             row.events_since = at
-            if row.session not in self._new:
+            if row.session not in self._saves.new:
                 self._events_since.append((at, row.session))
         self._commit_no += 1
         self._events.append((row.session, last_seq, first_seq, run_id, at, self._commit_no, body))
@@ -576,8 +589,3 @@ class SqlTables:
         revoked = self._database.write("revoke_key", at, key_id) == 1
         self._between()
         return revoked
-
-
-def _are_large(rows: Iterable[tuple[Any, ...]]) -> bool:
-    """Return whether session rows exceed `LARGE_BYTES` in total, which is possible because they contain questions."""
-    return sum([len(row[LIVE_COLUMN] or b"") for row in rows]) > LARGE_BYTES

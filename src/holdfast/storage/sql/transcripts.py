@@ -51,7 +51,7 @@ def rebuild_landmarks(database: Database, session: int, newest: str | None) -> N
             rows.append((session, later[1], later[0]))
         later = piece, last_n
     if rows:
-        database.write_rows("add_landmarks", rows, large=False)
+        database.write_rows("add_landmarks", rows)
 
 
 def read_entries(

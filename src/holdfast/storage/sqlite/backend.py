@@ -1,7 +1,7 @@
 # ruff: noqa: D102 - `Backend` documents its methods
 """The backend in one SQLite file: durable on one machine, for one host at a time.
 
-- One thread performs all writes as group commits (`holdfast.storage.sqlite.writer`), in WAL mode with
+- One thread performs all writes as group commits (`holdfast.storage.sql.writer`), in WAL mode with
   ``synchronous=FULL``.
 - Reads use separate threads and connections. A read sees all data committed before it starts, including every write
   that was acknowledged. A read may run several times (`holdfast.storage.sqlite.snapshots`).
@@ -17,12 +17,14 @@ from typing import Any, Final, TypeVar
 
 from holdfast.errors import StorageError, StoreLocked
 from holdfast.storage.backend import Counters, Reads, Tables
+from holdfast.storage.sql.readers import Readers
 from holdfast.storage.sql.tables import SqlTables
+from holdfast.storage.sql.writer import Writer
 from holdfast.storage.sqlite.private_file import store_path
-from holdfast.storage.sqlite.readers import Readers
+from holdfast.storage.sqlite.read_connection import SqliteReadConnection
 from holdfast.storage.sqlite.snapshots import Snapshots
 from holdfast.storage.sqlite.write_connection import SCHEMA_VERSION, WriteConnection
-from holdfast.storage.sqlite.writer import Writer
+from holdfast.storage.values import StoreHealth
 
 __all__ = ["SqliteBackend"]
 
@@ -40,6 +42,7 @@ class SqliteBackend:
     """
 
     engine = "sqlite"
+    cluster = None
     version = f"{SCHEMA_VERSION} (SQLite {sqlite3.sqlite_version})"
 
     def __init__(self, path: str) -> None:
@@ -62,7 +65,7 @@ class SqliteBackend:
             raise
         self.counters = self.tables.counters
         self.writer = writer
-        self._readers = Readers(self.path, _READERS, snapshots)
+        self._readers = Readers(*(SqliteReadConnection(self.path, snapshots) for _ in range(_READERS)))
 
     async def close(self) -> None:
         writer, self.writer = self.writer, None
@@ -72,6 +75,9 @@ class SqliteBackend:
                 await readers.close()
             finally:
                 await writer.close()
+
+    def health(self) -> StoreHealth:
+        return StoreHealth()
 
     def write(self, verb: str, action: Callable[[Tables], _T]) -> asyncio.Future[_T]:
         writer = self.writer

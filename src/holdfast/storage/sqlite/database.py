@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Any, Final
 
 from holdfast.storage.sql import statements
-from holdfast.storage.sql.database import LARGE_BYTES
+from holdfast.storage.sql.database import LARGE_BYTES, SessionChanged
 
 __all__ = ["SqliteDatabase", "connect"]
 
@@ -20,8 +20,8 @@ _STATEMENTS_KEPT: Final = 8 * _ROWS_TOGETHER
 
 # Without an adapter, ``sqlite3`` looks up ``__adapt__`` for each such parameter, then formats an error and drops it,
 # which takes a tenth of the writer's time. These adapters return the value unchanged.
-sqlite3.register_adapter(bytes, bytes)
-sqlite3.register_adapter(type(None), lambda none: none)
+sqlite3.register_adapter(bytes, bytes.__bytes__)
+sqlite3.register_adapter(type(None), dict[None, None]().get)
 
 
 class SqliteDatabase:
@@ -46,7 +46,14 @@ class SqliteDatabase:
             self._unbind(statements.block(name), len(parameters))
         return written
 
-    def write_rows(self, name: str, rows: Sequence[tuple[object, ...]], *, large: bool) -> int:
+    def write_rows(
+        self, name: str, rows: Sequence[tuple[object, ...]], *, large: bool = False, exact: bool = False
+    ) -> None:
+        written = self._write_rows(name, rows, large=large)
+        if exact and written != len(rows):
+            raise SessionChanged
+
+    def _write_rows(self, name: str, rows: Sequence[tuple[object, ...]], *, large: bool) -> int:
         # One long statement instead of many short ones: each costs the thread the GIL.
         if not large and len(rows) <= _ROWS_TOGETHER:
             return self._connection.execute(statements.many(name, len(rows)), tuple(chain.from_iterable(rows))).rowcount

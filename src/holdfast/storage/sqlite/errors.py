@@ -10,7 +10,7 @@ import tempfile
 from typing import Final
 
 from holdfast.errors import HoldfastError, StorageError, StoreCorrupt, StoreFull, StoreLocked, StoreReadOnly
-from holdfast.storage.sql.tables import SessionChanged
+from holdfast.storage.sql.database import SessionChanged
 
 __all__ = ["translate"]
 

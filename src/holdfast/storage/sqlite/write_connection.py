@@ -13,7 +13,9 @@ from typing import Final
 from holdfast import failpoints
 from holdfast.errors import ConfigurationError, StoreCorrupt
 from holdfast.storage.sql import statements
+from holdfast.storage.sql.database_use import ExclusiveUse
 from holdfast.storage.sql.tables import SqlTables
+from holdfast.storage.sql.writer import FailureStep
 from holdfast.storage.sqlite import errors
 from holdfast.storage.sqlite.checkpoints import Checkpoints
 from holdfast.storage.sqlite.database import SqliteDatabase, connect
@@ -31,7 +33,7 @@ __all__ = ["SCHEMA_VERSION", "WriteConnection"]
 
 _log = logging.getLogger("holdfast.storage")
 
-SCHEMA_VERSION: Final = 6
+SCHEMA_VERSION: Final = 7
 _APPLICATION_ID: Final = 0x484F4C44
 _OLDEST_SQLITE: Final = (3, 35, 0)
 
@@ -57,6 +59,7 @@ _VERBS: Final = (
     "pause_schedule",
     "delete_schedule",
     "fire_schedule",
+    "revoke_grant",
     "rescue",
     "restart",
     "merge",
@@ -86,7 +89,7 @@ def _identity(path: str) -> tuple[int, int]:
 
 
 class WriteConnection:
-    """Connection of the writer thread (see `holdfast.storage.sqlite.writer.DatabaseConnection`).
+    """Connection of the writer thread (see `holdfast.storage.sql.writer.DatabaseConnection`).
 
     Parameters:
         path: path of the database file.
@@ -148,7 +151,7 @@ class WriteConnection:
         return SqlTables(
             database,
             epoch=epoch,
-            last_number=sequence[0] if sequence else 0,
+            sharing=ExclusiveUse(database, last_number=sequence[0] if sequence else 0),
             between=lambda: _passing("between_writes", self._verbs),
         )
 
@@ -190,6 +193,9 @@ class WriteConnection:
             with suppress(sqlite3.Error):
                 self._connection.execute("ROLLBACK")
         self._checkpoints.rolled_back()
+
+    def after_failure(self, error: Exception, attempt: int, writes: int) -> FailureStep:
+        return "split"
 
     def translate(self, error: Exception) -> Exception:
         return errors.translate(error, self._path)

@@ -7,6 +7,7 @@ so that nothing is written. None of the functions awaits, blocks or reads a cloc
 from __future__ import annotations
 
 from holdfast.storage.transactions.attachments import add_attachment
+from holdfast.storage.transactions.grants import revoke_grant
 from holdfast.storage.transactions.messages import send, steer, withdraw
 from holdfast.storage.transactions.questions import answer, park, suspend
 from holdfast.storage.transactions.runs import append, append_all, claim, commit_run, rescue, restart
@@ -31,6 +32,7 @@ __all__ = [
     "put_schedule",
     "rescue",
     "restart",
+    "revoke_grant",
     "send",
     "steer",
     "stop_session",

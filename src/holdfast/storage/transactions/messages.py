@@ -163,9 +163,11 @@ def send(tables: Tables, request: Send) -> SendResult:
 
     taken: tuple[Mail, ...] = ()
     run_id = target
+    only_starts = False
     if decision.start:
         assert request.run_id is not None
         run_id = request.run_id
+        only_starts = not (row.waiting or decision.take_all_waiting or request.retry_of)
         earlier, taken, row.waiting = row.waiting, (*row.waiting, mail), ()
         start_run(tables, row, log, taken, run_id, at)
         if earlier:
@@ -176,6 +178,8 @@ def send(tables: Tables, request: Send) -> SendResult:
         stop_run(row, log, _cause_of(policy, at, request.message_id), at)
     if fresh:
         tables.add_session(row)
+    elif only_starts:
+        tables.save_start(row)
     else:
         tables.save(row)
     tables.add_message(row, mail, idempotency_key=request.idempotency_key, body_hash=request.body_hash)

@@ -17,7 +17,8 @@ from holdfast.protocol.events import RunResumed, RunSuspended, Stored, decode_ev
 from holdfast.protocol.messages import Answer, Question
 from holdfast.protocol.states import next_run_state
 from holdfast.storage.backend import Tables
-from holdfast.storage.rows import NOBODY, SessionRow
+from holdfast.storage.rows import HANDED_OVER, NOBODY, SessionRow
+from holdfast.storage.transactions.grants import add_grant, check_grant
 from holdfast.storage.transactions.session_log import EventLog, claim_of, existing_session, require_lease, stale_fence
 from holdfast.storage.values import Answered, Appended, Claim, Lease, Parked
 
@@ -72,6 +73,7 @@ def answer(tables: Tables, principal: str, key: str, given: Answer) -> Answered:
         )
     if given.decision == "approved" and given.call_hash and given.call_hash != hash_call(question):
         raise CallMismatch(f"question {given.question_id!r} is for a different call than the approved one")
+    check_grant(tables, row, question, given)
     left = tuple(other for other in row.questions if other is not question)
     if not left:
         row.run_state = next_run_state(row.run_state, "resume")
@@ -82,6 +84,7 @@ def answer(tables: Tables, principal: str, key: str, given: Answer) -> Answered:
     seq = log.add(RunResumed(at=given.at, run_id=row.run_id, answer=given, waiting=len(left)))
     row.answered = (*row.answered, (given.question_id, seq))
     tables.save(row)
+    add_grant(tables, row, question, given)
     return _answered(row, given, log.write(tables, row.run_id, given.at))
 
 
@@ -91,7 +94,7 @@ def _answer_in_log(tables: Tables, row: SessionRow, given: Answer) -> Answer:
     Raises:
         UnknownQuestion: if the question was not answered before.
         CallMismatch: if the earlier answer approved a different call.
-        AlreadyAnswered: if the earlier answer has a different decision or text.
+        AlreadyAnswered: if the earlier answer has a different decision, text or scope.
     """
     seq = next((seq for question_id, seq in row.answered if question_id == given.question_id), None)
     if seq is None:
@@ -102,7 +105,7 @@ def _answer_in_log(tables: Tables, row: SessionRow, given: Answer) -> Answer:
     before = event.answer
     if given.call_hash and before.call_hash and given.call_hash != before.call_hash:
         raise CallMismatch(f"question {given.question_id!r} was for a different call than the one approved now")
-    if (before.decision, before.text) != (given.decision, given.text):
+    if (before.decision, before.text, before.scope) != (given.decision, given.text, given.scope):
         raise AlreadyAnswered(
             f"question {given.question_id!r} was {before.decision} already", hint="the run uses the earlier answer"
         )
@@ -123,7 +126,7 @@ def _answered(row: SessionRow, answer: Answer, events: tuple[Stored, ...] = ()) 
     )
 
 
-def park(tables: Tables, lease: Lease, at: float) -> Parked:
+def park(tables: Tables, lease: Lease, at: float, *, restarts: bool = False) -> Parked:
     """See `Store.park`."""
     row = tables.get(lease.session)
     if row is None or row.run_id != lease.run_id:
@@ -134,6 +137,7 @@ def park(tables: Tables, lease: Lease, at: float) -> Parked:
     require_lease(tables, lease)
     row.fence += 1
     row.holder = NOBODY
+    row.attempt += restarts
     row.append_nth = row.append_seq = 0
     row.updated_at = at
     tables.save(row)
@@ -147,9 +151,10 @@ def resume(tables: Tables, row: SessionRow, run_id: str, at: float) -> Claim | N
     """
     if row.holder != NOBODY or row.questions:
         return None
+    handed_over = row.resumed_as == HANDED_OVER
     row.fence += 1
     row.holder = tables.epoch
     row.resumed_as = run_id
     row.updated_at = at
     tables.save(row)
-    return claim_of(tables, row, resumed=True)
+    return claim_of(tables, row, resumed=True, handed_over=handed_over)

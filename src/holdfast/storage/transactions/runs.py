@@ -12,9 +12,9 @@ from holdfast.protocol.events import MessageSettled, RunFinished, RunRestarted, 
 from holdfast.protocol.mailbox_policies import Waiting, select_batch
 from holdfast.protocol.messages import RunView, Settlement
 from holdfast.protocol.states import next_run_state
-from holdfast.protocol.stopping import Cause
+from holdfast.protocol.stopping import Cause, StopReceipt
 from holdfast.storage.backend import Tables
-from holdfast.storage.rows import EndedRun, HistoryRow, Mail, SessionRow, due_at
+from holdfast.storage.rows import HANDED_OVER, NOBODY, EndedRun, HistoryRow, Mail, SessionRow, due_at
 from holdfast.storage.transactions.questions import resume
 from holdfast.storage.transactions.session_log import (
     EventLog,
@@ -67,11 +67,15 @@ def _due_at(mail: Mail, now: float) -> float:
     return 0.0 if now < mail.message.accepted_at - _SET_BACK_S else mail.due_at
 
 
-def claim(tables: Tables, session: int, run_id: str, at: float) -> Claim | NotReady:
+def claim(
+    tables: Tables, session: int, run_id: str, at: float, served: frozenset[str] | None = None
+) -> Claim | NotReady:
     """See `Store.claim`."""
     row = tables.get(session)
     if row is None:
         raise UnknownSession(f"no such session number: {session}")
+    if served is not None and (row.agent if row.run_id is None else row.run_agent) not in served:
+        return NotReady(waiting=len(row.waiting), busy=row.run_id is not None)
     if row.run_id is not None:
         if row.holder == tables.epoch and run_id in (row.run_id, row.resumed_as):
             return claim_again(tables, row)
@@ -197,18 +201,22 @@ def commit_run(tables: Tables, commit: RunCommit) -> Committed:
     last_n = row.next_n - 1
     previous_run_id, row.last_run_id = row.last_run_id, lease.run_id
     events = log.write(tables, lease.run_id, at)
+    only_ends = not (row.waiting or row.questions or row.holder == NOBODY or row.deleted_at is not None)
     release_slot(row)
     row.updated_at = at
 
     chosen: tuple[Mail, ...] = ()
     next_log = EventLog(row)
-    if commit.next_run_id is not None and row.waiting:
+    if commit.next_run_id is not None and row.waiting and (commit.served is None or row.agent in commit.served):
         chosen, left = _choose(row, at)
         if chosen:
             row.waiting = left
             start_run(tables, row, next_log, chosen, commit.next_run_id, at)
     next_run_id = commit.next_run_id if chosen else None
-    tables.save(row)
+    if only_ends:
+        tables.save_end(row)
+    else:
+        tables.save(row)
     ended = EndedRun(
         view, lease.fence, started_seq, commit_seq, end_seq, next_run_id, previous_run_id, last_n, rolled_back
     )
@@ -246,8 +254,18 @@ def _commit_bytes(commit: RunCommit) -> int:
 
 
 def _without_content(view: RunView) -> RunView:
-    """Return a run of a deleted session without its content, because its commit may still be retried."""
-    return msgspec.structs.replace(view, text="", error=None, receipt=None)
+    """Return a run of a deleted session without its content: its commit may be retried, and its receipt awaited."""
+    receipt = view.receipt
+    if receipt is not None:
+        receipt = StopReceipt(
+            scope=receipt.scope,
+            cause=Cause(kind=receipt.cause.kind, at=receipt.cause.at),
+            outcome=receipt.outcome,
+            stopped=receipt.stopped,
+            elapsed_s=receipt.elapsed_s,
+            proof=receipt.proof,
+        )
+    return msgspec.structs.replace(view, text="", error=None, receipt=receipt)
 
 
 def _commit_again(tables: Tables, row: SessionRow, ended: EndedRun) -> Committed:
@@ -317,18 +335,20 @@ def _settlements(ended: EndedRun) -> tuple[Settlement, ...]:
     )
 
 
-def rescue(tables: Tables, at: float) -> tuple[Claim, ...]:
+def rescue(tables: Tables, at: float, served: frozenset[str] | None = None) -> tuple[Claim, ...]:
     """See `Store.rescue`."""
     claims = []
     for row in tables.orphans():
         row.fence += 1
-        row.holder = tables.epoch
+        is_served = served is None or row.run_agent in served
+        row.holder = tables.epoch if is_served else NOBODY
         row.attempt += 1
         row.append_nth = row.append_seq = 0
-        row.resumed_as = None
+        row.resumed_as = None if is_served else HANDED_OVER
         row.updated_at = at
         tables.save(row)
-        claims.append(claim_of(tables, row))
+        if is_served:
+            claims.append(claim_of(tables, row))
     return tuple(claims)
 
 

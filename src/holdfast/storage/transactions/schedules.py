@@ -180,6 +180,8 @@ def _fire_due(tables: Tables, row: ScheduleRow, request: Fire) -> Fired:
     try:
         sent = _send(tables, row, request, f"schedule:{row.schedule}:{tick_at:.3f}")
     except (Conflict, InvalidRequest, LimitExceeded, UnknownAgent) as refusal:
+        if request.is_shared and isinstance(refusal, UnknownAgent):
+            return Fired(outcome="waits", schedule=schedule_view(row))
         outcome = refusal.code
         problem = None if isinstance(refusal, _PASSING) else refusal.message
     else:

@@ -174,7 +174,14 @@ def _started(row: SessionRow) -> RunStarted:
     )
 
 
-def claim_of(tables: Tables, row: SessionRow, events: tuple[Stored, ...] = (), *, resumed: bool = False) -> Claim:
+def claim_of(
+    tables: Tables,
+    row: SessionRow,
+    events: tuple[Stored, ...] = (),
+    *,
+    resumed: bool = False,
+    handed_over: bool = False,
+) -> Claim:
     """Return a claim of the session's active run, with the events that the claim wrote."""
     assert row.run_id is not None
     return Claim(
@@ -190,6 +197,7 @@ def claim_of(tables: Tables, row: SessionRow, events: tuple[Stored, ...] = (), *
         events=events,
         questions=row.questions,
         resumed=resumed,
+        handed_over=handed_over,
     )
 
 
@@ -201,7 +209,7 @@ def claim_again(tables: Tables, row: SessionRow) -> Claim:
     return claim_of(tables, row, (Stored(row.started_seq, kind, body),))
 
 
-def stop_run(row: SessionRow, log: EventLog, cause: Cause, at: float) -> bool:
+def stop_run(row: SessionRow, log: EventLog, cause: Cause, at: float, grace_s: float | None = None) -> bool:
     """Record an interrupt of the active run, and return whether the session row was changed.
 
     If an interrupt is already recorded, its cause is kept; a rollback is then recorded in addition. An interrupt drops
@@ -215,5 +223,5 @@ def stop_run(row: SessionRow, log: EventLog, cause: Cause, at: float) -> bool:
     row.run_state = next_run_state(row.run_state, "interrupt")
     row.cause = cause
     row.questions = ()
-    log.add(RunStopping(at=at, run_id=row.run_id, cause=cause))
+    log.add(RunStopping(at=at, run_id=row.run_id, cause=cause, grace_s=grace_s))
     return True

@@ -6,7 +6,7 @@ from holdfast.protocol.events import MessageSettled, SessionDeletedEvent
 from holdfast.protocol.messages import Message
 from holdfast.protocol.stopping import Cause
 from holdfast.storage.backend import Tables
-from holdfast.storage.rows import SessionRow
+from holdfast.storage.rows import NOBODY, SessionRow
 from holdfast.storage.transactions.session_log import EventLog, existing_session, stop_run
 from holdfast.storage.values import InterruptRequest, InterruptResult, Stopped
 
@@ -19,7 +19,7 @@ def interrupt(tables: Tables, request: InterruptRequest) -> InterruptResult:
     if row.run_id is None or (request.run_id is not None and request.run_id != row.run_id):
         return InterruptResult(session=row.session, number=row.session, run_id=None)
     log = EventLog(row)
-    if stop_run(row, log, request.cause, request.at):
+    if stop_run(row, log, request.cause, request.at, _grace_s(tables, row, request)):
         row.updated_at = request.at
         tables.save(row)
     return InterruptResult(
@@ -30,9 +30,16 @@ def interrupt(tables: Tables, request: InterruptRequest) -> InterruptResult:
     )
 
 
-def _stop(tables: Tables, row: SessionRow, log: EventLog, cause: Cause, at: float) -> tuple[Message, ...]:
+def _grace_s(tables: Tables, row: SessionRow, request: InterruptRequest) -> float | None:
+    """Return the grace period to record: this node's own runs get it without the log."""
+    return None if row.holder in (NOBODY, tables.epoch) else request.grace_s
+
+
+def _stop(
+    tables: Tables, row: SessionRow, log: EventLog, cause: Cause, at: float, grace_s: float | None = None
+) -> tuple[Message, ...]:
     if row.run_id is not None:
-        stop_run(row, log, cause, at)
+        stop_run(row, log, cause, at, grace_s)
     withdrawn = row.waiting
     row.waiting = ()
     for mail in withdrawn:
@@ -50,7 +57,7 @@ def stop_session(tables: Tables, request: InterruptRequest) -> Stopped:
         return Stopped(session=row.session, number=row.session, run_id=None)
     log = EventLog(row)
     was = row.rolled_back
-    withdrawn = _stop(tables, row, log, request.cause, request.at)
+    withdrawn = _stop(tables, row, log, request.cause, request.at, _grace_s(tables, row, request))
     if log.events or row.rolled_back != was:
         row.updated_at = request.at
         tables.save(row)
@@ -71,6 +78,7 @@ def delete_session(tables: Tables, principal: str, key: str, at: float, cause: C
     log.add(SessionDeletedEvent(at=at, reason=cause.reason))
     row.deleted_at = row.updated_at = at
     tables.save(row)
+    tables.grants.drop_all_of(row)
     events = log.write(tables, row.run_id, at)
     if row.run_id is None:  # otherwise the end of the run does it
         tables.purge_contents(row)

@@ -30,7 +30,8 @@ from holdfast.runtime.adoption import tasks as adoption
 from holdfast.runtime.interrupt import dispatch as interrupt_dispatch
 from holdfast.runtime.interrupt import interrupt
 from holdfast.runtime.scope import state as scope_state
-from holdfast.storage.sqlite import checkpoints, readers, snapshots, writer
+from holdfast.storage.sql import readers, writer
+from holdfast.storage.sqlite import checkpoints, snapshots
 from holdfast.testing.explorer.controlled_threads import ControlledThread, Unwound, end_carriers, strands_here
 from holdfast.testing.explorer.runtime_primitives import Lock, RLock, SimpleQueue, Thread
 from holdfast.testing.explorer.thread_primitives import (

@@ -38,6 +38,7 @@ from holdfast.storage.port import Appended, Claim, Lease, NotReady, RunCommit, S
 from holdfast.testing.suites.check_runner import run_check
 from holdfast.testing.suites.store_agents import AGENT_CHECKS
 from holdfast.testing.suites.store_driver import Check, MakeStore, interrupt_of, opened, refused
+from holdfast.testing.suites.store_grants import GRANT_CHECKS
 from holdfast.testing.suites.store_history import HISTORY_CHECKS
 from holdfast.testing.suites.store_housekeeping import HOUSEKEEPING_CHECKS
 from holdfast.testing.suites.store_packs import PACK_CHECKS
@@ -593,6 +594,7 @@ STORE_CHECKS: Sequence[Check] = (
     *HOUSEKEEPING_CHECKS,
     *PACK_CHECKS,
     *PEOPLE_CHECKS,
+    *GRANT_CHECKS,
     *HISTORY_CHECKS,
     *SCHEDULE_CHECKS,
 )

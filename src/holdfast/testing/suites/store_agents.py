@@ -1,4 +1,4 @@
-"""Checks of the conformance suite for sessions whose agent the host no longer has."""
+"""Checks of the conformance suite for sessions whose agent the host no longer has, and for runs that it hands over."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from holdfast.errors import SessionAgentMissing, UnknownAgent
-from holdfast.storage.port import SendResult
+from holdfast.storage.port import Claim, Parked, SendResult
 from holdfast.testing.suites.store_driver import Check, Driver, MakeStore, opened, refused
 
 __all__ = ["AGENT_CHECKS"]
@@ -29,6 +29,17 @@ async def _idle_session_of(on: Driver, agent: str) -> int:
 
 async def _send(on: Driver, content: str = "next", **more: Any) -> SendResult:
     return await on.send(content, at=30.0, served=_SERVED, **more)
+
+
+@_check
+async def a_run_that_is_parked_at_work_has_a_further_attempt(make_store: MakeStore) -> None:
+    async with opened(make_store) as on:
+        claim = await on.start()
+        for at in (35.0, 36.0):  # repeated: the same answer
+            assert await on.store.park(claim.lease, at=at, restarts=True) == Parked(ready=True)
+        again = await on.store.claim(claim.lease.session, run_id="r_new", at=37.0)
+        assert isinstance(again, Claim)
+        assert (again.lease.run_id, again.attempt, again.resumed) == (claim.lease.run_id, 2, True)
 
 
 @_check

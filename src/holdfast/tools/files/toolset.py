@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import os
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import IO
 
 from holdfast.agents.run import Call
-from holdfast.agents.tool import Approval, Tool, Toolset, tool
+from holdfast.agents.tool import Approval, Tool, Toolset, ToolsetContext, tool
 from holdfast.errors import Interrupted, ToolFailed
 from holdfast.runtime import check_interrupt, current_scope
+from holdfast.tools.files.change_rule import change_rule
+from holdfast.tools.files.changes import REPEAT_AND_ASK, WorkspaceChange, change_workspace
 from holdfast.tools.files.entries import is_binary, version
 from holdfast.tools.files.private_paths import private_paths
 from holdfast.tools.files.search import search
@@ -58,7 +60,7 @@ class Files(Toolset):
         self._workspace = workspace if isinstance(workspace, Workspace) else Workspace(workspace)
         self._read_bytes = read_bytes
         looking = tool(idempotent=True)
-        changing = tool(approval=approval)
+        changing = tool(approval=approval, access=change_rule(self._workspace))
         self._tools = (
             looking(self.read_file),
             changing(self.write_file),
@@ -66,6 +68,12 @@ class Files(Toolset):
             looking(self.list_files),
             tool(idempotent=True, timeout_s=_SEARCH_S + 4 * _SEARCH_MARGIN_S)(self.search_files),
         )
+
+    @contextlib.asynccontextmanager
+    async def lifespan(self, home: ToolsetContext) -> AsyncIterator[None]:
+        """Keep the records of what sessions made while the host runs."""
+        self._workspace.keep_records(home.data_dir)
+        yield
 
     def folders(self) -> Sequence[Path]:
         """Return the root of the workspace."""
@@ -121,17 +129,23 @@ class Files(Toolset):
         rest = f"; more follows from line {last + 1}" if more else ", the end"
         return f"{text}{'' if text.endswith(chr(10)) else chr(10)}[lines {number + 1} to {last} of {place.path}{rest}]"
 
-    def write_file(self, call: Call, path: str, content: str) -> str:
+    async def write_file(self, call: Call, path: str, content: str, ask: bool = False) -> str:
         """Write a text file of the workspace. Missing folders are created; existing content is replaced.
 
         Parameters:
             path: relative to the workspace.
             content: the complete new content.
+            ask: ask a person for permission first, for a file that this session did not make.
         """
         data = _encoded(content)
-        return f"{self._of(call).replace(path, data, check=check_interrupt)} now has {len(data):,} bytes"
 
-    def edit_file(self, call: Call, path: str, old: str, new: str, every: bool = False) -> str:
+        def write(change: WorkspaceChange) -> str:
+            return change.replace(path, data)
+
+        saved = await change_workspace(call, self._workspace, write, advice=REPEAT_AND_ASK)
+        return f"{saved} now has {len(data):,} bytes"
+
+    async def edit_file(self, call: Call, path: str, old: str, new: str, every: bool = False, ask: bool = False) -> str:
         """Replace text in a file of the workspace.
 
         Parameters:
@@ -139,43 +153,16 @@ class Files(Toolset):
             old: the exact text to replace, with enough context to be unique.
             new: the replacement.
             every: replace all occurrences.
+            ask: ask a person for permission first, for a file that this session did not make.
         """
         if not old:
             raise ToolFailed("old is empty; use write_file to write a whole file")
-        workspace = self._of(call)
         before, after = _encoded(old), _encoded(new)
-        for _ in range(_EDIT_ATTEMPTS):
-            with workspace.open_file(path) as (file, place):
-                seen = version(os.fstat(file.fileno()))
-                data = file.read(workspace.file_limit_bytes + 1)
-            if len(data) > workspace.file_limit_bytes:
-                raise ToolFailed(
-                    f"{place.path} has more than {workspace.file_limit_bytes:,} bytes; use a program to edit it"
-                )
-            if is_binary(data[:8192]):
-                raise ToolFailed(f"{place.path} is a binary file; use a program to change it")
-            piece, instead = before, after
-            if piece not in data and b"\r\n" in data:
-                piece, instead = _with_crlf(before), _with_crlf(after)
-            count = data.count(piece)
-            if not count:
-                raise ToolFailed(f"{place.path} does not contain this text; read the file and copy the text exactly")
-            if count > 1 and not every:
-                raise ToolFailed(
-                    f"{place.path} contains this text {count} times, {_lines_of(piece, data)}; include more context"
-                    ", or set every"
-                )
-            try:
-                workspace.replace(
-                    path,
-                    data.replace(piece, instead),
-                    check=check_interrupt,
-                    expected=seen,
-                )
-            except FileChanged:
-                continue
-            return f"{count} replacement{'' if count == 1 else 's'} in {place.path}, {_lines_of(piece, data)}"
-        raise ToolFailed(f"{path} keeps changing concurrently; nothing was written")
+
+        def edit(change: WorkspaceChange) -> str:
+            return _edit(change, path, before, after, every=every)
+
+        return await change_workspace(call, self._workspace, edit, advice=REPEAT_AND_ASK)
 
     def list_files(self, call: Call, path: str = ".", pattern: str = "*", recursive: bool = False) -> str:
         """List the files and folders in a folder of the workspace, with the size of each file.
@@ -212,7 +199,9 @@ class Files(Toolset):
         """
         around = current_scope()
         assert around is not None, "tools run in a scope"
-        root = os.fspath(self._of(call).root)
+        workspace = self._of(call)
+        workspace.check_root()
+        root = os.fspath(workspace.root)
         scope = around.child("search", deadline_s=_SEARCH_S + _SEARCH_MARGIN_S, grace_s=0.0)
         try:
             async with scope:
@@ -226,6 +215,38 @@ class Files(Toolset):
                 ) from None
             raise
         return found
+
+
+def _edit(change: WorkspaceChange, path: str, before: bytes, after: bytes, *, every: bool) -> str:
+    """Replace text in a file, and return what was done. Raises `ToolFailed` if the file does not allow it."""
+    workspace = change.workspace
+    for _ in range(_EDIT_ATTEMPTS):
+        with workspace.open_file(path) as (file, place):
+            seen = version(os.fstat(file.fileno()))
+            data = file.read(workspace.file_limit_bytes + 1)
+        if len(data) > workspace.file_limit_bytes:
+            raise ToolFailed(
+                f"{place.path} has more than {workspace.file_limit_bytes:,} bytes; use a program to edit it"
+            )
+        if is_binary(data[:8192]):
+            raise ToolFailed(f"{place.path} is a binary file; use a program to change it")
+        piece, instead = before, after
+        if piece not in data and b"\r\n" in data:
+            piece, instead = _with_crlf(before), _with_crlf(after)
+        count = data.count(piece)
+        if not count:
+            raise ToolFailed(f"{place.path} does not contain this text; read the file and copy the text exactly")
+        if count > 1 and not every:
+            raise ToolFailed(
+                f"{place.path} contains this text {count} times, {_lines_of(piece, data)}; include more context"
+                ", or set every"
+            )
+        try:
+            change.replace(path, data.replace(piece, instead), expected=seen)
+        except FileChanged:
+            continue
+        return f"{count} replacement{'' if count == 1 else 's'} in {place.path}, {_lines_of(piece, data)}"
+    raise ToolFailed(f"{path} keeps changing concurrently; nothing was written")
 
 
 def _skip_line(file: IO[bytes]) -> int:

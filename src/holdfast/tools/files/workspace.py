@@ -25,12 +25,16 @@ import stat
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
 
 from holdfast import ids
 from holdfast.agents.run import Run
+from holdfast.agents.tool import SessionIdentity
 from holdfast.errors import ConfigurationError, ToolFailed
+from holdfast.protocol.access import is_covered
+from holdfast.protocol.messages import Access
 from holdfast.settings import CONFIG_FILE, DATA_FOLDER, data_folder
 from holdfast.storage.sqlite.private_file import prepare_folder
 from holdfast.tools.files.entries import (
@@ -46,10 +50,11 @@ from holdfast.tools.files.entries import (
     version,
     walk_folder,
 )
+from holdfast.tools.files.made_entries import MadeEntries, made_entries
 from holdfast.tools.files.private_paths import private_paths
 from holdfast.tools.files.workspace_guard import WORKSPACES, check_folder
 
-__all__ = ["FileChanged", "Workspace"]
+__all__ = ["ChangeGuard", "FileChanged", "Workspace"]
 
 _LINKS_LIMIT = 40
 _CHUNK_BYTES = 1 << 20
@@ -78,12 +83,15 @@ class Workspace:
     Parameters:
         root: path of the root folder, which is created if missing. If None, the root is ``.holdfast/workspaces``
             beside the settings file; it is created with the first session's folder, and `per_session` is always on.
-        per_session: whether each session gets its own folder below the root. The file tools of different sessions are
-            then separated, but programs run with all rights of their user and can access any folder.
+        per_session: whether each session gets its own folder below the root. Sessions then see only their own folder,
+            both through file tools and through walled programs.
         file_limit_bytes: maximum size in bytes of a file that is written or edited.
         template: small folder whose files are copied into each new folder of a session, or into the root if it is empty
             when it is first used, by the call that uses it first. Links are copied as links; files of the host, such as
             ``.env``, are left out. None means that the folders begin empty.
+        protect_existing: whether a session's programs and file tools must ask a person before they change what the
+            session did not make (see `holdfast.tools.files.made_entries`). It has no effect if the operator chose that
+            programs run without a wall.
 
     Raises:
         ConfigurationError: if the root is not a folder and cannot be created, if the root contains or lies in the
@@ -97,6 +105,7 @@ class Workspace:
         per_session: bool = False,
         file_limit_bytes: int = 10_000_000,
         template: str | os.PathLike[str] | None = None,
+        protect_existing: bool = True,
     ) -> None:
         if template is not None and not os.path.isdir(template):
             raise ConfigurationError(
@@ -104,7 +113,10 @@ class Workspace:
             )
         self.per_session = per_session or root is None
         self.file_limit_bytes = file_limit_bytes
+        self.protect_existing = protect_existing
+        self._records: Path | None = None
         self._template: Path | None = None
+        self._charged: Path | None = None
         if root is None:
             self.root = data_folder().absolute() / WORKSPACES
             self._template = _template_of(template, self.root)
@@ -120,12 +132,22 @@ class Workspace:
             raise _unusable(root, error) from error
         self._template = _template_of(template, self.root)
 
+    @property
+    def charged(self) -> Path:
+        """The folder whose size counts for the principal: that of all its sessions, or a root that is shared."""
+        return self._charged or self.root
+
+    @property
+    def shared(self) -> bool:
+        """Whether sessions of other principals work in the same folder."""
+        return self._charged is None
+
     def of(self, run: Run) -> Workspace:
         """Return the workspace of the run's session: the session's own with `per_session`, otherwise this workspace."""
         if not self.per_session:
             self._fill_root()
             return self
-        own = self.root / _folder_name(run.principal) / _folder_name(run.session_key, run.session_id)
+        own = self.location_of(run)
         try:
             if self.root.parent.name == DATA_FOLDER:
                 prepare_folder(os.fspath(self.root.parent))
@@ -135,11 +157,29 @@ class Workspace:
             found = Workspace.__new__(Workspace)  # covered by the check of this root
             found.per_session = False
             found.file_limit_bytes = self.file_limit_bytes
+            found.protect_existing = self.protect_existing
+            found._records = self._records
+            found._charged = own.parent.resolve(strict=True)
             found._template = None
             found.root = own.resolve(strict=True)
         except OSError as error:
             raise _unusable(own, error) from error
         return found
+
+    def location_of(self, session: SessionIdentity) -> Path:
+        """Return the root of a session's workspace, which need not exist yet."""
+        if not self.per_session:
+            return self.root
+        return self.root / _folder_name(session.principal) / _folder_name(session.session_key, session.session_id)
+
+    def keep_records(self, data_dir: Path | None) -> None:
+        """Keep the records of what sessions made in a folder of the host; None keeps them in memory."""
+        self._records = None if data_dir is None else data_dir / "made"
+
+    def made_by(self, session: SessionIdentity) -> MadeEntries:
+        """Return what a session made in this workspace, which is the workspace that `of` returned for the session."""
+        name = "\0".join((session.principal, session.session_key, session.session_id))
+        return made_entries(self.root, name, folder=self._records)
 
     def _make_own(self, folder: Path) -> None:
         """Create a session's folder with the files of the template, unless the folder exists."""
@@ -197,12 +237,13 @@ class Workspace:
         return False, [part for part in path.split("/") if part not in ("", ".")]
 
     @contextlib.contextmanager
-    def place(self, path: str, *, make_folders: bool = False) -> Iterator[Place]:
+    def place(self, path: str, *, make_folders: bool = False, guard: ChangeGuard | None = None) -> Iterator[Place]:
         """Resolve a path inside the root. The target need not exist; its folder must, unless `make_folders` is true.
 
         Parameters:
             path: path relative to the root, or an absolute path below the root.
             make_folders: whether to create missing folders on the path.
+            guard: guard that is asked before a folder is created and before the path is yielded; None allows changes.
 
         Raises:
             ToolFailed: if the path is invalid or private, leads out of the root or through a non-folder, or follows too
@@ -213,6 +254,7 @@ class Workspace:
         names: list[str] = []
         last = "."
         links = 0
+        self.check_root()
         try:
             folders.append(_open_folder(os.fspath(self.root), None))
             while parts:
@@ -241,7 +283,7 @@ class Workspace:
                     self._check_private("/".join([*names, part]))
                     if make_folders:
                         with contextlib.suppress(FileExistsError):
-                            os.mkdir(part, dir_fd=folders[-1])
+                            _make_folder(part, folders[-1], "/".join([*names, part]), guard)
                     folders.append(_open_folder(part, folders[-1]))
                     names.append(part)
                 else:
@@ -251,12 +293,24 @@ class Workspace:
             if last == "." and names:  # the path ended with '..'
                 last = names.pop()
                 os.close(folders.pop())
+            if guard is not None:
+                guard.check(shown)
             yield Place(folder=folders[-1], name=last, path=shown)
         except OSError as error:
             raise refusal(error, path) from error
         finally:
             for fd in folders:
                 os.close(fd)
+
+    def check_root(self) -> None:
+        """Check that the root is a folder. Raises `ToolFailed` if it was removed or replaced."""
+        try:
+            os.close(_open_folder(os.fspath(self.root), None))
+        except OSError as error:
+            reason = os.strerror(error.errno or 0)
+            raise ToolFailed(
+                f"the workspace cannot be opened: {reason}. Tell the user that the operator must restore its folder."
+            ) from error
 
     def _is_private(self, shown: str) -> bool:
         """Return whether a path from the root, without links, is private or lies below a private path."""
@@ -300,7 +354,13 @@ class Workspace:
                 yield file, place
 
     def replace(
-        self, path: str, data: bytes, *, check: Callable[[], object], expected: Version | Literal["any"] = "any"
+        self,
+        path: str,
+        data: bytes,
+        *,
+        check: Callable[[], object],
+        expected: Version | Literal["any"] = "any",
+        guard: ChangeGuard | None = None,
     ) -> str:
         """Write a file atomically, create missing folders, and return the file's path relative to the root.
 
@@ -310,6 +370,7 @@ class Workspace:
             check: called without arguments before each chunk and right before the rename; if `check` raises an
                 exception, the file stays unchanged.
             expected: `Version` that the file must still have; ``"any"`` accepts any version.
+            guard: guard that decides what may be changed; None allows all changes.
 
         Raises:
             ToolFailed: if the path is unusable, the file is read-only or not a regular file, `data` is larger than
@@ -318,7 +379,7 @@ class Workspace:
         """
         if len(data) > self.file_limit_bytes:
             raise ToolFailed(f"{path}: {len(data):,} bytes exceed the file size limit ({self.file_limit_bytes:,})")
-        with self.place(path, make_folders=True) as place:
+        with self.place(path, make_folders=True, guard=guard) as place:
             before = place.status()
             if before is not None:
                 if not stat.S_ISREG(before.st_mode):
@@ -328,7 +389,8 @@ class Workspace:
             elif place.name == ".":
                 raise ToolFailed("the path is the workspace itself, not a file")
             temporary = f".{place.name[:40]}.{ids.secret('')[:10]}.part"
-            fd = os.open(temporary, _CREATE_FILE, 0o666, dir_fd=place.folder)
+            with contextlib.nullcontext() if guard is None else guard.made.creating(place.folder, temporary):
+                fd = os.open(temporary, _CREATE_FILE, 0o666, dir_fd=place.folder)
             try:
                 with os.fdopen(fd, "wb", 0) as file:
                     if before is not None:
@@ -380,6 +442,36 @@ class Workspace:
                 raise ToolFailed(f"{place.path} is {kind(status.st_mode)}")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeGuard:
+    """Decides what a file tool may change in a workspace.
+
+    Parameters:
+        made: what the session made.
+        root: root of the workspace.
+        granted: access that the call has from people.
+        advice: what to do about a file that must not be changed.
+    """
+
+    made: MadeEntries
+    root: Path
+    granted: Access
+    advice: str
+
+    def check(self, shown: str) -> None:
+        """Check that a path from the root, without links, may be changed.
+
+        Raises:
+            ToolFailed: if the session did not make it, and no person granted it.
+        """
+        top = shown.split("/", 1)[0]
+        if top == "." or self.made.is_made(top):
+            return
+        if not is_covered(Access(write=(os.path.join(self.root, shown),)), self.granted):
+            what = f"{top}, which contains {shown}," if top != shown else shown
+            raise ToolFailed(f"{what} was not made by this session, so {shown} is read-only; {self.advice}")
+
+
 class FileChanged(Exception):
     """The file changed after it was read, so nothing was written."""
 
@@ -401,6 +493,18 @@ def refusal(error: OSError, path: str) -> ToolFailed:
 
 def _outside(path: str) -> ToolFailed:
     return ToolFailed(f"{path} is outside the workspace; use paths relative to its root")
+
+
+def _make_folder(name: str, above: int, shown: str, guard: ChangeGuard | None) -> None:
+    if guard is None:
+        os.mkdir(name, dir_fd=above)
+        return
+    with contextlib.suppress(FileNotFoundError):
+        os.stat(name, dir_fd=above, follow_symlinks=False)
+        return
+    guard.check(shown)
+    with guard.made.creating(above, name):
+        os.mkdir(name, dir_fd=above)
 
 
 def _open_folder(name: str, above: int | None) -> int:

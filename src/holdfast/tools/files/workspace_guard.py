@@ -16,7 +16,7 @@ from pathlib import PurePath
 
 from holdfast.errors import ConfigurationError
 from holdfast.settings import config_file, data_folder
-from holdfast.tools.sandbox.sandbox import interpreter_paths
+from holdfast.tools.sandbox.system_paths import interpreter_paths
 
 __all__ = ["WORKSPACES", "check_folder", "own_paths"]
 

@@ -24,15 +24,20 @@ from typing import TYPE_CHECKING, Any
 from holdfast.agents.run import Call
 from holdfast.agents.schema import check_schema
 from holdfast.agents.tool import Tool, Toolset, ToolsetContext
-from holdfast.errors import ConfigurationError, MissingExtra, RunClosed, ToolFailed
+from holdfast.errors import ConfigurationError, MissingExtra, NotSupported, RunClosed, ToolFailed
 from holdfast.runtime import Scope
 from holdfast.tools.mcp.connection import LinkDown, McpLink, Opener
 from holdfast.tools.mcp.http import open_http
+from holdfast.tools.mcp.program import ServerProgram
 from holdfast.tools.mcp.stdio import open_stdio
+from holdfast.tools.sandbox.sandbox import Sandbox
+from holdfast.tools.walled import are_programs_unwalled
 
 if TYPE_CHECKING:
     from mcp_types import CallToolResult
     from mcp_types import Tool as ServerTool
+
+    from holdfast.agents.program_usage import ProgramAccounts
 
 __all__ = ["McpServer"]
 
@@ -59,7 +64,11 @@ class McpServer(Toolset):
         command: program to start and communicate with over pipes. Either `command` or `url` is required.
         url: URL of a server to connect to over HTTP.
         env: variables to add to the program's environment, which does not include the keys of this process.
-        cwd: folder in which the program starts; None means the current folder of this process.
+        cwd: folder in which the program starts, and which it may change. None means an empty folder of its own, which
+            is removed afterwards.
+        sandbox: what the program may see, change, reach and use up behind its wall. It sees the system read-only, the
+            files that `command` names, and `cwd`; its ``HOME`` is `cwd` unless `env` names another. None uses the
+            defaults of `Sandbox`, without a network.
         headers: headers to send with each HTTP request, such as ``authorization``.
         timeout_s: timeout of a call, in seconds; None uses the host's default for tools.
         connect_s: timeout in seconds for each attempt to connect, and for a call that waits for a connection.
@@ -74,7 +83,7 @@ class McpServer(Toolset):
 
     Raises:
         ConfigurationError: if `command` and `url` are both given or both missing, if the prefix, the URL or a header
-            is invalid, or if `per_principal` is used with `url`.
+            is invalid, or if `per_principal` or `sandbox` is used with `url`.
     """
 
     def __init__(
@@ -85,6 +94,7 @@ class McpServer(Toolset):
         url: str | None = None,
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
+        sandbox: Sandbox | None = None,
         headers: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
         connect_s: float = 10.0,
@@ -97,12 +107,16 @@ class McpServer(Toolset):
         if (not command) == (not url) or isinstance(command, str):
             raise ConfigurationError(
                 f"MCP server {name!r} needs either a command (a list of the program and its arguments) or a url",
-                hint='McpServer("files", command=["npx", "…"]) or McpServer("search", url="https://…/mcp")',
+                hint='McpServer("files", command=["/opt/files/server"]) or McpServer("search", url="https://…/mcp")',
             )
         if per_principal and url:
             raise ConfigurationError(
                 f"MCP server {name!r} has a url, so per_principal does not apply",
                 hint="use tell_caller=True and let the server tell principals apart",
+            )
+        if sandbox is not None and url:
+            raise ConfigurationError(
+                f"MCP server {name!r} has a url, so no sandbox applies", hint="remove the sandbox, or use a command"
             )
         if url and not url.startswith(("http://", "https://")):
             raise ConfigurationError(
@@ -121,11 +135,12 @@ class McpServer(Toolset):
                     f"header {header!r} of MCP server {name!r} contains invalid characters",
                     hint="a key read from a file may end with a line break: strip() it",
                 )
-        self.executes = self.unwalled = command is not None
+        self.executes = self.programs = command is not None
         self._command = tuple(command or ())
         self._url = url or ""
         self._env = env
         self._cwd = cwd
+        self._sandbox = sandbox if sandbox is not None else Sandbox()
         self._headers = dict(headers or {})
         self._timeout_s = timeout_s
         self._connect_s = connect_s
@@ -136,10 +151,16 @@ class McpServer(Toolset):
         self._per_principal = per_principal
         self._principals = principals
         self._scope: Scope | None = None
+        self._programs: ProgramAccounts | None = None
         self._own: dict[str, _Own] = {}  # least recently used first
 
     def __repr__(self) -> str:
         return f"<McpServer {self.name!r} {'connected' if self.connected else 'not connected'}>"
+
+    @property
+    def unwalled(self) -> bool:  # type: ignore[override]  # known after the machine was probed
+        """Whether the server is a program, and the operator chose that programs run without a wall."""
+        return self.programs and are_programs_unwalled()
 
     @property
     def connected(self) -> bool:
@@ -164,13 +185,15 @@ class McpServer(Toolset):
 
         Raises:
             MissingExtra: if the package ``mcp`` is not installed.
-            ConfigurationError: if the program cannot be started.
+            ConfigurationError: if the program cannot be started, or a path or a secret of its sandbox is missing.
+            NotSupported: if this machine cannot build the program's wall.
         """
         if importlib.util.find_spec("mcp") is None:
             raise MissingExtra("MCP servers", extra="mcp")
         # in a thread: it takes most of a second
         await asyncio.get_running_loop().run_in_executor(None, importlib.import_module, "mcp")
         scope = Scope(f"mcp {self.name}", detached=True, grace_s=_CLOSE_S).open()
+        self._programs = home.programs
         link = McpLink(self.name, self._opener(scope), connect_s=self._connect_s, on_tools=self._listed)
         try:
             link.start(scope)
@@ -180,6 +203,8 @@ class McpServer(Toolset):
                     f"failed to start the program of MCP server {self.name!r}: {link.error}",
                     hint="check that the program is installed, and that command and cwd are correct",
                 )
+            if isinstance(link.error, (ConfigurationError, NotSupported)):
+                raise link.error
             self._link, self._scope = link, scope
             yield
         finally:
@@ -187,11 +212,21 @@ class McpServer(Toolset):
             self._own = {}
             await scope.stop("the host closes")
 
-    def _opener(self, scope: Scope) -> Opener:
+    def _opener(self, scope: Scope, principal: str = "") -> Opener:
         def open_streams(on_end: Callable[[str], None]) -> AbstractAsyncContextManager[Any]:
             if self._url:
                 return open_http(self._url, headers=self._headers)
-            return open_stdio(scope, self._command, name=self.name, env=self._env, cwd=self._cwd, on_end=on_end)
+            assert self._programs is not None, "it is in its lifespan"
+            program = ServerProgram(
+                name=self.name,
+                command=self._command,
+                env=self._env,
+                cwd=self._cwd,
+                sandbox=self._sandbox,
+                principal=principal,
+                programs=self._programs,
+            )
+            return open_stdio(scope, program, on_end=on_end)
 
         return open_streams
 
@@ -243,7 +278,9 @@ class McpServer(Toolset):
                 raise ToolFailed(f"MCP server {self.name!r} is busy with {len(self._own)} users; try again later")
             assert self._scope is not None, "it is connected"
             scope = self._scope.child(f"mcp {self.name} of {principal}", grace_s=_CLOSE_S).open()
-            link = McpLink(self.name, self._opener(scope), connect_s=self._connect_s, on_tools=lambda _: None)
+            link = McpLink(
+                self.name, self._opener(scope, principal), connect_s=self._connect_s, on_tools=lambda _: None
+            )
             link.start(scope)
             own = _Own(scope, link)
             self._own[principal] = own

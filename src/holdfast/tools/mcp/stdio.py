@@ -4,26 +4,33 @@
   continue.
 - The program's pipes are read while it runs, and its process tree is killed when the connection closes, so the program
   cannot delay the host.
+- The program runs behind a wall of its own. When its tree is gone, its network is closed, and its own folder removed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import re
+import shutil
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from holdfast.runtime import Process, Scope
 from holdfast.runtime.process_host import PIPE
+from holdfast.tools.sandbox.network import open_network
 
 if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams
 
-__all__ = ["inherited", "open_stdio"]
+    from holdfast.agents.program_usage import WatchedProgram
+    from holdfast.tools.mcp.program import ServerProgram
+
+__all__ = ["open_stdio"]
 
 _log = logging.getLogger("holdfast.tools.mcp")
 _CHUNK_BYTES = 65_536
@@ -32,46 +39,78 @@ _NOTE_LINES = 5
 _LINE_BYTES = 2000
 _LEAVE_S = 0.5
 _TERM_S = 1.0
-_INHERITED = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER")
 _ANSWER_TO = re.compile(rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*(\d+|"[^"\\]{0,100}")')
-
-
-def inherited(extra: Mapping[str, str] | None) -> dict[str, str]:
-    """Return the environment of a server program: basic variables of this process (not its keys) and `extra`."""
-    base = {name: os.environ[name] for name in _INHERITED if name in os.environ}
-    return {**base, **(extra or {})}
 
 
 @asynccontextmanager
 async def open_stdio(
-    scope: Scope,
-    command: Sequence[str],
-    *,
-    name: str,
-    env: Mapping[str, str] | None,
-    cwd: str | None,
-    on_end: Callable[[str], None],
+    scope: Scope, program: ServerProgram, *, on_end: Callable[[str], None]
 ) -> AsyncGenerator[TransportStreams, None]:
     """Start a server program and yield its message streams; kill its process tree when the block exits.
 
     Parameters:
         scope: scope that owns the program.
-        command: the program and its arguments.
-        name: server name, for display.
-        env: variables to add to the basic environment; None adds no variables.
-        cwd: folder in which the program starts; None means the current folder of this process.
+        program: the program.
         on_end: called with the reason when the program's output ends or writing to its input fails; may be called
             repeatedly.
 
     Raises:
+        NotSupported: if this machine cannot build the program's wall.
+        ConfigurationError: if a path or a secret of the program's sandbox is missing.
+        ToolFailed: if the proxy of the program's network does not start.
         OSError: if the program fails to start.
     """
+    async with _started(scope, program) as (process, watched):
+        async with _streams(scope, process, watched, program.name, on_end) as streams:
+            yield streams
+
+
+@asynccontextmanager
+async def _started(scope: Scope, program: ServerProgram) -> AsyncGenerator[tuple[Process, WatchedProgram], None]:
+    """Start the program behind its wall, and clean up after it at the end of the block, which closes the program."""
+
+    launch, own = await asyncio.get_running_loop().run_in_executor(None, program.prepare)
+    async with AsyncExitStack() as after:
+        if own is not None:
+            after.push_async_callback(_remove, own)
+        with ExitStack() as given:
+            for fd in launch.pass_fds:
+                given.callback(os.close, fd)
+            launch = await open_network(launch)
+            if launch.network is not None:
+                given.callback(os.close, launch.pass_fds[-1])
+                after.callback(launch.network.close)
+            assert launch.account is not None, "every server program has one"
+            process = await scope.process(
+                launch.argv,
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=PIPE,
+                env=launch.environment,
+                cwd=launch.directory,
+                name=f"mcp {program.name}",
+                wall=launch.wall,
+                pass_fds=launch.pass_fds,
+                confirm=launch.confirm,
+                cgroup=launch.account.cgroup,
+            )
+        yield process, launch.account.watch(process)
+
+
+async def _remove(folder: str) -> None:
+    """Remove a folder in a thread, which continues if the wait is cancelled."""
+    remove = functools.partial(shutil.rmtree, folder, ignore_errors=True)
+    await asyncio.get_running_loop().run_in_executor(None, remove)
+
+
+@asynccontextmanager
+async def _streams(
+    scope: Scope, process: Process, watched: WatchedProgram, name: str, on_end: Callable[[str], None]
+) -> AsyncGenerator[TransportStreams, None]:
+    """Yield the message streams of a running program, and close the program first when the block exits."""
     import anyio
     from mcp.shared.message import SessionMessage
 
-    process = await scope.process(
-        command, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=inherited(env), cwd=cwd, name=f"mcp {name}"
-    )
     incoming, messages = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     outgoing, to_send = anyio.create_memory_object_stream[SessionMessage](0)
     notes: deque[str] = deque(maxlen=_NOTE_LINES)
@@ -101,6 +140,8 @@ async def open_stdio(
 
     async def ended() -> str:
         """Return a sentence that describes how the program ended."""
+        if watched.ended_because:
+            return f"MCP server {name!r} was ended: {watched.ended_because}"
         code = "its output"
         with suppress(TimeoutError):
             async with asyncio.timeout(_LEAVE_S):

@@ -15,25 +15,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import math
 import os
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 from holdfast import ids
-from holdfast.agents.run import Call
+from holdfast.agents.run import Call, Run
 from holdfast.agents.tool import Approval, Tool, Toolset, ToolsetContext, tool
 from holdfast.clock import Clock, system_clock
 from holdfast.errors import Conflict, HoldfastError, InvalidRequest, NotFound, ScopeClosed, ToolFailed
 from holdfast.protocol.stopping import Cause
 from holdfast.runtime import Scope, current_scope
 from holdfast.runtime.oneshot import Oneshot
+from holdfast.tools.access import AccessArgument, access_rule, hold_access
 from holdfast.tools.files.workspace import Workspace
 from holdfast.tools.plain_text import readable, unfinished
 from holdfast.tools.programs.leftovers import Note, Notes, make_note
 from holdfast.tools.programs.output import OutputLog
-from holdfast.tools.programs.program import Program, ending, shown, start_folder, typed
+from holdfast.tools.programs.program import TERM_TYPE, Program, command_line, ending, shown, typed
+from holdfast.tools.sandbox.choice import are_programs_unwalled
 from holdfast.tools.sandbox.environment import clean_environment
+from holdfast.tools.sandbox.sandbox import Sandbox
+from holdfast.tools.walled import HeldAccess, prepare_launch_of
 
 __all__ = ["BackgroundProcess", "Processes"]
 
@@ -109,7 +115,9 @@ class Processes(Toolset):
 
     Parameters:
         workspace: workspace in which commands start, or path of its root; None uses the default root of `Workspace`.
-            Commands are not confined to the workspace: they have all rights of this process's user.
+            Processes run behind a wall: they can change only the workspace.
+        sandbox: what processes may see, change, reach and use up in addition; None uses the defaults of `Sandbox`
+            without a limit of CPU time below `lifetime_s`.
         limit: maximum number of running processes per session.
         log_bytes: maximum number of output bytes to keep per process; the oldest bytes are dropped first.
         lifetime_s: maximum run time of a process in seconds, after which the process is ended.
@@ -124,12 +132,13 @@ class Processes(Toolset):
     """
 
     executes = True
-    unwalled = True
+    programs = True
 
     def __init__(
         self,
         workspace: Workspace | str | os.PathLike[str] | None = None,
         *,
+        sandbox: Sandbox | None = None,
         limit: int = 8,
         log_bytes: int = 256_000,
         lifetime_s: float = 86_400.0,
@@ -139,14 +148,16 @@ class Processes(Toolset):
         approval: Approval = False,
     ) -> None:
         self._workspace = workspace if isinstance(workspace, Workspace) else Workspace(workspace)
+        self._sandbox = sandbox if sandbox is not None else Sandbox(cpu_s=max(math.ceil(lifetime_s), 1))
         self._limit = limit
         self._log_bytes = log_bytes
         self._lifetime_s = lifetime_s
         self._wait_limit_s = wait_limit_s
         self._environment = clean_environment(pass_environment, environment)
+        self._rule = access_rule(self._workspace, self._sandbox)
         looking = tool(idempotent=True)
         self._tools = (
-            tool(timeout_s=60.0, approval=approval)(self.start_process),
+            tool(timeout_s=60.0, approval=approval, access=self._rule)(self.start_process),
             looking(self.list_processes),
             looking(self.poll_process),
             tool(timeout_s=wait_limit_s + _MARGIN_S, idempotent=True)(self.wait_process),
@@ -159,6 +170,11 @@ class Processes(Toolset):
         self._sessions: dict[Owner, dict[str, BackgroundProcess]] = {}
         self._ended: deque[BackgroundProcess] = deque()
         self._ended_bytes = 0
+
+    @property
+    def unwalled(self) -> bool:  # type: ignore[override]  # known after the machine was probed
+        """Whether the operator chose that programs run without a wall."""
+        return are_programs_unwalled()
 
     def folders(self) -> Sequence[Path]:
         """Return the root of the workspace."""
@@ -174,6 +190,7 @@ class Processes(Toolset):
     async def lifespan(self, home: ToolsetContext) -> AsyncIterator[None]:
         """End processes that an earlier host left behind, notify their sessions, and write notes for new processes."""
         self._clock = home.clock
+        self._workspace.keep_records(home.data_dir)
         notes = None if home.data_dir is None else Notes(home.data_dir / "processes")
         if notes is not None:
             for note in notes.left():
@@ -187,17 +204,27 @@ class Processes(Toolset):
 
     # ── the tools ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def start_process(self, call: Call, command: str | list[str], folder: str = ".", pty: bool = False) -> str:
+    async def start_process(
+        self,
+        call: Call,
+        command: str | list[str],
+        folder: str = ".",
+        pty: bool = False,
+        access: AccessArgument | None = None,
+    ) -> str:
         """Start a program in the background and return its id. You get a message when the program ends.
 
         Parameters:
             command: a shell command line, or a list of a program and its arguments.
             folder: the folder to start in, relative to the workspace.
             pty: attach a terminal, for programs that need one.
+            access: what the program needs beyond its sandbox. A person decides, so ask only for what is needed.
         """
         run = call.run
+        request = self._rule(run, {"command": command, "access": access})
+        holding = functools.partial(hold_access, run, call.approved, self._workspace, request)
         owner = (run.principal, run.session_key)
-        start_in = await start_folder(self._workspace, run, folder)
+        command_line(command)  # before anything is started
         mine = self._sessions.setdefault(owner, {})
         running = sum(one.ended.value is None for one in mine.values())
         if running >= self._limit:
@@ -206,7 +233,8 @@ class Processes(Toolset):
         mine[one.process_id] = one
         try:
             run.background(
-                functools.partial(self._attend, one, command, start_in, pty), name=f"process {one.process_id}"
+                functools.partial(self._attend, one, run, holding, command, folder, pty),
+                name=f"process {one.process_id}",
             )
             started = await one.started.wait()
         except BaseException:
@@ -308,17 +336,47 @@ class Processes(Toolset):
     # ── process lifecycle ────────────────────────────────────────────────────────────────────────────────────────
 
     async def _attend(
-        self, one: BackgroundProcess, command: str | Sequence[str], folder: Path, pty: bool
+        self,
+        one: BackgroundProcess,
+        run: Run,
+        holding: Callable[[], AbstractAsyncContextManager[HeldAccess]],
+        command: str | Sequence[str],
+        folder: str,
+        pty: bool,
     ) -> str | None:
-        """Run a process to its end in the session's activation; return the message for the session, or None."""
+        """Run a process to its end with its access, in the session's activation; return the message for the session."""
+        try:
+            async with holding() as held:
+                return await self._run(one, run, held, command, folder, pty)
+        except ToolFailed as error:  # the access was revoked, or is unusable
+            self._forget(one)
+            one.started.set(error)
+            return None
+
+    async def _run(
+        self,
+        one: BackgroundProcess,
+        run: Run,
+        held: HeldAccess,
+        command: str | Sequence[str],
+        folder: str,
+        pty: bool,
+    ) -> str | None:
         one.scope = scope = current_scope()
         assert scope is not None, "it runs in the background of a session"
         if one.started.value is not None:
             return None
         try:
-            program = await Program.start(
-                command, folder=folder, environment=self._environment, feed=one.log.feed, stdin="open", pty=pty
+            launch = await prepare_launch_of(
+                run,
+                command_line(command),
+                workspace=self._workspace,
+                sandbox=self._sandbox,
+                environment=self._environment | ({"TERM": TERM_TYPE} if pty else {}),
+                folder=folder,
+                held=held,
             )
+            program = await Program.start(launch, command=command, feed=one.log.feed, stdin="open", pty=pty)
         except (ToolFailed, ScopeClosed) as error:
             self._forget(one)
             one.started.set(error)
@@ -340,8 +398,12 @@ class Processes(Toolset):
             one.ended.set("ended with the session's activation")
             raise
         how = f"ended at its limit of {self._lifetime_s:g} s" if returncode is None else ending(returncode)
-        if left := sum(pid != program.process.pid for pid in result.killed):
+        if program.ended_because:
+            how = f"ended: {program.ended_because}"
+        elif left := sum(pid != program.process.pid for pid in result.killed):
             how += f"; {left} remaining process{'' if left == 1 else 'es'} ended"
+        if program.network_note:
+            how += f"; {program.network_note}"
         self._settle(one, how)
         told = [await watch.wait() for watch in tuple(one.watching)]
         return f"`{one.command}` has ended: {how}. {one.last_words()}" if one.wanted and not any(told) else None

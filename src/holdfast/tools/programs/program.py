@@ -17,8 +17,7 @@ import signal
 import struct
 import tempfile
 import termios
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import IO, TYPE_CHECKING, Literal
 
 from holdfast.errors import ToolFailed
@@ -28,28 +27,19 @@ from holdfast.tools.files.entries import printable
 from holdfast.tools.programs.output import Capture
 
 if TYPE_CHECKING:
-    from holdfast.agents.run import Run
-    from holdfast.tools.files.workspace import Workspace
+    from holdfast.agents.program_usage import WatchedProgram
+    from holdfast.tools.sandbox.port import Launch
+    from holdfast.tools.sandbox.proxy.link import NetworkAccess
 
-__all__ = ["Program", "command_line", "ending", "input_file", "shown", "start_folder", "typed"]
+__all__ = ["TERM_TYPE", "Program", "command_line", "ending", "input_file", "shown", "typed"]
+
+TERM_TYPE = "xterm"
+"""Value of ``TERM`` for programs on a terminal."""
 
 _LINGER_S = 0.2
 """Time in seconds for remaining processes to end by themselves, such as the other programs of a shell pipeline."""
 _ROWS_AND_COLUMNS = (40, 120)
-_ON_TERMINAL = 'exec <>"$0" >&0 2>&0 && exec "$@"'
-"""Shell script that opens a terminal before it runs a program, so that it becomes the controlling terminal."""
 _SHOWN_CHARACTERS = 120
-
-
-async def start_folder(workspace: Workspace, run: Run, folder: str) -> Path:
-    """Return the real path of a folder in the workspace of a run's session; make that workspace on a thread if new.
-
-    Raises:
-        ToolFailed: if no such folder exists in the workspace.
-    """
-    scope = current_scope()
-    assert scope is not None, "tools run in a scope"
-    return await scope.spawn(lambda: workspace.of(run).folder(folder), on="thread", name="workspace")
 
 
 def command_line(command: str | Sequence[str]) -> list[str]:
@@ -120,11 +110,25 @@ class Program:
     Attributes:
         process: process of the program.
         pty: whether the program is attached to a terminal.
+        network_note: after `end`, the network's refusals, for the model; empty without refusals.
     """
 
-    def __init__(self, process: Process, scope: Scope, capture: Capture, entry: int | None, *, pty: bool) -> None:
+    def __init__(
+        self,
+        process: Process,
+        watched: WatchedProgram | None,
+        scope: Scope,
+        capture: Capture,
+        entry: int | None,
+        *,
+        pty: bool,
+        network: NetworkAccess | None,
+    ) -> None:
         self.process = process
+        self._watched = watched
         self.pty = pty
+        self.network_note = ""
+        self._network = network
         self._scope = scope
         self._capture = capture
         self._entry = entry
@@ -132,10 +136,9 @@ class Program:
     @classmethod
     async def start(
         cls,
-        command: str | Sequence[str],
+        launch: Launch,
         *,
-        folder: Path,
-        environment: Mapping[str, str],
+        command: str | Sequence[str],
         feed: Callable[[bytes], object],
         stdin: IO[bytes] | Literal["none", "open"] = "none",
         pty: bool = False,
@@ -144,22 +147,26 @@ class Program:
         """Start a program in the current scope.
 
         Parameters:
-            command: a shell command line, or a list of a program and its arguments.
-            folder: folder in which the program starts.
-            environment: the complete environment of the program.
+            launch: how to start the program, as returned by `holdfast.tools.walled.prepare_launch_of`; its descriptors
+                are closed, and so is its network when the program ends.
+            command: what the launch starts, for display.
             feed: called with each chunk of the program's standard output and standard error.
             stdin: a file as the standard input, ``"none"`` for no input, or ``"open"`` for a pipe that `write` uses.
-            pty: whether to attach a terminal, which `write` then uses; `stdin` is ignored in this case.
+            pty: whether to attach a terminal, which `write` then uses; `stdin` is ignored in this case. The program's
+                environment should name the terminal's type, ``TERM_TYPE``.
             name: display name; None uses the command.
 
         Raises:
             ToolFailed: if the program fails to start.
             ScopeClosed: if the current scope is stopping.
         """
-        words = command_line(command)
         scope = current_scope()
         assert scope is not None, "tools run in a scope"
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
+            for fd in launch.pass_fds:
+                theirs.callback(os.close, fd)
+            if launch.network is not None:
+                ours.callback(launch.network.close)
             read, write = os.openpty() if pty else os.pipe()
             theirs.callback(os.close, write)
             capture = Capture(read, feed)
@@ -168,9 +175,7 @@ class Program:
             entry: int | None = None
             if pty:
                 fcntl.ioctl(write, termios.TIOCSWINSZ, struct.pack("HHHH", *_ROWS_AND_COLUMNS, 0, 0))
-                words = ["/bin/sh", "-c", _ON_TERMINAL, os.ttyname(write), *words]
-                environment = {**environment, "TERM": "xterm"}
-                given, entry = None, os.dup(read)
+                given, entry = write, os.dup(read)
             elif stdin == "open":
                 given, entry = os.pipe()
                 theirs.callback(os.close, given)
@@ -179,18 +184,28 @@ class Program:
                 ours.callback(os.close, entry)
             try:
                 process = await scope.process(
-                    words,
+                    launch.argv,
                     stdin=given,
                     stdout=write,
                     stderr=STDOUT,
-                    cwd=folder,
-                    env=environment,
+                    cwd=launch.directory,
+                    env=launch.environment,
                     name=name or shown(command),
+                    wall=launch.wall,
+                    pass_fds=launch.pass_fds,
+                    confirm=launch.confirm,
+                    cgroup=None if launch.account is None else launch.account.cgroup,
                 )
             except (OSError, ValueError) as error:
-                raise _not_started(error, command, folder) from error
+                raise _not_started(error, command, launch.directory) from error
             ours.pop_all()
-        return cls(process, scope, capture, entry, pty=pty)
+        watched = None if launch.account is None else launch.account.watch(process)
+        return cls(process, watched, scope, capture, entry, pty=pty, network=launch.network)
+
+    @property
+    def ended_because(self) -> str:
+        """Why the host ended the program: its principal used too much. Empty if the host did not end it."""
+        return "" if self._watched is None else self._watched.ended_because
 
     async def wait(self) -> int:
         """Wait until the program ends, then briefly for its remaining processes, and return the exit code."""
@@ -207,7 +222,10 @@ class Program:
             term_first_s: grace period between SIGTERM and SIGKILL, in seconds; 0 kills at once.
         """
         try:
-            return await self.process.kill_tree(term_first_s=term_first_s)
+            result = await self.process.kill_tree(term_first_s=term_first_s)
+            if self._network is not None:
+                self.network_note = (await self._network.usage()).describe()
+            return result
         finally:
             self.close()
 
@@ -259,7 +277,9 @@ class Program:
             self._entry = None
 
     def close(self) -> None:
-        """Read the available output and close all descriptors. Idempotent."""
+        """Read the available output, and close all descriptors and the network. Idempotent."""
+        if self._network is not None:
+            self._network.close()
         self._capture.drain()
         self.close_input()
 
@@ -279,10 +299,10 @@ async def _writable(fd: int) -> None:
         loop.remove_writer(fd)
 
 
-def _not_started(error: OSError | ValueError, command: str | Sequence[str], folder: Path) -> ToolFailed:
+def _not_started(error: OSError | ValueError, command: str | Sequence[str], folder: str) -> ToolFailed:
     name = shown(command)
     match error:
-        case FileNotFoundError() | NotADirectoryError() if not folder.is_dir():
+        case FileNotFoundError() | NotADirectoryError() if not os.path.isdir(folder):
             return ToolFailed("the working folder no longer exists")
         case FileNotFoundError() | NotADirectoryError():
             return ToolFailed(f"program {command[0]!r} not found; check that it is installed and spelled correctly")

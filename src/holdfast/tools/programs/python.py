@@ -31,18 +31,24 @@ from holdfast.agents.results import truncate
 from holdfast.agents.run import Call
 from holdfast.agents.run_tools import toolbox
 from holdfast.agents.tool import Approval, Tool, Toolset, ToolsetContext, tool
-from holdfast.errors import Interrupted, NotSupported, ToolFailed, format_error
+from holdfast.errors import Interrupted, ToolFailed, format_error
 from holdfast.protocol.events import encode_json
 from holdfast.runtime import Handle, Scope, current_scope
-from holdfast.tools.files.private_paths import private_paths
+from holdfast.tools.access import AccessArgument, access_rule, hold_access
 from holdfast.tools.files.workspace import Workspace
-from holdfast.tools.files.workspace_guard import own_paths
 from holdfast.tools.programs.output import LiveOutput, Recording
-from holdfast.tools.programs.program import Program, ending, start_folder
+from holdfast.tools.programs.program import Program, ending
+from holdfast.tools.sandbox.choice import are_programs_unwalled
 from holdfast.tools.sandbox.environment import clean_environment
-from holdfast.tools.sandbox.sandbox import Isolation, Sandbox, find_isolation
+from holdfast.tools.sandbox.sandbox import Sandbox
+from holdfast.tools.walled import HeldAccess, prepare_launch_of
 
-__all__ = ["Python"]
+__all__ = ["SCRIPT", "Python"]
+
+SCRIPT = Sandbox(
+    memory_bytes=2 << 30, cpu_s=60, processes=64, open_files=256, file_bytes=256 << 20, scratch_bytes=64 << 20
+)
+"""What scripts may use up unless the tool is given a `Sandbox`."""
 
 _CHILD = str(Path(__file__).with_name("python_child.py"))
 _LIVE_BYTES = 200_000
@@ -74,13 +80,12 @@ _decode = msgspec.json.Decoder(_Hello | _Use | _Value).decode
 class Python(Toolset):
     """The tool ``python`` for a model, which runs a script in a new interpreter; the script can call the agent's tools.
 
-    The confinement of scripts depends on `sandbox` and on this machine (see `Sandbox`); the tool's description states
-    it. If `sandbox` denies the network and this machine cannot enforce that, every call is refused.
+    Scripts run behind a wall (see `Sandbox`); the tool's description states what it allows.
 
     Parameters:
         workspace: workspace in which scripts start, or path of its root; None uses the default root of `Workspace`.
-            Apart from temporary folders, a confined script can change files only in the workspace.
-        sandbox: network access and limits of scripts; None uses the defaults of `Sandbox`.
+            Apart from temporary folders, a script can change files only in the workspace.
+        sandbox: what scripts may see, change, reach and use up; None means `SCRIPT`.
         tools: tools that scripts may call; None means the agent's tools.
         timeout_s: default timeout of a script, in seconds; time spent in tool calls does not count.
         timeout_limit_s: maximum timeout that the model may request, in seconds.
@@ -96,6 +101,7 @@ class Python(Toolset):
     """
 
     executes = True
+    programs = True
 
     def __init__(
         self,
@@ -114,7 +120,7 @@ class Python(Toolset):
         approval: Approval = False,
     ) -> None:
         self._workspace = workspace if isinstance(workspace, Workspace) else Workspace(workspace)
-        self._sandbox = sandbox if sandbox is not None else Sandbox()
+        self._sandbox = sandbox if sandbox is not None else SCRIPT
         self._offered = tools
         self._timeout_s = timeout_s
         self._timeout_limit_s = max(timeout_limit_s, timeout_s)
@@ -124,16 +130,17 @@ class Python(Toolset):
         self._interpreter = interpreter
         self._environment = clean_environment(pass_environment, environment)
         self._approval = approval
+        self._rule = access_rule(self._workspace, self._sandbox)
 
     @property
     def unwalled(self) -> bool:  # type: ignore[override]  # known after the machine was probed
-        """Whether scripts run with all rights of the host's user because this machine provides no isolation."""
-        return find_isolation().kind == "none"
+        """Whether the operator chose that programs run without a wall."""
+        return are_programs_unwalled()
 
     @contextlib.asynccontextmanager
     async def lifespan(self, home: ToolsetContext) -> AsyncIterator[None]:
-        """Probe which isolation this machine provides, before the first run."""
-        await asyncio.get_running_loop().run_in_executor(None, find_isolation)
+        """Keep the records of what sessions made while the host runs."""
+        self._workspace.keep_records(home.data_dir)
         yield
 
     def folders(self) -> Sequence[Path]:
@@ -142,31 +149,40 @@ class Python(Toolset):
 
     def tools(self) -> Sequence[Tool]:
         """Return the tool ``python``."""
-        isolation = find_isolation()
-        try:
-            self._sandbox.check(isolation)
-            holds = self._sandbox.describe(isolation)
-        except NotSupported as error:
-            holds = f"It is unavailable on this machine: {error.message}"
         about = (
             "Run a Python script and return its output and its value: the value of the last line if that is an "
             "expression, else the variable `result`. Only files persist between scripts. "
             "Your other tools are functions in the script: `from holdfast_tools import <name>`, then "
-            f"`<name>(parameter=value)`; they return what you would get, or raise ToolFailed. {holds}"
+            f"`<name>(parameter=value)`; they return what you would get, or raise ToolFailed. "
+            f"{self._sandbox.describe()}"
         )
-        return (tool(description=about, timeout_s=math.inf, approval=self._approval)(self.python),)
+        return (tool(description=about, timeout_s=math.inf, approval=self._approval, access=self._rule)(self.python),)
 
-    async def python(self, call: Call, script: str, timeout_s: float | None = None) -> str:
+    async def python(
+        self, call: Call, script: str, timeout_s: float | None = None, access: AccessArgument | None = None
+    ) -> str:
         """Run a Python script.
 
         Parameters:
             script: the source code.
             timeout_s: seconds after which the script is ended and its output so far is returned; time in tool calls
                 does not count.
+            access: what the script needs beyond its sandbox. A person decides, so ask only for what is needed.
         """
-        isolation = find_isolation()
-        folder = await start_folder(self._workspace, call.run, ".")
-        argv = self._command(isolation, folder)
+        request = self._rule(call.run, {"access": access})
+        async with hold_access(call.run, call.approved, self._workspace, request) as held:
+            return await self._run(call, held, script, timeout_s)
+
+    async def _run(self, call: Call, held: HeldAccess, script: str, timeout_s: float | None) -> str:
+        launch = await prepare_launch_of(
+            call.run,
+            [self._interpreter, "-I", _CHILD],
+            workspace=self._workspace,
+            sandbox=self._sandbox,
+            environment=self._environment,
+            readable=(_CHILD, *_home_of(self._interpreter)),
+            held=held,
+        )
         recording = Recording(self._output_bytes)
         live = LiveOutput(call, _LIVE_BYTES)
 
@@ -174,9 +190,6 @@ class Python(Toolset):
             recording.feed(data)
             live.feed(data)
 
-        environment = {**self._environment, "HOME": os.fspath(folder)}
-        if isolation.kind != "none":
-            environment["TMPDIR"] = "/tmp"
         wait_s = self._timeout_s if timeout_s is None else min(max(timeout_s, 0.0), self._timeout_limit_s)
         conversation = _Conversation(
             call,
@@ -190,33 +203,24 @@ class Python(Toolset):
             async with _connected() as (reader, writer, theirs):
                 with theirs, theirs.makefile("rb") as given:
                     program = await Program.start(
-                        argv, folder=folder, environment=environment, feed=feed, stdin=given, name="python script"
+                        launch, command=[self._interpreter], feed=feed, stdin=given, name="python script"
                     )
                 returncode = await conversation.hold(program, reader, writer, script)
         if not conversation.begun and not conversation.expired:
             raise ToolFailed(f"the script failed to start: {recording.text().strip() or ending(returncode or 0)}")
+        if program.ended_because and conversation.fault is None:
+            conversation.fault = program.ended_because
         call.failed = returncode != 0 or conversation.fault is not None
-        return self._told(recording.text(), conversation, returncode, wait_s)
+        return self._told(recording.text(), conversation, returncode, wait_s, program.network_note)
 
     def _tools_of(self, agent: Agent) -> list[Tool]:
         """Return the tools that a script may call, without ``python``, which a script does not need."""
         tools = toolbox(agent).values() if self._offered is None else self._offered
         return [tool for tool in tools if tool.name != "python"]
 
-    def _command(self, isolation: Isolation, folder: Path) -> list[str]:
-        try:
-            return self._sandbox.command(
-                [self._interpreter, "-I", _CHILD],
-                isolation=isolation,
-                directory=folder,
-                writable=[folder],
-                readable=(_CHILD, *_home_of(self._interpreter)),
-                hidden=(*own_paths(), *private_paths()),
-            )
-        except NotSupported as error:
-            raise ToolFailed(f"{error.message}. Tell the user that the operator must decide this.") from error
-
-    def _told(self, text: str, conversation: _Conversation, returncode: int | None, wait_s: float) -> str:
+    def _told(
+        self, text: str, conversation: _Conversation, returncode: int | None, wait_s: float, network_note: str
+    ) -> str:
         parts = [text.rstrip("\n")] if text.strip() else []
         if conversation.value is not None:
             cut = " (truncated)" if conversation.value.cut else ""
@@ -229,6 +233,8 @@ class Python(Toolset):
             parts.append(f"[killed: used up its {self._sandbox.cpu_s} CPU seconds]")
         elif returncode:
             parts.append(f"[{ending(returncode)}]")
+        if network_note:
+            parts.append(f"[{network_note}]")
         return "\n".join(parts) or "[no output and no value]"
 
 
@@ -237,7 +243,8 @@ def _home_of(interpreter: str) -> list[Path]:
     if interpreter == sys.executable:
         return []
     roots = {Path(interpreter).absolute().parent.parent, Path(interpreter).resolve().parent.parent}
-    return [root / part for root in roots for part in ("bin", "lib", "lib64", "pyvenv.cfg")]
+    parts = [root / part for root in roots for part in ("bin", "lib", "lib64", "pyvenv.cfg")]
+    return [part for part in parts if part.exists()]
 
 
 class _Conversation:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 import os
 from collections.abc import Mapping, Sequence
 
@@ -43,16 +44,22 @@ _QUIET = {"PAGER": "cat", "GIT_PAGER": "cat", "GIT_TERMINAL_PROMPT": "0", "TERM"
 """Variables that prevent programs from waiting for user input."""
 
 
+@functools.lru_cache(2048)
 def is_secret(name: str) -> bool:
     """Return whether an environment variable of this name counts as a secret."""
     return any(fnmatch.fnmatchcase(name.upper(), pattern) for pattern in _SECRET)
 
 
+@functools.lru_cache(2048)
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
 def clean_environment(passed: Sequence[str] = (), added: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the environment for a program that a tool starts.
 
-    Leaving out secrets prevents programs from leaking them by accident, but is not a security boundary. A program that
-    runs as the same user can read everything that this user can read, including this process's environment.
+    Leaving out secrets prevents programs from leaking them by accident, but is not a security boundary: walls are. A
+    program without a wall can read everything that its user can read.
 
     Parameters:
         passed: names, or patterns such as ``XDG_*``, of additional variables of this process to pass on.
@@ -71,9 +78,5 @@ def clean_environment(passed: Sequence[str] = (), added: Mapping[str, str] | Non
         if name.upper().startswith("HOLDFAST_"):
             raise ConfigurationError(f"{name} is reserved: HOLDFAST_* variables are not passed to tool programs")
     patterns = (*_PASSED, *passed)
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not is_secret(name) and any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-    }
+    kept = {name: value for name, value in os.environ.items() if not is_secret(name) and _matches(name, patterns)}
     return {"PATH": os.defpath} | _QUIET | kept | dict(added or {})

@@ -4,8 +4,8 @@ Invariants
 - A session has at most one browser. The browser runs as background work of the session's activation, so interrupting
   a run does not end the browser. Stopping the session or reaching the idle timeout ends the browser with all its
   processes.
-- A browser's only route to the network is its own `WebGate`, so a page cannot reach private addresses by any kind of
-  request.
+- Chromium runs behind a wall of its own, unless the operator chose that programs run without walls; see `chromium`. Its
+  only route to the network is the proxy, so a page cannot reach private addresses by any kind of request.
 - The actions of a browser run one at a time, each with a deadline. If an action is interrupted, the page stops
   loading.
 """
@@ -27,15 +27,18 @@ from typing import TYPE_CHECKING, Any
 from holdfast.agents.run import Call
 from holdfast.agents.tool import Tool, Toolset, ToolsetContext, tool
 from holdfast.errors import MissingExtra, ToolFailed
-from holdfast.runtime import check_interrupt, current_scope
+from holdfast.runtime import current_scope
+from holdfast.tools.addresses import AddressRules
+from holdfast.tools.files.changes import OTHER_NAME, WorkspaceChange, change_workspace
 from holdfast.tools.files.workspace import Workspace
-from holdfast.tools.sandbox.environment import clean_environment
-from holdfast.tools.web.addresses import AddressRules
-from holdfast.tools.web.browser_proxy import WebGate
+from holdfast.tools.sandbox.choice import are_programs_unwalled
+from holdfast.tools.web.chromium import Chromium, ChromiumProfile, open_chromium
 from holdfast.tools.web.text import html_text
 
 if TYPE_CHECKING:
     from playwright.async_api import BrowserContext, Locator, Page, Playwright
+
+    from holdfast.agents.run import Run
 
 __all__ = ["Browser", "find_chromium"]
 
@@ -67,8 +70,10 @@ class Browser(Toolset):
     """Browser tools for a model: ``browser_open``, ``browser_read``, ``browser_click``, ``browser_type`` and, with a
     workspace, ``browser_screenshot``.
 
-    Page scripts run in Chromium's own sandbox, unless this process runs as root, in which case the sandbox is disabled.
-    Private, loopback and link-local addresses are unreachable unless `allow_networks` includes them.
+    Chromium runs behind a wall of its own, which shows it nothing of this machine but the system. This needs the
+    sandbox ``linux`` with namespaces. If the operator chose to run programs without walls, page scripts run in
+    Chromium's own sandbox, unless this process runs as root: then they run without one. Private, loopback and
+    link-local addresses are unreachable unless `allow_networks` includes them.
 
     Parameters:
         allow_networks: non-public addresses that pages may reach, such as ``["10.1.0.0/16"]``.
@@ -100,6 +105,7 @@ class Browser(Toolset):
         if importlib.util.find_spec("playwright") is None:
             raise MissingExtra("the browser", extra="browser")
         self.rules = AddressRules(allow_networks, ports)
+        self.allow_networks = tuple(allow_networks)
         self.executable = executable
         self.arguments = (*_ARGUMENTS, *arguments)
         self.timeout_s = timeout_s
@@ -108,10 +114,20 @@ class Browser(Toolset):
         self._text_limit = text_limit
         self._windows: dict[tuple[str, str], _Window] = {}
 
+    @property
+    def unwalled(self) -> bool:  # type: ignore[override]  # known after the machine was probed
+        """Whether the operator chose that programs run without a wall."""
+        return are_programs_unwalled()
+
     @contextlib.asynccontextmanager
     async def lifespan(self, home: ToolsetContext) -> AsyncIterator[None]:
-        """Import Playwright in a thread before the first run: the import takes a second and would block the loop."""
+        """Import Playwright in a thread before the first run, because that takes a second and would block the loop.
+
+        Keep the records of what sessions made while the host runs.
+        """
         await asyncio.get_running_loop().run_in_executor(None, importlib.import_module, "playwright.async_api")
+        if self._workspace is not None:
+            self._workspace.keep_records(home.data_dir)
         yield
 
     def folders(self) -> Sequence[Path]:
@@ -190,13 +206,11 @@ class Browser(Toolset):
         assert workspace is not None
         async with self._using(call) as window:
             picture = await window.page.screenshot(full_page=whole_page)
-        scope = current_scope()
-        assert scope is not None, "tools run in a scope"
 
-        def save() -> str:
-            return workspace.of(call.run).replace(path, picture, check=check_interrupt)
+        def save(change: WorkspaceChange) -> str:
+            return change.replace(path, picture)
 
-        saved = await scope.spawn(save, on="thread", name="save")
+        saved = await change_workspace(call, workspace, save, advice=OTHER_NAME)
         return f"saved to {saved} ({len(picture):,} bytes)"
 
     async def _act(
@@ -242,7 +256,7 @@ class Browser(Toolset):
                 window.stop_loading()
                 raise ToolFailed(f"the page did not answer within {self.timeout_s:g} s") from error
             except Error as error:
-                raise ToolFailed(window.told(error)) from error
+                raise ToolFailed(await window.told(error)) from error
             except asyncio.CancelledError:
                 window.stop_loading()
                 raise
@@ -263,7 +277,7 @@ class Browser(Toolset):
         key = (call.run.principal, call.run.session_key)
         window = self._windows.get(key)
         if window is None or window.closed:
-            window = self._windows[key] = _Window(self)
+            window = self._windows[key] = _Window(self, call.run)
 
             async def live() -> None:
                 try:
@@ -288,10 +302,12 @@ class Browser(Toolset):
 class _Window:
     """One browser of a session, from start to end."""
 
-    def __init__(self, settings: Browser) -> None:
+    def __init__(self, settings: Browser, run: Run) -> None:
         self._settings = settings
         self._loop = asyncio.get_running_loop()
-        self._gate = WebGate(settings.rules)
+        self._principal = run.principal
+        self._programs = run.context.host.programs
+        self._chromium: Chromium | None = None
         self._context: BrowserContext | None = None
         self._news: asyncio.Future[None] = self._loop.create_future()
         self._stopping: asyncio.Future[None] | None = None
@@ -324,11 +340,11 @@ class _Window:
         if not self._news.done():
             self._news.set_result(None)
 
-    def told(self, error: Exception) -> str:
+    async def told(self, error: Exception) -> str:
         """Return the message of a browser error, shortened for a model."""
         text = str(error).split("Call log:")[0].strip()
-        if "ERR_TUNNEL_CONNECTION_FAILED" in text and (found := re.search(r" at https?://([^/:\s]+)", text)):
-            text = self._gate.refusal(found[1]) or text
+        if self._chromium is not None:
+            text = await self._chromium.explain(text)
         return text[:1000]
 
     async def live(self) -> None:
@@ -337,28 +353,37 @@ class _Window:
 
         try:
             with tempfile.TemporaryDirectory(prefix="holdfast-browser-", ignore_cleanup_errors=True) as home:
-                async with self._gate, async_playwright() as playwright:
-                    await self._start(playwright, home)
-                    self.started.set_result(None)
-                    await self._attend()
-        except (Error, OSError) as error:
+                async with async_playwright() as playwright:
+                    async with open_chromium(self._profile(playwright), Path(home)) as self._chromium:
+                        await self._start(playwright, home)
+                        self.started.set_result(None)
+                        await self._attend()
+        except (Error, OSError, ToolFailed) as error:
             if not self.started.done():
-                self.started.set_result(f"the browser failed to start: {str(error).split('Call log:')[0].strip()}")
+                fault = (self._chromium and self._chromium.fault) or str(error).split("Call log:")[0].strip()
+                self.started.set_result(f"the browser failed to start: {fault}")
         finally:
             self.closed = True
             self._context = None
             if not self.started.done():
                 self.started.set_result("the browser was stopped during startup")
 
+    def _profile(self, playwright: Playwright) -> ChromiumProfile:
+        settings = self._settings
+        return ChromiumProfile(
+            executable=settings.executable or find_chromium() or playwright.chromium.executable_path,
+            arguments=settings.arguments,
+            networks=settings.allow_networks,
+            ports=settings.rules.ports,
+            principal=self._principal,
+            programs=self._programs,
+        )
+
     async def _start(self, playwright: Playwright, home: str) -> None:
         settings = self._settings
-        root = os.geteuid() == 0
+        assert self._chromium is not None, "it is open"
         browser = await playwright.chromium.launch(
-            executable_path=settings.executable or find_chromium(),
-            args=[*settings.arguments, "--proxy-bypass-list=<-loopback>"],
-            env={**clean_environment(), "HOME": home, "XDG_CONFIG_HOME": home, "XDG_CACHE_HOME": home},
-            proxy={"server": self._gate.url, "bypass": "<-loopback>"},
-            chromium_sandbox=not root,
+            **self._chromium.options,
             handle_sigint=False,
             handle_sigterm=False,
             handle_sighup=False,

@@ -23,11 +23,12 @@ from typing import Any
 import httpx2
 
 from holdfast.agents.run import Call
-from holdfast.agents.tool import Tool, Toolset
+from holdfast.agents.tool import Tool, Toolset, ToolsetContext
 from holdfast.errors import ToolFailed
-from holdfast.runtime import check_interrupt, current_scope
+from holdfast.runtime import current_scope
+from holdfast.tools.addresses import AddressRules
+from holdfast.tools.files.changes import OTHER_NAME, WorkspaceChange, change_workspace
 from holdfast.tools.files.workspace import Workspace
-from holdfast.tools.web.addresses import AddressRules
 from holdfast.tools.web.text import decoded, html_text, is_text
 
 __all__ = ["Web"]
@@ -94,6 +95,13 @@ class Web(Toolset):
         self._limit_bytes = limit_bytes
         self._text_limit = text_limit
         self._user_agent = user_agent
+
+    @contextlib.asynccontextmanager
+    async def lifespan(self, home: ToolsetContext) -> AsyncIterator[None]:
+        """Keep the records of what sessions made while the host runs."""
+        if self._workspace is not None:
+            self._workspace.keep_records(home.data_dir)
+        yield
 
     def folders(self) -> Sequence[Path]:
         """Return the root of the workspace; the result is empty if no workspace was given."""
@@ -165,7 +173,7 @@ class Web(Toolset):
         scope = current_scope()
         assert scope is not None, "tools run in a scope"
         if save_as is not None:
-            return await scope.spawn(self._save, call, fetched, save_as, on="thread", name="save")
+            return await self._save(call, fetched, save_as)
         return await scope.spawn(self._show, fetched, start, on="thread", name="read")
 
     async def _follow(self, method: str, url: str, headers: dict[str, str], content: bytes | None) -> _Fetched:
@@ -228,12 +236,15 @@ class Web(Toolset):
         status = f"{answer.status_code} {answer.reason_phrase}".strip()
         return _Fetched(url=url, status=status, headers=answer.headers, data=bytes(data), cut=cut)
 
-    def _save(self, call: Call, fetched: _Fetched, path: str) -> str:
+    async def _save(self, call: Call, fetched: _Fetched, path: str) -> str:
         assert self._workspace is not None
         if fetched.cut:
             raise ToolFailed(f"the body exceeds {self._limit_bytes:,} bytes and was not saved")
-        workspace = self._workspace.of(call.run)
-        saved = workspace.replace(path, fetched.data, check=check_interrupt)
+
+        def save(change: WorkspaceChange) -> str:
+            return change.replace(path, fetched.data)
+
+        saved = await change_workspace(call, self._workspace, save, advice=OTHER_NAME)
         return f"{_headline(fetched)}\n[saved to {saved}]"
 
     def _show(self, fetched: _Fetched, start: int) -> str:

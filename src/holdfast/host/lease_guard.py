@@ -1,0 +1,80 @@
+"""Stop the runs of a host that cannot renew its lease, before another host may take them over."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from holdfast.clock import system_clock
+from holdfast.protocol.stopping import Cause
+
+if TYPE_CHECKING:
+    from holdfast.host.context import HostContext
+    from holdfast.host.run_launcher import RunLauncher
+
+__all__ = ["LeaseGuard"]
+
+_LOOKS: Final = 20
+"""Looks at the lease in its duration."""
+_MARGIN: Final = 0.4
+"""Part of the lease that is left when the runs are stopped."""
+_ABANDON_AFTER: Final = 0.1
+"""Part of the lease after which a stopped run that does not end is abandoned; its grace period is as long again."""
+
+
+class LeaseGuard:
+    """Watches the lease of a host's store. Use it on the host's loop only.
+
+    Parameters:
+        monotonic: clock of `StoreHealth.lease_ends_at`.
+    """
+
+    def __init__(
+        self, context: HostContext, launcher: RunLauncher, *, monotonic: Callable[[], float] = system_clock.monotonic
+    ) -> None:
+        self._context = context
+        self._launcher = launcher
+        self._monotonic = monotonic
+        self._lease_s = math.inf
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_stopping = False
+
+    def start(self) -> None:
+        """Watch the lease, if the store has one."""
+        self._lease_s = self._context.store.health().lease_s
+        if not math.isinf(self._lease_s):
+            self._arm()
+
+    def close(self) -> None:
+        """Stop watching."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _left_s(self) -> float:
+        return self._context.store.health().lease_ends_at - self._monotonic()
+
+    def _arm(self) -> None:
+        self._timer = self._context.loop.call_later(self._lease_s / _LOOKS, self._look, context=self._context.variables)
+
+    def _look(self) -> None:
+        self._arm()
+        if self._left_s() > self._lease_s * _MARGIN:
+            self._is_stopping = False
+            return
+        runs = [run for run in self._launcher.live.values() if not run.ended]
+        if runs and not self._is_stopping:
+            self._context.report(
+                "lease_lost", f"the lease cannot be renewed, so {len(runs)} runs are stopped: the store does not answer"
+            )
+        self._is_stopping = True
+        after_s = self._lease_s * _ABANDON_AFTER
+        cause = Cause(
+            kind="lease_lost",
+            reason="the host could not renew its lease",
+            origin=self._context.node_id,
+            at=self._context.now(),
+        )
+        for run in runs:  # again at each look: a run may have started since
+            run.request_stop(cause, grace_s=after_s, abandon_after_s=after_s)

@@ -1,0 +1,82 @@
+"""Interface of a store that several nodes use at the same time: what a node hears of the others, and reads about them.
+
+Only a store that nodes can share has a `Cluster` (`Store.cluster`). Correctness rests on the store's transactions
+alone: a signal is a hint to look at the store earlier than the next poll. Any signal may be lost, late or repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal, Protocol
+
+from holdfast.storage.values import Lease, Ready
+
+__all__ = ["Cluster", "OnSignals", "SignalKind", "Signals"]
+
+SignalKind = Literal["ready", "interrupt", "changed"]
+"""``ready``: sessions may be claimed. ``interrupt``: another node has changed sessions whose holder is to look at them
+at once, for example to stop their runs. ``changed``: sessions have new events."""
+
+OnSignals = Callable[[Mapping[SignalKind, Sequence[int]]], object]
+"""A callback that is called on the node's loop with the numbers of the sessions that other nodes named, by kind."""
+
+
+class Signals(Protocol):
+    """Hints between the nodes of a store. They name sessions by their numbers, and carry nothing else."""
+
+    @property
+    def sent(self) -> int:
+        """Number of messages sent to the other nodes, each with many hints."""
+        ...
+
+    @property
+    def received(self) -> int:
+        """Number of messages received from other nodes."""
+        ...
+
+    @property
+    def problem(self) -> str | None:
+        """Why signals are not exchanged at the moment, for display; None if they are."""
+        ...
+
+    def send(self, kind: SignalKind, sessions: Iterable[int]) -> None:
+        """Send hints to the other nodes soon. Thread-safe; it neither waits nor fails."""
+        ...
+
+    def listen(self, on_signals: OnSignals) -> None:
+        """Pass the hints of other nodes to `on_signals`, on the current loop, until the store is closed."""
+        ...
+
+
+class Cluster(Protocol):
+    """The nodes that share a store. The store itself sends the signals of its commits."""
+
+    @property
+    def signals(self) -> Signals:
+        """The signals of this node."""
+        ...
+
+    async def last_seqs(self, sessions: Sequence[int]) -> Mapping[int, int]:
+        """Return the seq of the newest event of each of these sessions; a session that was purged is left out."""
+        ...
+
+    async def ready(self, *, agents: frozenset[str], at: float, limit: int) -> Sequence[Ready]:
+        """Return sessions that a node with these agents may claim at the time `at`.
+
+        At most `limit` of them wait for a run, and as many have a parked run. Principals take turns: first the session
+        of each principal that has waited longest, and so on.
+        """
+        ...
+
+    async def other_nodes(self) -> Sequence[str]:
+        """Return the ids of the other nodes that have a lease."""
+        ...
+
+    async def next_lease_end_s(self) -> float:
+        """Return the seconds until the first lease of another node ends; at most 0 if one has, infinite without any."""
+        ...
+
+    def held(self) -> asyncio.Future[Sequence[Lease]]:
+        """Return the leases of all runs that this node holds in the store, after all writes submitted earlier."""
+        ...

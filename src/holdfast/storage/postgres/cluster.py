@@ -1,0 +1,63 @@
+# ruff: noqa: D102 - `holdfast.storage.cluster.Cluster` documents the methods
+"""The other nodes of a PostgreSQL database, as one node hears of them and reads about them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+from holdfast.storage.backend import Reads, Tables
+from holdfast.storage.cluster import Signals
+from holdfast.storage.postgres.node_reads import NodeReads
+from holdfast.storage.sql.tables import SqlTables
+from holdfast.storage.values import Lease, Ready
+
+__all__ = ["PostgresCluster"]
+
+_T = TypeVar("_T")
+
+
+class PostgresCluster:
+    """The `holdfast.storage.cluster.Cluster` of a PostgreSQL database.
+
+    Parameters:
+        signals: the signals of this node.
+        read: `Backend.read` of this node.
+        write: `Backend.write` of this node.
+        epoch: callable that returns the current epoch of this node.
+    """
+
+    def __init__(
+        self,
+        signals: Signals,
+        *,
+        read: Callable[[Callable[[Reads], Any]], asyncio.Future[Any]],
+        write: Callable[[str, Callable[[Tables], Any]], asyncio.Future[Any]],
+        epoch: Callable[[], int],
+    ) -> None:
+        self.signals = signals
+        self._read_backend = read
+        self._write = write
+        self._epoch = epoch
+
+    async def last_seqs(self, sessions: Sequence[int]) -> Mapping[int, int]:
+        return await self._read(lambda reads: reads.last_seqs(sessions))
+
+    async def ready(self, *, agents: frozenset[str], at: float, limit: int) -> Sequence[Ready]:
+        return await self._read(lambda reads: reads.ready_for(agents, at, limit))
+
+    async def other_nodes(self) -> Sequence[str]:
+        epoch = self._epoch()
+        return await self._read(lambda reads: reads.other_nodes(epoch))
+
+    async def next_lease_end_s(self) -> float:
+        epoch = self._epoch()
+        return await self._read(lambda reads: reads.next_lease_end_s(epoch))
+
+    def held(self) -> asyncio.Future[Sequence[Lease]]:
+        return self._write("held", lambda tables: cast("SqlTables", tables).held())
+
+    async def _read(self, query: Callable[[NodeReads], _T]) -> _T:
+        found: _T = await self._read_backend(lambda reads: query(cast("NodeReads", reads)))
+        return found

@@ -1,0 +1,42 @@
+"""The reads of a PostgreSQL database, with those that only a store of several nodes needs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from holdfast.storage.postgres.database import PostgresDatabase
+from holdfast.storage.sql.reads import SqlReads, ready_of
+from holdfast.storage.values import Ready
+
+__all__ = ["NodeReads"]
+
+
+class NodeReads(SqlReads):
+    """The reads that `holdfast.storage.postgres.cluster.PostgresCluster` offers, on one connection.
+
+    Parameters:
+        database: database that runs the statements.
+    """
+
+    def __init__(self, database: PostgresDatabase) -> None:
+        super().__init__(database)
+        self._nodes = database
+
+    def last_seqs(self, sessions: Sequence[int]) -> dict[int, int]:
+        """See `Cluster.last_seqs`."""
+        return dict(self._nodes.query("last_seqs", list(sessions)))
+
+    def ready_for(self, agents: frozenset[str], at: float, limit: int) -> tuple[Ready, ...]:
+        """See `Cluster.ready`."""
+        found = ready_of(self._nodes.query("ready_for", at, sorted(agents), limit))
+        return tuple(ready for ready in found if ready.agent in agents)
+
+    def other_nodes(self, epoch: int) -> tuple[str, ...]:
+        """See `Cluster.other_nodes`; `epoch` is the current one of this node."""
+        return tuple(node_id for _, node_id, _, _ in self._nodes.query("other_nodes", epoch))
+
+    def next_lease_end_s(self, epoch: int) -> float:
+        """See `Cluster.next_lease_end_s`; `epoch` is the current one of this node."""
+        ((seconds,),) = self._nodes.query("next_lease_end", epoch)
+        return math.inf if seconds is None else float(seconds)

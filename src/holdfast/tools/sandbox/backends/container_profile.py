@@ -1,0 +1,82 @@
+"""The system calls that containers may not make, as a profile for container engines.
+
+The profile blocks what the filter of the other backends blocks (`holdfast.runtime.walls.call_filter`): set-uid files,
+extended attributes, keyrings, other processes, mounts, namespaces, administration and input into terminals.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import json
+from typing import Any, Final
+
+__all__ = ["call_profile"]
+
+_REFUSED: Final = (
+    *("ptrace", "process_vm_readv", "process_vm_writev", "kcmp", "pidfd_getfd", "process_madvise"),
+    *("mount", "umount", "umount2", "pivot_root", "chroot", "unshare", "setns", "move_mount", "open_tree", "fsopen"),
+    *("fsconfig", "fsmount", "fspick", "mount_setattr", "open_by_handle_at", "name_to_handle_at"),
+    *("kexec_load", "kexec_file_load", "init_module", "finit_module", "delete_module", "reboot", "swapon", "swapoff"),
+    *("acct", "quotactl", "quotactl_fd", "iopl", "ioperm", "syslog", "settimeofday", "clock_settime", "adjtimex"),
+    *("clock_adjtime", "sethostname", "setdomainname", "vhangup", "fanotify_init", "lookup_dcookie", "bpf"),
+    *("perf_event_open", "modify_ldt"),
+)
+_UNSUPPORTED: Final = (
+    *("openat2", "clone3", "io_uring_setup", "io_uring_enter", "io_uring_register", "userfaultfd"),
+    *("add_key", "request_key", "keyctl"),
+)
+_ATTRIBUTES: Final = ("setxattr", "lsetxattr", "fsetxattr", "setxattrat")
+_MODE_AT: Final = {
+    "chmod": 1,
+    "fchmod": 1,
+    "fchmodat": 2,
+    "fchmodat2": 2,
+    "creat": 1,
+    "mknod": 1,
+    "mknodat": 2,
+    "open": 2,
+    "openat": 3,
+}
+_SPECIAL_MODES: Final = (0o4000, 0o2000)
+_NAMESPACES: Final = (0x80, 0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000)
+_FAMILIES: Final = (1, 2, 10, 16)  # Unix, internet, netlink
+_FAMILY_LIMIT: Final = 64
+_RAW, _PACKET, _SOCKET_TYPE = 3, 10, 0xF
+_TERMINAL_INPUT: Final = (0x5412, 0x541C)
+_MODE_WITH_CREATE: Final = {"open": (1, 0o100), "openat": (2, 0o100)}
+
+
+@functools.cache
+def call_profile() -> bytes:
+    """Return the profile in the engines' JSON format."""
+    rules = [
+        _rule(_REFUSED, errno.EPERM),
+        _rule(_UNSUPPORTED, errno.ENOSYS),
+        _rule(_ATTRIBUTES, errno.ENOTSUP),
+        *(_rule(("clone",), errno.EPERM, _has(0, flag)) for flag in _NAMESPACES),
+        *(_rule(("ioctl",), errno.EPERM, _is(1, number)) for number in _TERMINAL_INPUT),
+        *(_rule(("socket",), errno.EPERM, _is(1, kind, _SOCKET_TYPE)) for kind in (_RAW, _PACKET)),
+        *(
+            _rule(("socket",), errno.EAFNOSUPPORT, _is(0, family))
+            for family in range(_FAMILY_LIMIT)
+            if family not in _FAMILIES
+        ),
+    ]
+    for name, position in _MODE_AT.items():
+        created = [_has(*_MODE_WITH_CREATE[name])] if name in _MODE_WITH_CREATE else []
+        rules += [_rule((name,), errno.EPERM, _has(position, bit), *created) for bit in _SPECIAL_MODES]
+    return json.dumps({"defaultAction": "SCMP_ACT_ALLOW", "syscalls": rules}).encode()
+
+
+def _rule(names: tuple[str, ...], number: int, *conditions: dict[str, Any]) -> dict[str, Any]:
+    rule = {"names": names, "action": "SCMP_ACT_ERRNO", "errnoRet": number}
+    return rule | ({"args": conditions} if conditions else {})
+
+
+def _has(position: int, bit: int) -> dict[str, Any]:
+    return _is(position, bit, bit)
+
+
+def _is(position: int, value: int, mask: int = 0xFFFFFFFF) -> dict[str, Any]:
+    return {"index": position, "value": mask, "valueTwo": value, "op": "SCMP_CMP_MASKED_EQ"}

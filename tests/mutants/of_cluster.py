@@ -1,0 +1,98 @@
+"""Faults of several hosts on one store: fences, signals, receipts of others, take-overs, lost claims."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+__all__ = ["MUTANTS"]
+
+CLUSTER = "tests/host/test_cluster.py"
+TAKE_OVER = "tests/host/test_cluster_takeover.py"
+
+MUTANTS = (
+    Mutant(
+        name="owner in place of the run",
+        of="P4 P11",
+        breaks="a late write of an ended run counts, because the same host holds the next run of the session",
+        file="storage/transactions/session_log.py",
+        old="""
+    row = tables.get(lease.session)
+    if row is None or row.run_id != lease.run_id or row.fence != lease.fence:
+        raise stale_fence(tables, lease, row)
+    return row
+""",
+        new="""
+    row = tables.get(lease.session)
+    if row is None or row.run_id is None or row.holder != tables.epoch:
+        raise stale_fence(tables, lease, row)
+    return row
+""",
+        tests=("tests/storage/test_conformance.py",),
+    ),
+    Mutant(
+        name="decision on a cached row",
+        of="P4",
+        breaks="a host decides on what it remembers of a session, although another host has changed it since",
+        file="storage/sql/tables.py",
+        old='            self._database.write_rows("unchanged_sessions", unchanged, exact=True)',
+        new="            unchanged.clear()",
+        tests=("tests/storage/postgres/test_races.py::test_a_refusal_rests_on_no_cached_row",),
+    ),
+    Mutant(
+        name="claim of a foreign agent",
+        of="P5",
+        breaks="a host claims a run whose agent only another host has, and ends it as failed",
+        file="storage/transactions/runs.py",
+        old="    if served is not None and (row.agent if row.run_id is None else row.run_agent) not in served:",
+        new="    if served is not None and not served:",
+        tests=(
+            "tests/storage/postgres/test_signals.py"
+            "::test_runs_of_agents_that_the_rescuer_does_not_have_are_parked_for_others",
+        ),
+    ),
+    Mutant(
+        name="receipt without the holder",
+        of="P3",
+        breaks="an interrupt at another host answers gone, while the run still works",
+        file="host/suspension.py",
+        old="        elif self._context.store.cluster is not None:\n            return None\n",
+        new="",
+        tests=(f"{CLUSTER}::test_an_interrupt_from_any_host_returns_the_true_receipt_of_the_holder",),
+    ),
+    Mutant(
+        name="only signals wake a holder",
+        of="P1",
+        breaks="an interrupt whose signal was lost never reaches the run",
+        file="host/cluster_watch.py",
+        old="        await self._follower.poll()",
+        new="        await asyncio.sleep(0)",
+        tests=(f"{CLUSTER}::test_an_interrupt_from_any_host_returns_the_true_receipt_of_the_holder",),
+    ),
+    Mutant(
+        name="claim without reconciliation",
+        of="P5",
+        breaks="a claim whose reply was lost for good holds its session as long as the host lives",
+        file="host/cluster_watch.py",
+        old="                await self._reclaim(lease)",
+        new="                self._unknown.discard(lease)",
+        tests=(f"{CLUSTER}::test_a_claim_whose_reply_was_lost_for_good_is_found_by_its_holder",),
+    ),
+    Mutant(
+        name="take-over only at a start",
+        of="P11",
+        breaks="the runs of a killed host stay running until some host is restarted",
+        file="host/cluster_watch.py",
+        old="                    await self._try(self._recovery.take_over())",
+        new="                    await asyncio.sleep(0)",
+        tests=(f"{TAKE_OVER}::test_the_runs_of_a_killed_host_go_on_elsewhere_within_its_lease_and_a_second",),
+    ),
+    Mutant(
+        name="the same attempt at another host",
+        of="P4 P11",
+        breaks="a run that a drained host hands over has one attempt at two hosts, and its restart is not counted",
+        file="storage/transactions/questions.py",
+        old="    row.attempt += restarts",
+        new="    row.attempt += 0",
+        tests=("tests/host/test_cluster_handover.py",),
+    ),
+)

@@ -1,0 +1,89 @@
+"""Two servers on one database: a client may talk to either, and what is revoked at one ends at the other."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from holdfast.protocol.messages import Access, Grant
+from holdfast.storage.postgres import PostgresStore
+from tests.server.live import Live, live
+
+
+def run(main: Any) -> None:
+    asyncio.run(asyncio.wait_for(main(), 100))
+
+
+def server(url: str) -> Any:
+    return live(store=PostgresStore(url), cluster_poll_s=0.05)
+
+
+async def events(of: Live, key: str, receipt: dict[str, Any], headers: dict[str, str]) -> str:
+    """The events after a receipt, until the stream ends."""
+    path = f"/v1/sessions/{key}/events?after={receipt['cursor']}"
+    text = ""
+    async with of.http.stream("GET", path, headers=headers) as answer:
+        assert answer.status_code == 200
+        async for part in answer.aiter_text():
+            text += part
+    return text
+
+
+def test_a_message_to_one_server_is_read_awaited_and_interrupted_at_the_other(postgres_url: str) -> None:
+    async def main() -> None:
+        async with server(postgres_url) as one, server(postgres_url) as two:
+            receipt = await one.begun("alice")
+            answer = await two.http.get(f"/v1/sessions/alice/messages/{receipt['message_id']}")
+            assert answer.json()["state"] == "taken"
+            waiting = asyncio.ensure_future(two.post("alice", "afterwards", query="?wait=60", agent="echo"))
+            while len((await one.http.get("/v1/sessions/alice/mailbox")).json()["items"]) == 0:
+                await asyncio.sleep(0.01)
+            stopped = (await two.http.post("/v1/sessions/alice/interrupt", json={"reason": "enough"})).json()
+            assert (stopped["outcome"], stopped["proof"], stopped["scope"]) == ("gone", "observed", receipt["run_id"])
+            assert (await waiting).json()["text"] == "echo afterwards"
+
+    run(main)
+
+
+def test_a_key_that_is_made_or_revoked_at_one_server_holds_at_the_other_within_a_poll(postgres_url: str) -> None:
+    async def main() -> None:
+        async with server(f"{postgres_url}&signals=off") as one, server(f"{postgres_url}&signals=off") as two:
+            _, admin = await one.app.keys.create(principal="root", role="admin")
+            record, secret = await one.app.keys.create(principal="alice", role="user")
+            headers = {"authorization": f"Bearer {secret}"}
+            while (await two.http.get("/v1/sessions")).status_code != 401:  # keys are required everywhere
+                await asyncio.sleep(0.01)
+            while (await two.http.get("/v1/sessions", headers=headers)).status_code != 200:
+                await asyncio.sleep(0.01)
+            path = "/v1/sessions/s/messages"
+            sent = await two.http.post(path, json={"content": "go", "agent": "endless"}, headers=headers)
+            stream = asyncio.ensure_future(events(two, "s", sent.json(), headers))
+            await one.app.keys.revoke(record.key_id)
+            assert "waiting" in await stream
+            answer = await two.http.get("/v1/sessions", headers=headers)
+            assert answer.status_code == 401
+            assert admin
+
+    run(main)
+
+
+def test_a_grant_that_is_revoked_at_one_server_is_gone_for_calls_at_the_other(postgres_url: str) -> None:
+    async def main() -> None:
+        async with server(f"{postgres_url}&signals=off") as one, server(f"{postgres_url}&signals=off") as two:
+            grant = Grant(
+                grant_id="g1", principal="local", scope="principal", session="s", access=Access(write=("/x",))
+            )
+            await one.host.store.backend.write("test", lambda tables: tables.grants.add(0, grant))
+            told: list[str] = []
+            grants = two.host.parts.grants
+            stop = grants.watch("local", told.append)
+            try:
+                assert await grants.for_call("local", 1) == (grant,)
+                await one.host.revoke_grant("g1")
+                while not told:
+                    await asyncio.sleep(0.01)
+                assert told == ["g1"]
+            finally:
+                stop()
+
+    run(main)
