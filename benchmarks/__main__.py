@@ -34,6 +34,7 @@ PARTS = (
     "isolated",
     "walls",
     "store",
+    "cluster",
     "large",
     "host",
     "loop",

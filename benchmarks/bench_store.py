@@ -27,7 +27,8 @@ from holdfast.storage.sql import statements
 SESSIONS = 50
 
 
-def _request(key: str) -> Send:
+def request_of(key: str) -> Send:
+    """A message to a session."""
     return Send(
         principal="p",
         key=key,
@@ -42,7 +43,7 @@ def _request(key: str) -> Send:
 
 
 async def _cycle(store: Store, key: str) -> None:
-    result = await store.send(_request(key))
+    result = await store.send(request_of(key))
     assert result.claim is not None
     entries = [Entry(role="user", content="hello"), Entry(role="assistant", content="hi")]
     lease = result.claim.lease
@@ -254,7 +255,7 @@ async def _beside_streams(store: Store, *, streams: int, seconds: float) -> tupl
                 await asyncio.wait([written])
             await asyncio.sleep(0)
 
-    claims = [(await store.send(_request(f"s{n}"))).claim for n in range(streams)]
+    claims = [(await store.send(request_of(f"s{n}"))).claim for n in range(streams)]
     tasks = [asyncio.create_task(stream(claim)) for claim in claims if claim is not None]
     await asyncio.sleep(0.2)
     times = []
@@ -305,7 +306,7 @@ def _written_bytes() -> int:
 
 async def _streamed(store: Store, *, streams: int) -> tuple[float, float]:
     """Bytes at rest and bytes written for one 2 kB answer, of answers streamed at once in an append for each piece."""
-    claims = [sent.claim for n in range(streams) if (sent := await store.send(_request(f"s{n}"))).claim is not None]
+    claims = [sent.claim for n in range(streams) if (sent := await store.send(request_of(f"s{n}"))).claim is not None]
     chosen = random.Random(1)  # of words, so that the text compresses as prose does
     words = Path(__file__).read_text("utf-8").split()
     text = " ".join([chosen.choice(words) for _ in range(2000)])[: 5 * _PIECES]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
 import sys
 
 import holdfast
@@ -23,7 +24,22 @@ async def tick(run: holdfast.Run) -> None:
         await asyncio.sleep(0.01)
 
 
-AGENTS = (holdfast.Agent(name="ticker", work=tick, replayable=True), holdfast.Agent(name="fragile", work=tick))
+async def programs(run: holdfast.Run) -> None:
+    """Start programs that ignore SIGTERM, one of them past Holdfast's own interface, and tell their pids."""
+    script = "trap '' TERM; setsid sleep 1000 & echo $! $$; sleep 1000"
+    own = await run.process(["sh", "-c", script], stdout=subprocess.PIPE)
+    foreign = await asyncio.create_subprocess_exec("sh", "-c", script, stdout=subprocess.PIPE)
+    assert own.stdout is not None and foreign.stdout is not None
+    told = [await own.stdout.readline(), await foreign.stdout.readline()]
+    await run.emit(b" ".join(told).decode())
+    await asyncio.Event().wait()
+
+
+AGENTS = (
+    holdfast.Agent(name="ticker", work=tick, replayable=True),
+    holdfast.Agent(name="fragile", work=tick),
+    holdfast.Agent(name="programs", work=programs),
+)
 
 
 async def main(url: str, lease_s: float, count: int) -> None:
@@ -36,7 +52,10 @@ async def main(url: str, lease_s: float, count: int) -> None:
             await host.session(f"s{n}").send("tick", agent="fragile" if n == 1 else "ticker")
         tell(begun=len(host.live))
         while line := await loop.run_in_executor(None, sys.stdin.readline):
-            if line.strip() == "send":
+            if line.strip() == "programs":
+                receipt = await host.session("programs").send("start", agent="programs")
+                tell(run_id=receipt.run_id)
+            elif line.strip() == "send":
                 receipt = await host.session("later").send("tick")
                 tell(disposition=receipt.disposition)
             else:

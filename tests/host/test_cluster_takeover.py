@@ -15,6 +15,7 @@ import pytest
 import holdfast
 from holdfast.events import Event, RunRestarted, TextDelta
 from holdfast.protocol.events import decode_event
+from holdfast.runtime.processes import procfs
 from holdfast.settings import Settings
 from holdfast.storage.postgres import PostgresStore
 from tests.host.cluster_node import AGENTS
@@ -132,6 +133,26 @@ def test_a_host_that_was_stopped_for_longer_than_its_lease_writes_nothing_more_f
                 later = {event.text for event in events[restart:] if isinstance(event, TextDelta)}
                 assert not [text for text in later if str(frozen.process.pid) in text.split()]
             assert (await frozen.ask("send"))["disposition"] == "started", "it serves again, in a new epoch"
+
+    run(main)
+
+
+def test_the_programs_of_a_stopped_host_are_dead_when_others_take_its_runs_over(postgres_url: str) -> None:
+    async def main() -> None:
+        async with node(postgres_url, 1) as frozen, host(postgres_url) as other:
+            await frozen.ask("programs")
+            told = ""
+            async for event in other.session("programs").events():
+                if isinstance(event, TextDelta):
+                    told += event.text
+                    if len(pids := [int(pid) for pid in told.split()]) == 4:
+                        break
+            assert sorted(procfs.living(pids)) == sorted(pids)
+            os.kill(frozen.process.pid, signal.SIGSTOP)
+            while (view := (await other.session("programs").runs())[0]).state == "running":
+                await asyncio.sleep(0.01)
+            assert not procfs.living(pids)
+            assert (view.state, view.cause and view.cause.kind) == ("interrupted", "crash")
 
     run(main)
 

@@ -8,6 +8,7 @@ __all__ = ["MUTANTS"]
 
 CLUSTER = "tests/host/test_cluster.py"
 TAKE_OVER = "tests/host/test_cluster_takeover.py"
+STOPPED_PROGRAMS = "test_the_programs_of_a_stopped_host_are_dead_when_others_take_its_runs_over"
 
 MUTANTS = (
     Mutant(
@@ -85,6 +86,24 @@ MUTANTS = (
         old="                    await self._try(self._recovery.take_over())",
         new="                    await asyncio.sleep(0)",
         tests=(f"{TAKE_OVER}::test_the_runs_of_a_killed_host_go_on_elsewhere_within_its_lease_and_a_second",),
+    ),
+    Mutant(
+        name="programs that outlive the lease",
+        of="P3 P4",
+        breaks="the programs of a frozen host go on beside the run that took over",
+        file="runtime/processes/reaper.py",
+        old="            self._lease = None\n            self._kill_now()",
+        new="            self._lease = None",
+        tests=(f"{TAKE_OVER}::{STOPPED_PROGRAMS}",),
+    ),
+    Mutant(
+        name="foreign programs that outlive the lease",
+        of="P3 P4",
+        breaks="a program that a library started in a run goes on while its host is frozen, beside the next attempt",
+        file="runtime/processes/zygote.py",
+        old="            self._clear_up(lambda: process_tags.end_scopes(",
+        new="            assert callable(lambda: process_tags.end_scopes(",
+        tests=(f"{TAKE_OVER}::{STOPPED_PROGRAMS}",),
     ),
     Mutant(
         name="the same attempt at another host",

@@ -23,6 +23,7 @@ from holdfast.runtime.process_host import DEVNULL, PIPE, STDOUT, ProcessHost, Tr
 from holdfast.runtime.processes import procfs, seal, zygote_link
 from holdfast.runtime.processes import spec as process_spec
 from holdfast.runtime.processes import tags as process_tags
+from holdfast.runtime.processes.program_lease import ProgramLease
 from tests.runtime.processes_zoo import ROLES, await_condition, has_strayed, living, program
 
 pytestmark = pytest.mark.skipif(not procfs.supported(), reason="process trees are proven dead only on Linux")
@@ -684,7 +685,7 @@ def test_a_signal_of_the_terminal_leaves_a_zygote_that_is_starting_alone(
         return pid
 
     monkeypatch.setattr(zygote_link, "_posix_spawn", spawn_and_signal)
-    link = zygote_link.ZygoteLink()
+    link = zygote_link.ZygoteLink(ProgramLease(lambda: None))
     link.socket.setblocking(True)
     try:
         assert marshal.loads(link.socket.recv(1000)) == ("ready", link.pid)

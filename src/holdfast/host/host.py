@@ -198,11 +198,11 @@ class Host:
                         loop, limit_s=settings.loop_block_s, report=self._on_loop_blocked, recovered=self._on_loop_freed
                     )
                     self._watchdog.start()
+            self.parts.lease_guard.start()
             await self.parts.toolsets.enter()
             self.recovered = await context.start_task(self.parts.recovery.run(), "recovery")
             self.maintenance.start()
             self.scheduler.start()
-            self.parts.lease_guard.start()
             if self.parts.cluster_watch is not None:
                 self.parts.cluster_watch.start()
         except BaseException:
@@ -293,7 +293,10 @@ class Host:
             self._thresholds.release()
             self.parts.threads.close()
             process_host().close_idle()
-            await self.store.close()
+            try:
+                await self.store.close()
+            finally:
+                self.parts.lease_guard.release_programs()
 
     def start_task(self, coroutine: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         """Start a task that belongs to the host, not to a run. The host references the task until it is done."""

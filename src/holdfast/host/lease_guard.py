@@ -1,18 +1,25 @@
-"""Stop the runs of a host that cannot renew its lease, before another host may take them over."""
+"""Stop the runs of a host that cannot renew its lease, before another host may take them over.
+
+The runs are stopped on the host's loop. The programs in scopes have a guard of their own, which a frozen host needs,
+too: their reapers kill them when `_PROGRAM_MARGIN` of the lease is left.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import math
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from holdfast.clock import system_clock
 from holdfast.protocol.stopping import Cause
+from holdfast.runtime.process_host import process_host
 
 if TYPE_CHECKING:
     from holdfast.host.context import HostContext
     from holdfast.host.run_launcher import RunLauncher
+    from holdfast.runtime.processes.program_lease import ProgramLease
 
 __all__ = ["LeaseGuard"]
 
@@ -20,6 +27,8 @@ _LOOKS: Final = 20
 """Looks at the lease in its duration."""
 _MARGIN: Final = 0.4
 """Part of the lease that is left when the runs are stopped."""
+_PROGRAM_MARGIN: Final = 0.1
+"""Part of the lease that is left when the programs are killed that still run."""
 _ABANDON_AFTER: Final = 0.1
 """Part of the lease after which a stopped run that does not end is abandoned; its grace period is as long again."""
 
@@ -40,17 +49,35 @@ class LeaseGuard:
         self._lease_s = math.inf
         self._timer: asyncio.TimerHandle | None = None
         self._is_stopping = False
+        self._programs: ProgramLease | None = None
+        self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Watch the lease, if the store has one."""
+        """Watch the lease, if the store has one. Call this before the first program is started."""
         self._lease_s = self._context.store.health().lease_s
         if not math.isinf(self._lease_s):
             self._arm()
+        if self._context.store.cluster is not None:
+            self._programs = process_host().lease  # not earlier: a forked child has another one
+            self._context.store.cluster.watch_lease(self._keep_programs)
 
     def close(self) -> None:
-        """Stop watching."""
+        """Stop watching the runs."""
         if self._timer is not None:
             self._timer.cancel()
+
+    def release_programs(self) -> None:
+        """Let programs run without the lease. Call this when the store is closed."""
+        with self._lock:
+            programs, self._programs = self._programs, None
+        if programs is not None:
+            programs.release(self)
+
+    def _keep_programs(self, ends_at: float) -> None:
+        """Let the programs run until shortly before this monotonic time. Called in the thread that renews the lease."""
+        with self._lock:
+            if self._programs is not None:
+                self._programs.renew(self, ends_at - self._lease_s * _PROGRAM_MARGIN)
 
     def _left_s(self) -> float:
         return self._context.store.health().lease_ends_at - self._monotonic()

@@ -114,7 +114,9 @@ class Watched:
 
     @property
     def ended_because(self) -> str:
-        """Why the host or the kernel ended the program: its principal used too much."""
+        """Why the host or the kernel ended the program: its principal used too much, or the host's lease ended."""
+        if not self.reason and self.tree is not None and self.tree.lease_ended:
+            return "the host could not renew its lease"
         if not self.reason and self.tree is not None and self.tree.out_of_memory:
             return self._out_of_memory
         return self.reason

@@ -17,6 +17,7 @@ import contextlib
 import contextvars
 import functools
 import marshal
+import math
 import os
 import select
 import socket
@@ -26,12 +27,13 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Unpack
 
 from holdfast.runtime.processes.adopted_reapers import AdoptedReapers
 from holdfast.runtime.processes.killer import Killed, Killer
 from holdfast.runtime.processes.orphans import Orphan, orphans
 from holdfast.runtime.processes.process import Process
+from holdfast.runtime.processes.program_lease import ProgramLease
 from holdfast.runtime.processes.reports import Completed, ProcessHostStatistics
 from holdfast.runtime.processes.spec import (
     DEVNULL,
@@ -41,6 +43,7 @@ from holdfast.runtime.processes.spec import (
     Argument,
     Descriptors,
     ProcessSpec,
+    StartOptions,
     Stream,
     backlog_pauses,
     process_spec,
@@ -117,6 +120,8 @@ class ProcessHost:
         self._killed = 0
         self._survivors = 0
         self.buried_zygotes = 0
+        self.lease = ProgramLease(self._wake)
+        """When programs are killed that were started with ``leased=True``."""
         self._adopted = AdoptedReapers(self._register, self.unwatch)
 
     def _leave_to_parent(self) -> None:
@@ -128,6 +133,7 @@ class ProcessHost:
             link.socket.close()
             link.close_pidfd()
         self._adopted.close()
+        self.lease.leave_to_parent()
         if self._poll is not None:
             self._poll.close()
         if self._workers is not None:
@@ -166,7 +172,7 @@ class ProcessHost:
                 )
                 self._thread.start()
             assert self._poll is not None
-            fresh = ZygoteLink()
+            fresh = ZygoteLink(self.lease)
             self._zygote = fresh
             self._links[fresh.socket.fileno()] = fresh
             self._links[fresh.pidfd] = fresh
@@ -175,6 +181,16 @@ class ProcessHost:
         if link is not None and link.alive:  # of another identity: it ends when its last tree is gone
             link.end()
         return fresh
+
+    def _wake(self) -> None:
+        """Make zygotes and reapers look at the lease, which ends sooner than they expect."""
+        with self._lock:
+            links, trees = set(self._links.values()), list(self._trees.values())
+        for link in links:
+            link.tell(("wake", b""))
+        for tree in trees:
+            with contextlib.suppress(BlockingIOError):  # it has messages to read, and looks at the lease after them
+                tree.tell(("wake",))
 
     # -- the reading thread
 
@@ -282,23 +298,18 @@ class ProcessHost:
                 self._finish(tree, TreeResult(proven=not tree.sent))
             return
         match marshal.loads(data):
-            case ("started", int(pid), int(reaper)):
-                tree.reaper = reaper
-                tree.started.set(pid)
             case ("failed", str(stage), int(number)):
                 tree.started.set((stage, number))
                 self._drop(fd, tree)
                 self._finish(tree, TreeResult())
-            case ("out of memory",):
-                tree.out_of_memory = True
-            case ("exited", int(returncode)):
-                tree.exited.set(returncode)
             case ("survivors", list(killed), list(survivors), int(found)):
                 self._survivors += len(survivors)
                 tree.report(TreeResult(killed=tuple(killed), survivors=tuple(survivors), proven=False, found=found))
             case ("gone", list(killed), int(found)):
                 self._drop(fd, tree)
                 self._finish(tree, TreeResult(killed=tuple(killed), found=found))
+            case message:
+                tree.hear(message)
 
     def _drop(self, fd: int, tree: ReaperTree) -> None:
         assert self._poll is not None
@@ -334,10 +345,8 @@ class ProcessHost:
                 for tree in list(self._live):
                     if isinstance(tree, ReaperTree) and tree.link is link and tree.reaper == reaper:
                         self._survivors += len(survivors)
-                        self._finish(
-                            tree,
-                            TreeResult(killed=tuple(killed), survivors=tuple(survivors), proven=not survivors),
-                        )
+                        ended = TreeResult(killed=tuple(killed), survivors=tuple(survivors), proven=not survivors)
+                        self._finish(tree, ended)
 
     def _bury(self, link: ZygoteLink) -> None:
         """Handle the end of the zygote."""
@@ -351,6 +360,8 @@ class ProcessHost:
                 self._finish(tree, TreeResult(proven=False))
         link.bury()
         self._adopted.take_in()
+        if self.lease.ends_at < math.inf:  # a zygote must end what foreign code starts
+            self._link()
 
     # -- starting programs
 
@@ -368,6 +379,7 @@ class ProcessHost:
         pass_fds: Sequence[int] = (),
         confirm: Callable[[], bool] | None = None,
         cgroup: CgroupSpec | None = None,
+        leased: bool = False,
         on_cut: Callable[[asyncio.Task[TreeResult]], object] | None = None,
     ) -> Process:
         """Start a program under its own reaper and in its own session.
@@ -390,6 +402,7 @@ class ProcessHost:
             confirm: function that is called in a thread of its own when the tree is gone, and ends what runs for it
                 outside of the tree. If it returns False or fails, the tree's end is not proven.
             cgroup: cgroup (v2) of the program's owner, as returned by `ProgramCgroups.spec_of`.
+            leased: whether the program is killed when `lease` ends.
             on_cut: callback for a failed or cancelled start, called with the task that kills whatever was started. Not
                 called if the arguments are invalid or the zygote cannot be started.
 
@@ -398,7 +411,7 @@ class ProcessHost:
             TimeoutError: the program did not start within 30 s.
             ValueError: ``argv``, ``env`` or a stream is invalid, for example an argument with a NUL byte.
         """
-        spec = process_spec(argv, cwd, env, wall, cgroup)
+        spec = process_spec(argv, cwd, env, wall, cgroup, leased=leased)
         with Descriptors(stdin, stdout, stderr, pass_fds) as descriptors:
             tree = self._begin(spec, name, descriptors.theirs, confirm)
             try:
@@ -473,17 +486,15 @@ class ProcessHost:
         *,
         input: bytes = b"",
         timeout_s: float | None = None,
-        cwd: Argument | None = None,
-        env: Mapping[str, str] | None = None,
-        name: str | None = None,
-        wall: WallSpec | None = None,
-        pass_fds: Sequence[int] = (),
-        confirm: Callable[[], bool] | None = None,
+        **options: Unpack[StartOptions],
     ) -> Completed:
         """Run a program while blocking this thread, collect its output, and kill the descendants that still run.
 
         The program writes to unnamed temporary files. So this call is not blocked by a full pipe, nor by a descendant
         that keeps a pipe open.
+
+        Parameters:
+            options: see `spawn`.
 
         Raises:
             TimeoutError: the program did not end within ``timeout_s`` seconds; its tree was killed.
@@ -492,18 +503,7 @@ class ProcessHost:
         with tempfile.TemporaryFile() as source, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             source.write(input)
             source.seek(0)
-            process = self.spawn_blocking(
-                argv,
-                stdin=source,
-                stdout=out,
-                stderr=err,
-                cwd=cwd,
-                env=env,
-                name=name,
-                wall=wall,
-                pass_fds=pass_fds,
-                confirm=confirm,
-            )
+            process = self.spawn_blocking(argv, stdin=source, stdout=out, stderr=err, **options)
             try:
                 returncode = process.wait_blocking(timeout_s)
             finally:

@@ -77,6 +77,14 @@ class Cluster(Protocol):
         """Return the seconds until the first lease of another node ends; at most 0 if one has, infinite without any."""
         ...
 
+    def watch_lease(self, on_renewed: Callable[[float], object]) -> None:
+        """Call `on_renewed` with the monotonic time at which this node's lease ends: now, and after each renewal.
+
+        Parameters:
+            on_renewed: callback, called in the thread that renews the lease. It must not block.
+        """
+        ...
+
     def held(self) -> asyncio.Future[Sequence[Lease]]:
         """Return the leases of all runs that this node holds in the store, after all writes submitted earlier."""
         ...

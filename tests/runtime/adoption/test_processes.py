@@ -743,13 +743,11 @@ def test_what_a_host_leaves_is_killed_where_no_process_can_be_forked(monkeypatch
     def refused() -> int:
         raise BlockingIOError("no room for a process")
 
-    ended: list[tuple[int, int, float]] = []
-    monkeypatch.setattr(process_tags, "end_host", lambda *told: ended.append(told))
+    ended: list[str] = []
     monkeypatch.setattr(os, "fork", refused)
     alone: zygote.Zygote = object.__new__(zygote.Zygote)  # without the signal handlers of a process of its own
-    alone._identity = (5, 6)
-    alone._clear_up()
-    assert ended == [(5, 6, zygote._CLEAR_UP_S)]
+    alone._clear_up(lambda: ended.append("here"))
+    assert ended == ["here"]
 
 
 _TENDED = """

@@ -9,16 +9,19 @@ The zygote forks one reaper for each program. Invariants:
 - The reaper holds no end of the program's pipes and never waits for a pipe's end of file.
 - If the control socket reaches end of file or the host process ends, the reaper kills everything and exits. So the tree
   dies with the host, however the host died, with or without the zygote.
+- If the host's lease ends (`holdfast.runtime.processes.program_lease`), the reaper kills a leased program, even if the
+  host is frozen.
 - The reaper exits when the tree is gone, never before.
 - The reaper is outside of a walled program's wall, and is the parent of the wall's init
   (`holdfast.runtime.walls.build`). If a signal stops the init, the reaper continues it. To kill the tree, it kills the
   init.
 
-Messages are marshalled tuples on a ``SOCK_SEQPACKET`` socket. The host sends ``("kill", term_first_s, bound_s)`` and
-``("signal", signum)``. If the start fails, the reaper sends ``("failed", stage, errno)``. Otherwise it sends
-``("started", pid, reaper pid)``, ``("out of memory",)`` if the kernel killed the program for the limit of its cgroup,
-``("exited", returncode)`` when the program has ended, ``("survivors", killed, survivors, found)`` if a kill exceeds its
-time limit, and last ``("gone", killed, found)``. ``found`` is the number of processes that got a signal of a kill.
+Messages are marshalled tuples on a ``SOCK_SEQPACKET`` socket. The host sends ``("kill", term_first_s, bound_s)``,
+``("signal", signum)``, and ``("wake",)`` if the lease ends sooner than expected. If the start fails, the reaper sends
+``("failed", stage, errno)``. Otherwise it sends ``("started", pid, reaper pid)``, ``("lease ended",)`` if it kills the
+program for that, ``("out of memory",)`` if the kernel killed the program for the limit of its cgroup, ``("exited",
+returncode)`` when the program has ended, ``("survivors", killed, survivors, found)`` if a kill exceeds its time limit,
+and last ``("gone", killed, found)``. ``found`` is the number of processes that got a signal of a kill.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ import struct
 import time
 
 from holdfast.runtime.processes import procfs
+from holdfast.runtime.processes.program_lease import read_lease
 from holdfast.runtime.walls.build import IDLE_NICENESS
 
 TYPE_CHECKING = False
@@ -43,13 +47,13 @@ if TYPE_CHECKING:
     from holdfast.runtime.processes.program_cgroup import ProgramCgroup
     from holdfast.runtime.processes.program_child import ChildProgram
 
-__all__ = ["Reaper", "Wakeup", "name_process", "receive", "send"]
+__all__ = ["LONGEST_POLL_S", "Reaper", "Wakeup", "name_process", "receive", "send"]
 
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _RESTRIKE_S = 0.02
 _RESTRIKE_LIMIT_S = 1.0
-_LONGEST_POLL_S = 3600.0
+LONGEST_POLL_S = 3600.0
 """Limit of one ``poll``, which rejects timeouts over 24 days; the grace period of a stop may be longer."""
 
 _YIELD_AGAIN_S = 0.15
@@ -115,13 +119,15 @@ class Reaper:
     Parameters:
         control: socket to the host.
         host: pidfd of the host process.
+        lease: descriptor of the lease with which the program must end; None if it may outlive the lease.
         libc: the C library, loaded once by the zygote.
         niceness: niceness of the host and its programs; the reaper itself may run at a higher priority.
     """
 
-    def __init__(self, control: _socket.socket, host: int, libc: ctypes.CDLL, niceness: int) -> None:
+    def __init__(self, control: _socket.socket, host: int, lease: int | None, libc: ctypes.CDLL, niceness: int) -> None:
         self._control = control
         self._host = host
+        self._lease = lease
         self._libc = libc
         self._niceness = niceness
         self._wakeup = Wakeup()
@@ -153,6 +159,10 @@ class Reaper:
 
         The reaper closes its copies of the program's descriptors after the fork.
         """
+        if self._is_lease_over():
+            program.clean_up()
+            send(self._control, ("failed", "lease", errno.ECANCELED))
+            return
         os.setsid()
         become_subreaper(self._libc)
         name_process(self._libc, "holdfast-reaper")
@@ -195,6 +205,7 @@ class Reaper:
                     self._learn_start()
                 elif self._inside is not None and fd == self._inside.fileno():
                     self._hear_inside()
+            self._look_at_lease()
             self._report_end()
             if not self._reap():
                 break
@@ -209,20 +220,34 @@ class Reaper:
         dues = [] if self._yield_at is None else [self._yield_at]
         if self._killing:
             dues.append(min(self._kill_at, self._restrike_at))
+        if self._lease is not None:
+            dues.append(read_lease(self._lease))
         if not dues:
             return None
         left_s = max(0.0, min(dues) - time.monotonic())
-        return min(left_s, _LONGEST_POLL_S) * 1000 + 1
+        return min(left_s, LONGEST_POLL_S) * 1000 + 1
 
     def _lose_host(self) -> None:
         if not self._host_lost:
             self._host_lost = True
             self._poll.unregister(self._host)
             self._poll.unregister(self._control.fileno())
-        self._killing = True
-        self._kill_at = 0.0
-        self._restrike_at = 0.0
         self._report_at = None
+        self._kill_now()
+
+    def _look_at_lease(self) -> None:
+        """Kill the program when the host's lease has ended, even if the host is frozen and asks for nothing."""
+        if self._is_lease_over():
+            self._lease = None
+            self._kill_now()
+            send(self._control, ("lease ended",))
+
+    def _is_lease_over(self) -> bool:
+        return self._lease is not None and time.monotonic() >= read_lease(self._lease)
+
+    def _kill_now(self) -> None:
+        self._killing = True
+        self._kill_at = self._restrike_at = time.monotonic()
 
     def _obey(self, message: tuple[Any, ...] | None) -> None:
         match message:
@@ -246,7 +271,7 @@ class Reaper:
                     self._strike(self._main, signum)
 
     def _learn_start(self) -> None:
-        """Send either ``started`` or ``failed``, before any other message."""
+        """Send either ``started`` or ``failed``, before any other message but ``lease ended``."""
         assert self._starting is not None
         self._poll.unregister(self._starting)
         data = os.read(self._starting, _REPORT_BYTES)

@@ -6,8 +6,8 @@ import errno
 import os
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import IO, Any, Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import IO, Any, Final, TypedDict
 
 from holdfast.runtime.processes import procfs
 from holdfast.runtime.processes.program_cgroup import CgroupSpec
@@ -22,6 +22,7 @@ __all__ = [
     "Argument",
     "Descriptors",
     "ProcessSpec",
+    "StartOptions",
     "Stream",
     "backlog_pauses",
     "host_marker",
@@ -37,14 +38,25 @@ Argument = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 Stream = int | IO[Any] | None
 """`PIPE`, `DEVNULL`, `STDOUT` (stderr only), a descriptor, an open file, or None for the default."""
 
-ProcessSpec = tuple[list[bytes], dict[bytes, bytes], bytes, dict[str, Any] | None, CgroupSpec | None]
-"""Arguments, environment, directory, the packed wall, and the owner's cgroup."""
+ProcessSpec = tuple[list[bytes], dict[bytes, bytes], bytes, dict[str, Any] | None, CgroupSpec | None, bool]
+"""Arguments, environment, directory, the packed wall, the owner's cgroup, and whether it ends with the host's lease."""
 
 MORE_FDS = 3
 """Maximum number of descriptors that a program gets in addition to its standard streams."""
 
 START_S = 30.0
 """Maximum time in seconds for a program to start."""
+
+
+class StartOptions(TypedDict, total=False):
+    """Options of a program whose streams are given; see `ProcessHost.spawn`."""
+
+    cwd: Argument | None
+    env: Mapping[str, str] | None
+    name: str | None
+    wall: WallSpec | None
+    pass_fds: Sequence[int]
+    confirm: Callable[[], bool] | None
 
 
 class Descriptors:
@@ -115,6 +127,8 @@ def process_spec(
     env: Mapping[str, str] | None,
     wall: WallSpec | None = None,
     cgroup: CgroupSpec | None = None,
+    *,
+    leased: bool = False,
 ) -> ProcessSpec:
     """Check and encode the parameters of a start.
 
@@ -137,7 +151,7 @@ def process_spec(
         directory = os.fsencode(os.path.abspath(cwd))
     else:
         directory = os.getcwdb()
-    return words, environment, directory, None if wall is None else wall.pack(), cgroup
+    return words, environment, directory, None if wall is None else wall.pack(), cgroup, leased
 
 
 def backlog_pauses() -> Iterator[float]:

@@ -30,5 +30,8 @@ def pid_or_error(started: int | tuple[str, int], argv: Sequence[Argument], cwd: 
         case "reaper":
             why = "its reaper exited first; it was killed, or the zygote failed"
             raise OSError(number, f"failed to start {os.fsdecode(argv[0])}: {why}")
+        case "lease":
+            why = "the lease of this host has ended, so another host may run its work"
+            raise OSError(number, f"failed to start {os.fsdecode(argv[0])}: {why}")
         case _:
             raise OSError(number, f"failed to start {os.fsdecode(argv[0])} ({stage}): {os.strerror(number)}")

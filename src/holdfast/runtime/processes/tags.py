@@ -33,6 +33,7 @@ __all__ = [
     "SCOPES",
     "UNCLAIMED",
     "end_host",
+    "end_scopes",
     "host_of_tag",
     "is_start",
     "kill",
@@ -332,12 +333,35 @@ def _others(host: int, look: _Look) -> _Look:
 
 def end_host(host: int, started: int, bound_s: float) -> None:
     """Kill everything that was started in scopes of an ended host, or by C code in that host, until nothing is left."""
-    gone = (host, started & _START_MASK)
+    _end_programs(host, started, bound_s, spared=(OUTSIDE, HELPERS))
+
+
+def end_scopes(host: int, started: int, bound_s: float, may_kill: Callable[[], bool]) -> None:
+    """Kill everything that was started in scopes of a host that lives on, until nothing is left.
+
+    Parameters:
+        may_kill: asked before each kill.
+    """
+    _end_programs(host, started, bound_s, spared=(OUTSIDE, HELPERS, UNCLAIMED), spared_pid=host, may_kill=may_kill)
+
+
+def _end_programs(
+    host: int,
+    started: int,
+    bound_s: float,
+    *,
+    spared: Collection[int],
+    spared_pid: int = 0,
+    may_kill: Callable[[], bool] = lambda: True,
+) -> None:
+    owner = (host, started & _START_MASK)
 
     def ours(tag: int) -> bool:
-        return scope_of_tag(tag) not in (OUTSIDE, HELPERS) and host_of_tag(tag) == gone
+        return scope_of_tag(tag) not in spared and host_of_tag(tag) == owner
 
     def carried(pid: int, tag: int) -> bool:
+        if pid == spared_pid or not may_kill():  # a living host has a scope's tag while it starts a program there
+            return False
         if any(map(ours, tags_of(pid))):  # first: it is quick, and so are the processes being chased
             return True
         marked = marked_tag_of(pid)

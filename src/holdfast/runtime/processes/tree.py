@@ -147,6 +147,8 @@ class ReaperTree:
         """Whether the reaper was requested from the zygote; if not, no process of the tree can exist."""
         self.out_of_memory = False
         """Whether the kernel killed the program for the memory limit of its cgroup; known when `exited` is set."""
+        self.lease_ended = False
+        """Whether the reaper killed the program because the host's lease ended; known when `exited` is set."""
         self._spec = spec
         self._theirs = theirs
         self._fds = fds
@@ -196,6 +198,19 @@ class ReaperTree:
         self.link.wake()  # the zygote has the tree if the reaper is lost
         self.tell(("kill", float(term_first_s), float(bound_s)))
         return answer
+
+    def hear(self, message: tuple[Any, ...]) -> None:
+        """Note what the reaper sent about the program; call this in the host's reading thread only."""
+        match message:
+            case ("started", int(pid), int(reaper)):
+                self.reaper = reaper
+                self.started.set(pid)
+            case ("out of memory",):
+                self.out_of_memory = True
+            case ("lease ended",):
+                self.lease_ended = True
+            case ("exited", int(returncode)):
+                self.exited.set(returncode)
 
     def report(self, result: TreeResult) -> None:
         """Answer all pending kill requests."""
@@ -264,7 +279,7 @@ class GroupTree:
         self.started: Oneshot[int | tuple[str, int]] = Oneshot()
         self.exited: Oneshot[int] = Oneshot()
         self.gone: Oneshot[TreeResult] = Oneshot()
-        argv, environment, directory, wall, _ = spec
+        argv, environment, directory, wall, *_ = spec
         if wall is not None:
             raise OSError(errno.ENOSYS, "walls need Linux")
         self._program = subprocess.Popen(

@@ -8,7 +8,7 @@ memory, and never inherits a lock of the host's threads. Invariants:
 - It holds no descriptor of any program and no control socket of any reaper.
 - If a signal stops a reaper, the zygote continues the reaper at once.
 - When the host ends or closes the socket, the zygote accepts no more requests, waits until its last child is gone, and
-  exits. If the host has ended, the zygote also kills what foreign code started in the host's scopes.
+  exits. If the host or its lease has ended, the zygote also kills what foreign code started in the host's scopes.
 
 A request is one packet with descriptors: ``("spawn", key)`` with control socket, stdin, stdout, stderr and up to three
 more, or ``("kill", b"")`` or ``("meter", b"")`` with a control socket. The last descriptor refers to a file that
@@ -16,7 +16,8 @@ contains the specification, which only the forked child reads: the environment o
 memory. ``key`` names the kept namespaces of the program's wall. A meter is described in
 `holdfast.runtime.processes.meter`. For a kill, a fork runs `holdfast.runtime.processes.tags.kill` and sends
 ``("done", {tag: (killed, survivors)})`` on the control socket, in as many parts as needed. ``("forget", session)``
-drops a session's kept namespaces. ``("end", None)`` means that the host continues without this zygote.
+drops a session's kept namespaces. ``("wake", b"")`` means that the host now has a lease
+(`holdfast.runtime.processes.program_lease`). ``("end", None)`` means that the host continues without this zygote.
 
 The zygote sends ``("ready", pid)`` once, and ``("lost", reaper pid, killed, survivors)`` for a reaper that was killed,
 when the reaper's orphans are dead or a time limit is reached.
@@ -29,6 +30,7 @@ import array
 import ctypes
 import gc
 import marshal
+import math
 import os
 import select
 import signal
@@ -37,12 +39,14 @@ import time
 from holdfast.runtime.processes import procfs
 from holdfast.runtime.processes import tags as process_tags
 from holdfast.runtime.processes.program_child import IGNORED_SIGNALS, ChildProgram
-from holdfast.runtime.processes.reaper import Reaper, Wakeup, become_subreaper, name_process, send
+from holdfast.runtime.processes.program_lease import read_lease
+from holdfast.runtime.processes.reaper import LONGEST_POLL_S, Reaper, Wakeup, become_subreaper, name_process, send
 from holdfast.runtime.walls.warm import KeptNamespaces
 from holdfast.undumpable import make_undumpable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 __all__ = ["Zygote", "main"]
@@ -54,6 +58,8 @@ _HOST_END_S = 2.0
 _STRAY_BOUND_S = 2.0
 _URGENCY = 10
 _STRAY_PAUSE_S = 0.005
+_LEASE_LOOK_S = 1.0
+"""Interval at which programs of foreign code are looked for while the lease is over."""
 _TOLD_TAGS = 64
 _TOLD_PIDS = 200
 """Maximum number of pids per list in a message: of a longer list, only the last pids are sent."""
@@ -65,12 +71,15 @@ class Zygote:
     Parameters:
         requests: socket to the host.
         host: pidfd of the host process.
+        lease: descriptor of the programs' lease.
         identity: pid and start time of the host process.
     """
 
-    def __init__(self, requests: _socket.socket, host: int, identity: tuple[int, int]) -> None:
+    def __init__(self, requests: _socket.socket, host: int, lease: int, identity: tuple[int, int]) -> None:
         self._requests = requests
         self._host = host
+        self._lease = lease
+        self._clear_up_at = 0.0
         self._identity = identity
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._niceness = os.getpriority(os.PRIO_PROCESS, 0)
@@ -102,7 +111,7 @@ class Zygote:
         send(self._requests, ("ready", os.getpid()))
         strays = False
         while not (self._dismissed or self._host_lost):
-            for fd, _ in poll.poll(_STRAY_PAUSE_S * 1000 if strays else None):
+            for fd, _ in poll.poll(_STRAY_PAUSE_S * 1000 if strays else self._lease_timeout_ms()):
                 if fd == self._wakeup.fd:
                     self._wakeup.clear()
                 elif fd == self._kept.inbox.fileno():
@@ -110,6 +119,7 @@ class Zygote:
                 elif fd == self._host or not self._serve():
                     self._host_lost = True
             strays = bool(self._tend())
+            self._look_at_lease()
         for closed in (self._requests, self._kept.inbox):
             poll.unregister(closed.fileno())
             closed.close()
@@ -126,25 +136,43 @@ class Zygote:
             self._wakeup.clear()
             if self._host in ready:
                 poll.unregister(self._host)
-                self._clear_up()
+                self._clear_up(lambda: process_tags.end_host(*self._identity, _CLEAR_UP_S))
                 cleared = True
             if self._tend() is None and (cleared or time.monotonic() >= wait_until):
                 return
 
-    def _clear_up(self) -> None:
-        """Kill the programs that foreign code started in the host, which has ended.
+    def _lease_timeout_ms(self) -> float | None:
+        due = max(read_lease(self._lease), self._clear_up_at)
+        return None if due == math.inf else min(max(0.0, due - time.monotonic()), LONGEST_POLL_S) * 1000 + 1
+
+    def _look_at_lease(self) -> None:
+        """While the lease is over, kill the programs that foreign code starts in scopes, once in a while."""
+        now = time.monotonic()
+        if now >= max(read_lease(self._lease), self._clear_up_at):
+            self._clear_up_at = now + _LEASE_LOOK_S
+            self._clear_up(lambda: process_tags.end_scopes(*self._identity, _LEASE_LOOK_S, self._is_lease_over))
+
+    def _is_lease_over(self) -> bool:
+        return time.monotonic() >= read_lease(self._lease)
+
+    def _clear_up(self, end: Callable[[], None]) -> None:
+        """Kill the programs that foreign code started in the host.
 
         A fork does the killing, so that the zygote can kill strays meanwhile. If a fork bomb makes a fork impossible,
         the zygote kills the programs itself, and strays must wait.
+
+        Parameters:
+            end: kills the programs.
         """
         try:
             pid = os.fork()
         except OSError:
-            process_tags.end_host(*self._identity, _CLEAR_UP_S)
+            end()
             return
         if pid == 0:
             try:
-                process_tags.end_host(*self._identity, _CLEAR_UP_S)
+                self._requests.close()
+                end()
             finally:
                 os._exit(0)
         self._forked.add(pid)
@@ -164,6 +192,8 @@ class Zygote:
         kind, key = marshal.loads(data)
         if kind == "end":
             self._dismissed = True
+            return True
+        if kind == "wake":
             return True
         if kind == "forget":
             self._kept.forget(key)
@@ -209,11 +239,12 @@ class Zygote:
             self._kept.take(b"")
             self._measure(control, spec)
             os._exit(0)
-        argv, environment, directory, wall, cgroup = spec
+        argv, environment, directory, wall, cgroup, leased = spec
         kept = self._kept.take(key)
         outbox = self._kept.outbox.fileno()
         program = ChildProgram(argv, environment, directory, wall, cgroup, passed=fds, kept=kept, outbox=outbox)
-        Reaper(control, self._host, self._libc, self._niceness).run(program)
+        lease = self._lease if leased else None
+        Reaper(control, self._host, lease, self._libc, self._niceness).run(program)
         os._exit(0)
 
     def _measure(self, control: _socket.socket, spec: tuple[Any, ...]) -> None:
@@ -277,13 +308,13 @@ def _read_all(fd: int) -> bytes:
     return b"".join(parts)
 
 
-def main(requests: int, host: int) -> None:
-    """Run the zygote with these descriptors: its socket to the host, and a pidfd of the host."""
+def main(requests: int, host: int, lease: int) -> None:
+    """Run the zygote with these descriptors: its socket to the host, a pidfd of the host, and the programs' lease."""
     make_undumpable()  # including its forks, the reapers
-    os.closerange(max(requests, host) + 1, os.sysconf("SC_OPEN_MAX"))
+    os.closerange(max(requests, host, lease) + 1, os.sysconf("SC_OPEN_MAX"))
     os.chdir("/")
-    os.set_inheritable(requests, False)
-    os.set_inheritable(host, False)
+    for fd in (requests, host, lease):
+        os.set_inheritable(fd, False)
     pid, _, started = os.environb[procfs.HOST_MARKER].partition(b".")
     control = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0, requests)
-    Zygote(control, host, (int(pid), int(started))).run()
+    Zygote(control, host, lease, (int(pid), int(started))).run()

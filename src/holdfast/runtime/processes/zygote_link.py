@@ -18,6 +18,7 @@ from holdfast.runtime.processes import procfs, seal
 from holdfast.runtime.processes import tags as process_tags
 from holdfast.runtime.processes.environment import start_environment
 from holdfast.runtime.processes.program_child import IGNORED_SIGNALS
+from holdfast.runtime.processes.program_lease import ProgramLease
 from holdfast.runtime.processes.spec import host_marker
 
 __all__ = ["ZygoteLink", "identity", "lost_helpers", "supported"]
@@ -29,7 +30,7 @@ for name, path in (("holdfast", {top!r}), ("holdfast.runtime", {runtime!r}), ("h
     package.__path__ = [path]
     sys.modules[name] = package
 from holdfast.runtime.processes.zygote import main
-main(3, 4)
+main(3, 4, 5)
 """
 
 _posix_spawn = os.posix_spawn  # before adoption wraps it: a scope must not own the zygote that its first program starts
@@ -40,12 +41,17 @@ zygotes: set[int] = set()
 
 
 class ZygoteLink:
-    """Connection of the host to its zygote."""
+    """Connection of the host to its zygote.
 
-    def __init__(self) -> None:
+    Parameters:
+        lease: the lease of the host's programs.
+    """
+
+    def __init__(self, lease: ProgramLease) -> None:
+        end = lease.open()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         host = procfs.pidfd_open(os.getpid())
-        high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in (theirs.fileno(), host)]
+        high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in (theirs.fileno(), host, end)]
         here = os.path.dirname(os.path.abspath(__file__))
         runtime = os.path.dirname(here)
         try:
@@ -64,7 +70,9 @@ class ZygoteLink:
                     (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
                     (os.POSIX_SPAWN_DUP2, high[0], 3),
                     (os.POSIX_SPAWN_DUP2, high[1], 4),
+                    (os.POSIX_SPAWN_DUP2, high[2], 5),
                 ],
+                setpgroup=0,  # what stops the host's group, such as SIGSTOP, must not stop the zygote
                 setsigmask=IGNORED_SIGNALS,  # until it ignores them: the terminal sends its Ctrl-C to the zygote, too
             )
         except OSError:
@@ -72,7 +80,7 @@ class ZygoteLink:
             raise
         finally:
             theirs.close()
-            for fd in (host, *high):
+            for fd in (host, end, *high):
                 os.close(fd)
         zygotes.add(self.pid)
         seal.current().put(self.pid, _helpers_tag())
@@ -138,13 +146,17 @@ class ZygoteLink:
         name = session.encode()
         if name in self._kept:
             self._kept.discard(name)
-            with contextlib.suppress(OSError):
-                self.socket.send(marshal.dumps(("forget", name)))
+            self.tell(("forget", name))
+
+    def tell(self, message: tuple[Any, ...]) -> None:
+        """Send a message without descriptors; do nothing if the zygote is busy or has ended."""
+        with contextlib.suppress(OSError):
+            self.socket.send(marshal.dumps(message))
 
     def end(self) -> None:
         """Make the zygote exit when its last child is gone."""
+        self.tell(("end", None))
         with contextlib.suppress(OSError):  # the zygote has ended, and the socket with it
-            self.socket.send(marshal.dumps(("end", None)))
             self.socket.shutdown(socket.SHUT_RDWR)
 
 

@@ -30,7 +30,7 @@ async def start_program(
     handle = ProcessHandle(core, name or " ".join(map(os.fsdecode, argv[:1])))
     core.enter(handle)
     try:
-        process = await processes.spawn(argv, name=name, on_cut=handle.on_cut, **options)
+        process = await processes.spawn(argv, name=name, on_cut=handle.on_cut, leased=True, **options)
         await handle.take(process)
     except BaseException:
         if not handle.cut:  # otherwise it is discarded once nothing of the start is left

@@ -72,6 +72,7 @@ class Starter(Protocol):
         stdout: Stream = None,
         env: Mapping[str, str] | None = None,
         name: str | None = None,
+        leased: bool = False,
         on_cut: Callable[[asyncio.Task[TreeResult]], object] | None = None,
     ) -> Process:
         """Start a program; see `ProcessHost.spawn`."""
@@ -234,6 +235,7 @@ class WorkerPool:
                 env=start_environment(self.variables),
                 name=name,
                 on_cut=on_cut,
+                leased=True,
             )
         except BaseException:
             ours.close()

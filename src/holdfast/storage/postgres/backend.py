@@ -59,7 +59,7 @@ class PostgresBackend:
             self._signals,
             read=self.read,
             write=self.write,
-            epoch=lambda: 0 if self.lease is None else self.lease.epoch,
+            lease=lambda: self.lease,
         )
         self._connection: PostgresWriteConnection | None = None
         self._writer: Writer | None = None

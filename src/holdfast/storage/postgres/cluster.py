@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 
 from holdfast.storage.backend import Reads, Tables
 from holdfast.storage.cluster import Signals
+from holdfast.storage.postgres.node_lease import NodeLease
 from holdfast.storage.postgres.node_reads import NodeReads
 from holdfast.storage.sql.tables import SqlTables
 from holdfast.storage.values import Lease, Ready
@@ -25,7 +26,7 @@ class PostgresCluster:
         signals: the signals of this node.
         read: `Backend.read` of this node.
         write: `Backend.write` of this node.
-        epoch: callable that returns the current epoch of this node.
+        lease: callable that returns the lease of this node; None if the store is not open.
     """
 
     def __init__(
@@ -34,12 +35,12 @@ class PostgresCluster:
         *,
         read: Callable[[Callable[[Reads], Any]], asyncio.Future[Any]],
         write: Callable[[str, Callable[[Tables], Any]], asyncio.Future[Any]],
-        epoch: Callable[[], int],
+        lease: Callable[[], NodeLease | None],
     ) -> None:
         self.signals = signals
         self._read_backend = read
         self._write = write
-        self._epoch = epoch
+        self._lease = lease
 
     async def last_seqs(self, sessions: Sequence[int]) -> Mapping[int, int]:
         return await self._read(lambda reads: reads.last_seqs(sessions))
@@ -55,8 +56,17 @@ class PostgresCluster:
         epoch = self._epoch()
         return await self._read(lambda reads: reads.next_lease_end_s(epoch))
 
+    def watch_lease(self, on_renewed: Callable[[float], object]) -> None:
+        lease = self._lease()
+        if lease is not None:
+            lease.watch(on_renewed)
+
     def held(self) -> asyncio.Future[Sequence[Lease]]:
         return self._write("held", lambda tables: cast("SqlTables", tables).held())
+
+    def _epoch(self) -> int:
+        lease = self._lease()
+        return 0 if lease is None else lease.epoch
 
     async def _read(self, query: Callable[[NodeReads], _T]) -> _T:
         found: _T = await self._read_backend(lambda reads: query(cast("NodeReads", reads)))

@@ -9,6 +9,7 @@ the database's.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, Final
@@ -45,7 +46,9 @@ class NodeLease:
         self._orders: SimpleQueue[int | None] = SimpleQueue()
         """Epochs to renew from now on; None ends the thread."""
         self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
         self._ends_at = 0.0
+        self._on_renewed: Callable[[float], object] = lambda _: None
         self.epoch = 0
         """The current epoch of the node."""
         self.problem: str | None = None
@@ -62,9 +65,20 @@ class NodeLease:
         Parameters:
             sent_at: monotonic time before the epoch was registered, which began its lease.
         """
-        self._ends_at = sent_at + self._lease_s
-        self.epoch = epoch
+        with self._lock:
+            self.epoch = epoch
+            self._set_end(sent_at + self._lease_s)
         self._orders.put(epoch)
+
+    def watch(self, on_renewed: Callable[[float], object]) -> None:
+        """Call `on_renewed` with `ends_at` now and after each renewal, in the thread that renews the lease."""
+        with self._lock:
+            self._on_renewed = on_renewed
+            on_renewed(self._ends_at)
+
+    def _set_end(self, ends_at: float) -> None:
+        self._ends_at = ends_at
+        self._on_renewed(ends_at)
 
     def start(self) -> None:
         """Start the thread."""
@@ -99,8 +113,10 @@ class NodeLease:
             self._drop()
             return False
         self.problem = None
-        if renewed:  # else the epoch was ended, and the next transaction begins another one
-            self._ends_at = sent_at + self._lease_s
+        with self._lock:
+            if epoch == self.epoch:  # else the writer has begun another one
+                # Not renewed: another node has ended the epoch. The next transaction begins another one.
+                self._set_end(max(self._ends_at, sent_at + self._lease_s) if renewed else sent_at)
         return True
 
     def _drop(self) -> None:
