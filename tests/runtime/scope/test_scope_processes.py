@@ -21,10 +21,12 @@ from holdfast.errors import Interrupted, ProcessEnded, ScopeClosed
 from holdfast.protocol.stopping import Cause, StopCounts
 from holdfast.runtime.adoption import processes as adoption_processes
 from holdfast.runtime.adoption.adopted_programs import AdoptedPrograms
+from holdfast.runtime.adoption.kill_passes import KillPasses
 from holdfast.runtime.adoption.tasks import install
 from holdfast.runtime.process_host import PIPE, Process, TreeResult, process_host
 from holdfast.runtime.processes import procfs
 from holdfast.runtime.processes.foreign_process import ForeignProcess, Owner
+from holdfast.runtime.processes.killer import Killer
 from holdfast.runtime.processes.tree import ReaperTree
 from holdfast.runtime.processes.zygote_link import ZygoteLink
 from holdfast.runtime.scope import stop as stopping
@@ -648,6 +650,32 @@ def test_programs_of_foreign_code_end_with_the_scope() -> None:
             assert not [pid for pid in pids if alive(pid)]
             # Its exit status is still its starter's.
             assert await kept[0].wait() == -signal.SIGKILL
+
+    run(main)
+
+
+def test_processes_that_the_host_kills_itself_during_a_stop_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill that is preempted after its first strike leaves strays to the host, whose scope accepts none any more."""
+
+    async def main() -> None:
+        with install(asyncio.get_running_loop()):
+            scope = Scope("call", parent=None).open()
+            program = await scope.spawn(asyncio.create_subprocess_exec(*HOSTILE, stdout=PIPE))
+            assert program.stdout is not None
+            assert await program.stdout.readline() == b"ready\n"
+            await until(lambda: len(procfs.descendants(program.pid)) == 2)
+            strays = procfs.descendants(program.pid)
+            submit = KillPasses._submit
+
+            def late(self: KillPasses, killer: Killer) -> None:
+                os.kill(program.pid, signal.SIGKILL)
+                while procfs.living(strays):
+                    time.sleep(0.001)
+                submit(self, killer)
+
+            monkeypatch.setattr(KillPasses, "_submit", late)
+            receipt = await scope.stop("enough", grace_s=0)
+            assert (receipt.outcome, receipt.stopped.programs, receipt.stopped.processes) == ("gone", 1, 3)
 
     run(main)
 

@@ -15,7 +15,7 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from holdfast.runtime.adoption.tag_inheritance import TagInheritance
 from holdfast.runtime.process_host import ProcessHost
@@ -35,14 +35,19 @@ _STRUCK_S = 1.0
 
 
 class Family:
-    """The adopted programs of one owner."""
+    """The adopted programs of one owner.
 
-    __slots__ = ("live", "owner", "tag")
+    Attributes:
+        refused: pids of processes that were killed because the owner refused them, and that no kill has reported yet.
+    """
+
+    __slots__ = ("live", "owner", "refused", "tag")
 
     def __init__(self, owner: Owner, tag: int) -> None:
         self.owner = owner
         self.tag = tag
         self.live: set[ForeignProcess] = set()
+        self.refused: list[int] = []
 
 
 class AdoptedPrograms:
@@ -166,6 +171,8 @@ class AdoptedPrograms:
             self._known[pid] = process
         taken = owner.adopt_process(process)
         if not taken:
+            with self._lock:  # before its death, after which a kill may report
+                family.refused += [pid] if procfs.lives(pid, started) else []
             process.signal(signal.SIGKILL)
             _await_end(pidfd, _STRUCK_S)
         self._processes.watch(pidfd, lambda: self._end(process, family))
@@ -296,6 +303,16 @@ class AdoptedPrograms:
         """Return all known pids, including those of the zygotes."""
         with self._lock:
             return {*self._known, *self._outside, *self._processes.zygote_pids()}
+
+    def take_refused(self, tags: Iterable[int]) -> tuple[int, ...]:
+        """Return the pids of `Family.refused` once, for a kill of these tags that has ended."""
+        taken: list[int] = []
+        with self._lock:
+            for tag in tags:
+                if (family := self._by_tag.get(tag)) is not None:
+                    taken += family.refused
+                    family.refused = []
+        return tuple(taken)
 
     def all_tags(self) -> list[int]:
         """Return the tags of all owners."""

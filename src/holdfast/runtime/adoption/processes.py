@@ -33,6 +33,7 @@ import asyncio
 import signal
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from holdfast.runtime.adoption.installation import ProgramAdoption
 from holdfast.runtime.adoption.start_hooks import StartHooks
@@ -108,7 +109,8 @@ async def kill_trees(
         tags.setdefault(adoption.programs.tag_for(owner), [])
     if not tags:
         return TreeResult()
-    return await _kill(adoption, tags, roots, bound_s)
+    result = await _kill(adoption, tags, roots, bound_s)
+    return replace(result, killed=tuple(dict.fromkeys((*result.killed, *adoption.programs.take_refused(tags)))))
 
 
 async def kill_everything(*, bound_s: float = KILL_BOUND_S) -> TreeResult:
