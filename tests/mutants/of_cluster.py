@@ -106,6 +106,18 @@ MUTANTS = (
         tests=(f"{TAKE_OVER}::{STOPPED_PROGRAMS}",),
     ),
     Mutant(
+        name="take-over behind a stopped transaction",
+        of="P11",
+        breaks="a host that was stopped within a transaction keeps its runs for as long as it is stopped",
+        file="storage/postgres/shared_use.py",
+        old='        database.execute(statement("cut_writers"), (overdue,))\n',
+        new="",
+        tests=(
+            "tests/storage/postgres/test_races.py"
+            "::test_a_node_that_stops_within_a_transaction_does_not_hold_up_the_take_over",
+        ),
+    ),
+    Mutant(
         name="the same attempt at another host",
         of="P4 P11",
         breaks="a run that a drained host hands over has one attempt at two hosts, and its restart is not counted",

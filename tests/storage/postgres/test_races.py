@@ -201,29 +201,32 @@ def test_a_stalled_node_writes_nothing_after_its_runs_were_taken_over(postgres_u
     run(main)
 
 
-def test_a_take_over_waits_for_the_transaction_that_is_in_progress(postgres_url):
-    """What the old node has begun to write is either committed before the take-over, or refused."""
+def test_a_node_that_stops_within_a_transaction_does_not_hold_up_the_take_over(postgres_url):
+    """Within a pipeline, no timeout of the database ends its transaction: the take-over does, and nothing is written."""
 
     async def main():
-        async with nodes(postgres_url, 2) as (old, new):
-            claim = (await old.send(message(0))).claim
+        async with nodes(postgres_url, 2) as (stopped, new):
+            claim = (await stopped.send(message(0))).claim
+            before = await log_of(new, claim.lease.session)
             loop = asyncio.get_running_loop()
-            rescues: list[Any] = []
+            taken: list[Any] = []
+
+            async def take_over():
+                return await new.rescue(at=5.0)
 
             def at_commit(name):
-                if name == "postgres.before_commit" and not rescues:
+                if name == "postgres.before_commit" and not taken:
+                    taken.append(None)
                     end_lease(postgres_url, 1)
-                    rescues.append(asyncio.run_coroutine_threadsafe(new.rescue(at=5.0), loop))
-                    blocked(postgres_url)
+                    taken.extend(asyncio.run_coroutine_threadsafe(take_over(), loop).result(4))
 
-            with failpoints.attend(at_commit):
-                appended = await old.append(claim.lease, DELTA)
-            assert len(appended.events) == 1
-            (mine,) = await asyncio.wrap_future(rescues[0])
-            assert [event.kind for event in await log_of(new, claim.lease.session)][-1] == "text.delta"
-            with pytest.raises(StaleFence):
-                await old.append(claim.lease, DELTA)
+            with failpoints.attend(at_commit), pytest.raises(StaleFence):
+                await stopped.append(claim.lease, DELTA)
+            _, mine = taken
+            assert mine.lease.session == claim.lease.session
+            assert await log_of(new, claim.lease.session) == before
             await new.append(mine.lease, DELTA)
+            assert (await stopped.send(message(1))).disposition == "queued", "the node goes on, in a new epoch"
 
     run(main)
 

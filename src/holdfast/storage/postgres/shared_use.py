@@ -70,6 +70,7 @@ class SharedUse:
         if not overdue:
             return ()
         database.execute(statement("end_nodes"), (overdue,))
+        database.execute(statement("cut_writers"), (overdue,))
         database.execute(statement("end_writers"), (overdue,))
         held = [session for (session,) in database.query("held_sessions", overdue)]
         for name in ("drop_active", "drop_writers"):

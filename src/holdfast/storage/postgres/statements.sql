@@ -90,6 +90,15 @@ ORDER BY epoch FOR UPDATE SKIP LOCKED
 -- name: end_nodes
 UPDATE node SET ended = true WHERE epoch = ANY(?)
 
+-- name: cut_writers
+-- Ends the connections on which these nodes have a transaction in progress. A node that is stopped within a pipeline would
+-- hold its rows for as long as it is stopped: none of PostgreSQL's timeouts runs there. A row that a transaction in
+-- progress has updated or locked has the id of that transaction in xmax.
+SELECT count(pg_terminate_backend(holder.pid)) FROM writer
+JOIN pg_locks AS holder ON holder.locktype = 'transactionid' AND holder.granted AND holder.transactionid = writer.xmax
+JOIN pg_stat_activity AS activity ON activity.pid = holder.pid AND activity.usename = current_user
+WHERE writer.epoch = ANY(?)
+
 -- name: end_writers
 -- Waits for transactions of theirs that are in progress; all later ones fail.
 UPDATE writer SET ended = true WHERE epoch = ANY(?)
