@@ -202,7 +202,7 @@ def test_a_stalled_node_writes_nothing_after_its_runs_were_taken_over(postgres_u
 
 
 def test_a_node_that_stops_within_a_transaction_does_not_hold_up_the_take_over(postgres_url):
-    """Within a pipeline, no timeout of the database ends its transaction: the take-over does, and nothing is written."""
+    """Within a pipeline, no timeout of the database ends its transaction: the take-over does. Nothing is written."""
 
     async def main():
         async with nodes(postgres_url, 2) as (stopped, new):

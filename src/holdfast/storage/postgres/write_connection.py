@@ -37,8 +37,8 @@ __all__ = ["PostgresWriteConnection"]
 _STATEMENT_TIMEOUT_S: Final = 20
 _LOCK_TIMEOUT_S: Final = 5
 _IDLE_TIMEOUT_S: Final = 5
-"""Time after which the database ends a transaction whose node was stopped between two round trips. Shorter than a lease,
-so that such a transaction does not keep others from writing to the same sessions."""
+"""Time after which the database ends a transaction whose node was stopped between two round trips. Shorter than a
+lease, so that such a transaction does not keep others from writing to the same sessions."""
 _RESOLVE_S: Final = 5.0
 """Time for which the outcome of a commit without a reply is looked for before its writes fail."""
 _RECONNECT_EVERY_S: Final = 0.1
