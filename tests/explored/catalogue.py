@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tests.explored import (
+    of_clusters,
     of_hosts,
     of_interrupts,
     of_mailboxes,
@@ -25,13 +26,14 @@ MODELS: tuple[Model, ...] = (
     *of_sessions.MODELS,
     *of_hosts.MODELS,
     *of_writers.MODELS,
+    *of_clusters.MODELS,
 )
 ITEMS = tuple(dict.fromkeys(model.item for model in MODELS))
 FEW = 2_000
 """Schedules of each item in an ordinary run of the tests, for those that do not end."""
 MANY = 100_000
 """The same at night."""
-WHOLE = 50_000
+WHOLE = 150_000
 """A model that has no more schedules than this is run to its end at night."""
 
 
