@@ -63,7 +63,7 @@ def test_servers_keep_every_promise_through_each_fault(fault: str, tmp_path: Pat
 def test_the_demo_of_the_docs_keeps_every_promise(tmp_path: Path) -> None:
     holdfast = str(Path(sys.executable).parent / "holdfast")
     done = subprocess.run(
-        [holdfast, "cluster-demo", "--seconds", "60", "--json"],
+        [holdfast, "cluster-demo", "--seconds", "90", "--json"],
         cwd=tmp_path, capture_output=True, text=True, timeout=570,
     )  # fmt: skip
     assert done.returncode == Exit.OK, (done.stderr[-3000:], done.stdout[-3000:])

@@ -28,6 +28,8 @@ __all__ = ["cluster_demo"]
 
 _LEASE_S = 3.0
 _SESSIONS = 16
+_FAULTS_IN_LINE = 5
+_INDENT = "\n" + 22 * " "
 _EXTRA_S = 25.0
 """For the estimate: the time of everything besides the faults."""
 
@@ -107,8 +109,9 @@ def _demonstrate(seconds: float, nodes: int, seed: int) -> tuple[Report, Cluster
 
 def _say_closing(report: Report, figures: ClusterFigures, counts: ClusterCounts) -> None:
     overlapping = report.of("P4").broken
-    faults = ", ".join(f"{times} × {fault}" for fault, times in counts.faults.items())
-    say(f"faults                {faults}")
+    faults = [f"{times} × {fault}" for fault, times in counts.faults.items()]
+    lines = [", ".join(faults[first : first + _FAULTS_IN_LINE]) for first in range(0, len(faults), _FAULTS_IN_LINE)]
+    say(f"faults                {(',' + _INDENT).join(lines)}")
     say(f"messages accepted     {figures.accepted:,}")
     say(f"lost                  {figures.lost}")
     say(f"doubled               {figures.doubled}")

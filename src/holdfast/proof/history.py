@@ -32,6 +32,7 @@ __all__ = [
     "Drained",
     "FailpointHit",
     "HoldingRead",
+    "HostCutOff",
     "HostExited",
     "HostFrozen",
     "HostKilled",
@@ -174,6 +175,13 @@ class HostExited(RecordBase, frozen=True, kw_only=True, tag="host.exited"):
 
 class HostFrozen(RecordBase, frozen=True, kw_only=True, tag="host.frozen"):
     """A host was stopped by SIGSTOP from ``began_at`` on, and continued at ``at``."""
+
+    incarnation: int
+    began_at: float
+
+
+class HostCutOff(RecordBase, frozen=True, kw_only=True, tag="host.cut_off"):
+    """A host could not reach its database from ``began_at`` on, and could again at ``at``."""
 
     incarnation: int
     began_at: float
@@ -544,6 +552,7 @@ Record = (
     | HostReady
     | HostKilled
     | HostFrozen
+    | HostCutOff
     | HostExited
     | FailpointHit
     | SendAttempted

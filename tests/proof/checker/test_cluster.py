@@ -13,6 +13,7 @@ from holdfast.proof.checker.judgement import UNFINISHED, judge
 from holdfast.proof.checker.takeovers import cluster_figures
 from holdfast.proof.history import (
     DrainRequested,
+    HostCutOff,
     HostFrozen,
     HostKilled,
     Lost,
@@ -87,6 +88,17 @@ def test_a_drained_host_may_hand_a_run_over_before_it_exits_but_not_before_its_a
     again = next(r for r in records if isinstance(r, Stamp) and r.what == "start" and r.attempt == 2)
     late = replace(begun, at=again.at + 0.1, what="finish")
     assert "two agents of one session ran at the same time" in broken([*drained, late], "P4")
+
+
+def test_a_host_that_is_cut_off_must_end_its_run_before_another_one_begins_it() -> None:
+    records, began, back = story(frozen=False)
+    begun = next(r for r in records if isinstance(r, Stamp) and r.what == "start")
+    cut = [*records, HostCutOff(at=back, incarnation=1, began_at=began)]
+    assert broken([*cut, replace(begun, at=began + 0.2, what="finish")], "P4") == []
+    again = next(r for r in records if isinstance(r, Stamp) and r.what == "start" and r.attempt == 2)
+    late = replace(begun, at=again.at + 0.1, what="finish")
+    assert "two agents of one session ran at the same time" in broken([*cut, late], "P4")
+    assert cluster_figures(Facts(opened([*cut, late]))).takeovers == 1
 
 
 def test_a_host_that_was_stopped_may_work_on_for_a_moment_only() -> None:

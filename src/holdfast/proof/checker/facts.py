@@ -12,6 +12,7 @@ from holdfast.proof.history import (
     DrainRequested,
     FailpointHit,
     HoldingRead,
+    HostCutOff,
     HostExited,
     HostFrozen,
     HostileAct,
@@ -196,7 +197,7 @@ class Facts:
         self.ready: list[HostReady] = []
         self.kills: list[HostKilled] = []
         self.exits: list[HostExited] = []
-        self.freezes: list[HostFrozen] = []
+        self.absences: list[HostFrozen | HostCutOff] = []
         self.hits: set[str] = set()
         self.drain_requests: list[DrainRequested] = []
         self.drains: list[Drained] = []
@@ -225,17 +226,22 @@ class Facts:
         self.drained_at = {
             self.pid_of[r.incarnation]: r.at for r in self.drain_requests if r.incarnation in self.pid_of
         }
-        self.frozen_at: dict[int, list[tuple[float, float]]] = {}
-        for freeze in self.freezes:
-            if freeze.incarnation in self.pid_of:
-                times = freeze.began_at, freeze.at
-                self.frozen_at.setdefault(self.pid_of[freeze.incarnation], []).append(times)
-        stalls = [at for freeze in self.freezes for at in (freeze.began_at, freeze.at)]
+        self.absences_of: dict[int, list[HostFrozen | HostCutOff]] = {}
+        for absence in self.absences:
+            if absence.incarnation in self.pid_of:
+                self.absences_of.setdefault(self.pid_of[absence.incarnation], []).append(absence)
+        self.lets_go_at = dict(self.drained_at)
+        """Time at which each host began to drain or was cut off, by pid, whichever came first."""
+        for pid, absences in self.absences_of.items():
+            for absence in absences:
+                if isinstance(absence, HostCutOff):
+                    self.lets_go_at[pid] = min(absence.began_at, self.lets_go_at.get(pid, absence.began_at))
+        stalls = [at for absence in self.absences for at in (absence.began_at, absence.at)]
         self._breaks = sorted((*stalls, *(record.at for record in (*self.kills, *self.exits))))
         self._lifecycle = sorted(
             (
-                *((record.at, True) for record in (*self.ready, *self.freezes)),
-                *((freeze.began_at, False) for freeze in self.freezes),
+                *((record.at, True) for record in (*self.ready, *self.absences)),
+                *((absence.began_at, False) for absence in self.absences),
                 *((record.at, False) for record in (*self.kills, *self.exits, *self.drain_requests)),
             )
         )
@@ -282,8 +288,8 @@ class Facts:
                 self.kills.append(record)
             case HostExited():
                 self.exits.append(record)
-            case HostFrozen():
-                self.freezes.append(record)
+            case HostFrozen() | HostCutOff():
+                self.absences.append(record)
             case FailpointHit():
                 self.hits.add(record.name)
             case DrainRequested():
@@ -402,7 +408,11 @@ class Facts:
         """
         fence_s = self.limits.fence_s
         return max(
-            (end + fence_s for begin, end in self.frozen_at.get(host_pid, ()) if begin <= at <= end + fence_s),
+            (
+                absence.at + fence_s
+                for absence in self.absences_of.get(host_pid, ())
+                if isinstance(absence, HostFrozen) and absence.began_at <= at <= absence.at + fence_s
+            ),
             default=0.0,
         )
 
@@ -415,7 +425,7 @@ class Facts:
         )
 
     def broke_between(self, begin: float, end: float) -> bool:
-        """Whether a host was killed, exited, was stopped or continued after `begin` and not later than `end`."""
+        """Whether a host was killed, exited, or began or ended an absence after `begin` and not later than `end`."""
         index = bisect_right(self._breaks, begin)
         return index < len(self._breaks) and self._breaks[index] <= end
 

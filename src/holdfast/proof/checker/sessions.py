@@ -141,8 +141,9 @@ def _judge_stamped_runs(facts: Facts, ledger: Ledger) -> None:
         for earlier, later in itertools.pairwise(attempts):
             first = later.stamps[0]
             host_pid, finish = earlier.stamps[0].host_pid, earlier.finish
-            handed_over = finish is not None and facts.drained_at.get(host_pid, first.at) < finish.at <= first.at
-            if handed_over or facts.stale_until(host_pid, first.at):
+            # A host that drains, or that cannot renew its lease, ends what it does before others begin it again.
+            let_go = finish is not None and facts.lets_go_at.get(host_pid, first.at) < finish.at <= first.at
+            if let_go or facts.stale_until(host_pid, first.at):
                 continue
             killed_at = facts.killed_at.get(earlier.stamps[0].host_pid)
             if killed_at is None:

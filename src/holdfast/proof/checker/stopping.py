@@ -139,8 +139,8 @@ def isolation(facts: Facts, ledger: Ledger) -> None:
     }
     leaving = dict(facts.ended_at)
     leaving.update(facts.drained_at)
-    for pid, times in facts.frozen_at.items():
-        leaving[pid] = min(times[0][0], leaving.get(pid, times[0][0]))
+    for pid, absences in facts.absences_of.items():
+        leaving[pid] = min(absences[0].began_at, leaving.get(pid, absences[0].began_at))
     stop_times: list[tuple[float, Where]] = sorted(
         (request.at, (request.principal, request.session)) for request, _ in facts.stops()
     )

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 import msgspec
 
 from holdfast.proof.checker.facts import Facts, LogRun
-from holdfast.proof.history import SendAcknowledged
+from holdfast.proof.history import HostFrozen, SendAcknowledged
 from holdfast.protocol.events import RunFinished, RunRestarted
 
 __all__ = ["ClusterFigures", "Takeover", "cluster_figures", "takeovers"]
 
 
 class Takeover(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that a host had when it was killed or stopped.
+    """A run that a host had when it was killed, stopped or cut off from its database.
 
     Parameters:
         run_id: the run.
@@ -57,7 +57,11 @@ def takeovers(facts: Facts) -> Iterator[Takeover]:
     if not zero:
         return
     ends = [(pid, at, float("inf"), "killed") for pid, at in facts.killed_at.items()]
-    ends += [(pid, begin, end, "stopped") for pid, times in facts.frozen_at.items() for begin, end in times]
+    ends += [
+        (pid, absence.began_at, absence.at, "stopped" if isinstance(absence, HostFrozen) else "cut off")
+        for pid, absences in facts.absences_of.items()
+        for absence in absences
+    ]
     for pid, at, until, cause in ends:
         for run in facts.run_logs.values():
             after = _taken_over_at(facts, run, pid, zero + at, zero + until)

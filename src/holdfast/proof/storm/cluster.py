@@ -28,6 +28,7 @@ from holdfast.proof.checker.facts import Facts
 from holdfast.proof.checker.judgement import UNFINISHED, Report, judge
 from holdfast.proof.checker.takeovers import takeovers
 from holdfast.proof.history import (
+    HostCutOff,
     Lost,
     Opened,
     ReaderClosed,
@@ -42,6 +43,7 @@ from holdfast.proof.history import (
 )
 from holdfast.proof.storm.access import ClusterAccess, Progress, RemoteAccess
 from holdfast.proof.storm.bounds import LIMITS, PRINCIPALS, SETTINGS
+from holdfast.proof.storm.database_link import DatabaseLink
 from holdfast.proof.storm.killing import make_keys
 from holdfast.proof.storm.load import Load
 from holdfast.proof.storm.postgres_server import PostgresServer
@@ -59,11 +61,13 @@ FAULTS = (
     "freeze 3",
     "database crash",
     "freeze 0.5",
+    "cut off 2",
     "drain",
+    "lost replies",
     "freeze 1",
     "cut signals",
 )
-"""The faults, in the order of their first round. The number of a freeze is its duration in leases."""
+"""The faults, in the order of their first round. A number is the duration in leases."""
 
 _SEES: tuple[Source, ...] = ("clients", "stamps", "processes", "kills", "drain", "principals")
 _TAKEOVER_SLACK_S = 1.0
@@ -96,9 +100,10 @@ class ClusterCounts(msgspec.Struct, kw_only=True):
 class _Node:
     """One of the servers: its process, how clients reach it, and what it has counted."""
 
-    def __init__(self, number: int, server: OwnServer, access: RemoteAccess, admin: Client) -> None:
+    def __init__(self, number: int, server: OwnServer, access: RemoteAccess, admin: Client, link: DatabaseLink) -> None:
         self.name = f"node {number}"
         self.server = server
+        self.link = link
         self.access = access
         self.admin = admin
         self.counts: dict[str, int] = {}
@@ -184,17 +189,19 @@ class _ClusterStorm:
     # ── faults ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _inject(self, fault: str) -> None:
-        name, _, leases = fault.partition(" ")
+        name, _, leases = fault.rpartition(" ") if fault[-1].isdigit() else (fault, "", "")
         node = self.chance.choice([node for node in self.nodes if node is not self._last])
-        frozen_s = self.lease_s * float(leases) if name == "freeze" else 0.0
+        lasts_s = self.lease_s * float(leases or 0)
         acts: dict[str, Callable[[], Awaitable[None]]] = {
             "kill": partial(self._kill, node),
-            "freeze": partial(self._freeze, node, frozen_s),
+            "freeze": partial(self._freeze, node, lasts_s),
+            "cut off": partial(self._cut_off, node, lasts_s),
             "drain": partial(self._drain, node),
-            "database": self._crash_database,
-            "cut": self._cut_signals,
+            "database crash": self._crash_database,
+            "lost replies": self._lose_replies,
+            "cut signals": self._cut_signals,
         }
-        span_s = max(self.lease_s, frozen_s)  # the others still run what a host had when it continues
+        span_s = max(self.lease_s, lasts_s)  # the others still run what a host had when it continues
         self.access.only = node.access
         await self.load.linger(_LINGERING, span_s, apart=True)
         self.access.only = None
@@ -221,6 +228,30 @@ class _ClusterStorm:
             node.server.thaw()
         await self.watch(1.0)
         node.access.up.set()
+
+    async def _cut_off(self, node: _Node, seconds: float) -> None:
+        self._last = node
+        self.progress(
+            f"{node.name}: cut off from the database for {seconds:g} s, {seconds / self.lease_s:g} of its lease"
+        )
+        node.access.up.clear()
+        began_at = system_clock.monotonic()
+        node.link.cut()
+        try:
+            await self.watch(seconds)
+        finally:
+            node.link.heal()
+            self.recorder.note(HostCutOff, incarnation=node.server.incarnation, began_at=began_at)
+        await self.watch(1.0)
+        node.access.up.set()
+
+    async def _lose_replies(self) -> None:
+        self.progress("database: replies are lost, again and again, though the requests were executed")
+        for _ in range(_CUTS):
+            for node in self.nodes:
+                node.link.lose_replies()
+            await self.watch(_CUT_EVERY_S)
+        await self.watch(1.0)
 
     async def _drain(self, node: _Node) -> None:
         self._last = node
@@ -357,21 +388,20 @@ async def cluster_storm(
         stack.push_async_callback(asyncio.to_thread, database.stop)
         await asyncio.to_thread(database.start)
         keys = await make_keys(database.url())
-        settings = msgspec.structs.replace(
-            SETTINGS, store=database.url(), principal_rate_per_s=0.0, lease_s=lease_s, cluster_poll_s=0.5
-        )
+        settings = msgspec.structs.replace(SETTINGS, principal_rate_per_s=0.0, lease_s=lease_s, cluster_poll_s=0.5)
         storm, numbers = ids.node_id(), itertools.count(1)
         users = {name: keys[name] for name in PRINCIPALS}
         own: list[_Node] = []
         for number in range(1, nodes + 1):
             home = folder / f"node{number}"
             home.mkdir()
-            server = OwnServer(
-                home, recorder, limits, storm, msgspec.structs.replace(settings, port=free_port()), numbers=numbers
-            )
+            way = stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-link-"))
+            link = await stack.enter_async_context(DatabaseLink(Path(way), database))
+            of_node = msgspec.structs.replace(settings, store=link.url(), port=free_port())
+            server = OwnServer(home, recorder, limits, storm, of_node, numbers=numbers)
             access = await stack.enter_async_context(RemoteAccess(server.url, users))
             admin = await stack.enter_async_context(Client(server.url, keys["admin"], retry_s=0.0))
-            own.append(_Node(number, server, access, admin))
+            own.append(_Node(number, server, access, admin, link))
         chance = random.Random(seed)
         cluster = ClusterAccess([node.access for node in own], chance)
         load = Load(cluster, recorder, limits, sessions=sessions, rate=rate, seed=seed)
