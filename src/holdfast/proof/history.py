@@ -32,9 +32,8 @@ __all__ = [
     "Drained",
     "FailpointHit",
     "HoldingRead",
-    "HostCutOff",
+    "HostAbsent",
     "HostExited",
-    "HostFrozen",
     "HostKilled",
     "HostReady",
     "HostStarted",
@@ -173,18 +172,12 @@ class HostExited(RecordBase, frozen=True, kw_only=True, tag="host.exited"):
     code: int = 0
 
 
-class HostFrozen(RecordBase, frozen=True, kw_only=True, tag="host.frozen"):
-    """A host was stopped by SIGSTOP from ``began_at`` on, and continued at ``at``."""
+class HostAbsent(RecordBase, frozen=True, kw_only=True, tag="host.absent"):
+    """A host was stopped by SIGSTOP, or cut off from its database, from ``began_at`` on, and no longer at ``at``."""
 
     incarnation: int
     began_at: float
-
-
-class HostCutOff(RecordBase, frozen=True, kw_only=True, tag="host.cut_off"):
-    """A host could not reach its database from ``began_at`` on, and could again at ``at``."""
-
-    incarnation: int
-    began_at: float
+    why: Literal["stopped", "cut off"] = "stopped"
 
 
 class FailpointHit(RecordBase, frozen=True, kw_only=True, tag="failpoint.hit"):
@@ -551,8 +544,7 @@ Record = (
     | HostStarted
     | HostReady
     | HostKilled
-    | HostFrozen
-    | HostCutOff
+    | HostAbsent
     | HostExited
     | FailpointHit
     | SendAttempted

@@ -13,8 +13,7 @@ from holdfast.proof.checker.judgement import UNFINISHED, judge
 from holdfast.proof.checker.takeovers import cluster_figures
 from holdfast.proof.history import (
     DrainRequested,
-    HostCutOff,
-    HostFrozen,
+    HostAbsent,
     HostKilled,
     Lost,
     Opened,
@@ -41,7 +40,7 @@ def story(*, frozen: bool = True, replayable: bool = True) -> tuple[list[Record]
     made.start_host()
     made.now += 1.0
     if frozen:
-        made.note(HostFrozen, incarnation=1, began_at=began)
+        made.note(HostAbsent, incarnation=1, began_at=began)
     back = made.now
     records = made.settle()
     if frozen:
@@ -93,7 +92,7 @@ def test_a_drained_host_may_hand_a_run_over_before_it_exits_but_not_before_its_a
 def test_a_host_that_is_cut_off_must_end_its_run_before_another_one_begins_it() -> None:
     records, began, back = story(frozen=False)
     begun = next(r for r in records if isinstance(r, Stamp) and r.what == "start")
-    cut = [*records, HostCutOff(at=back, incarnation=1, began_at=began)]
+    cut = [*records, HostAbsent(at=back, incarnation=1, began_at=began, why="cut off")]
     assert broken([*cut, replace(begun, at=began + 0.2, what="finish")], "P4") == []
     again = next(r for r in records if isinstance(r, Stamp) and r.what == "start" and r.attempt == 2)
     late = replace(begun, at=again.at + 0.1, what="finish")
@@ -116,7 +115,7 @@ def test_a_takeover_is_timed_and_has_a_bound() -> None:
     assert broken(opened(records, takeover_s=4.2), "P11") == []
     late = f"a run was taken over after {takeover_s:.2f} s, the bound is 3.9 s"
     assert broken(opened(records, takeover_s=3.9), "P11") == [late]
-    killed = [HostKilled(at=began, incarnation=1) if isinstance(r, HostFrozen) else r for r in records]
+    killed = [HostKilled(at=began, incarnation=1) if isinstance(r, HostAbsent) else r for r in records]
     assert cluster_figures(Facts(opened(killed))).takeovers == 1
     assert any("the bound is" in what for what in broken(opened(killed, takeover_s=3.9), "P11"))
 

@@ -12,9 +12,8 @@ from holdfast.proof.history import (
     DrainRequested,
     FailpointHit,
     HoldingRead,
-    HostCutOff,
+    HostAbsent,
     HostExited,
-    HostFrozen,
     HostileAct,
     HostileActed,
     HostKilled,
@@ -197,7 +196,7 @@ class Facts:
         self.ready: list[HostReady] = []
         self.kills: list[HostKilled] = []
         self.exits: list[HostExited] = []
-        self.absences: list[HostFrozen | HostCutOff] = []
+        self.absences: list[HostAbsent] = []
         self.hits: set[str] = set()
         self.drain_requests: list[DrainRequested] = []
         self.drains: list[Drained] = []
@@ -226,7 +225,7 @@ class Facts:
         self.drained_at = {
             self.pid_of[r.incarnation]: r.at for r in self.drain_requests if r.incarnation in self.pid_of
         }
-        self.absences_of: dict[int, list[HostFrozen | HostCutOff]] = {}
+        self.absences_of: dict[int, list[HostAbsent]] = {}
         for absence in self.absences:
             if absence.incarnation in self.pid_of:
                 self.absences_of.setdefault(self.pid_of[absence.incarnation], []).append(absence)
@@ -234,7 +233,7 @@ class Facts:
         """Time at which each host began to drain or was cut off, by pid, whichever came first."""
         for pid, absences in self.absences_of.items():
             for absence in absences:
-                if isinstance(absence, HostCutOff):
+                if absence.why == "cut off":
                     self.lets_go_at[pid] = min(absence.began_at, self.lets_go_at.get(pid, absence.began_at))
         stalls = [at for absence in self.absences for at in (absence.began_at, absence.at)]
         self._breaks = sorted((*stalls, *(record.at for record in (*self.kills, *self.exits))))
@@ -288,7 +287,7 @@ class Facts:
                 self.kills.append(record)
             case HostExited():
                 self.exits.append(record)
-            case HostFrozen() | HostCutOff():
+            case HostAbsent():
                 self.absences.append(record)
             case FailpointHit():
                 self.hits.add(record.name)
@@ -411,7 +410,7 @@ class Facts:
             (
                 absence.at + fence_s
                 for absence in self.absences_of.get(host_pid, ())
-                if isinstance(absence, HostFrozen) and absence.began_at <= at <= absence.at + fence_s
+                if absence.why == "stopped" and absence.began_at <= at <= absence.at + fence_s
             ),
             default=0.0,
         )

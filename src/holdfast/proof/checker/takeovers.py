@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from holdfast.proof.checker.facts import Facts, LogRun
-from holdfast.proof.history import HostFrozen, SendAcknowledged
+from holdfast.proof.history import SendAcknowledged
 from holdfast.protocol.events import RunFinished, RunRestarted
 
 __all__ = ["ClusterFigures", "Takeover", "cluster_figures", "takeovers"]
@@ -58,7 +58,7 @@ def takeovers(facts: Facts) -> Iterator[Takeover]:
         return
     ends = [(pid, at, float("inf"), "killed") for pid, at in facts.killed_at.items()]
     ends += [
-        (pid, absence.began_at, absence.at, "stopped" if isinstance(absence, HostFrozen) else "cut off")
+        (pid, absence.began_at, absence.at, absence.why)
         for pid, absences in facts.absences_of.items()
         for absence in absences
     ]

@@ -28,7 +28,7 @@ from holdfast.proof.checker.facts import Facts
 from holdfast.proof.checker.judgement import UNFINISHED, Report, judge
 from holdfast.proof.checker.takeovers import takeovers
 from holdfast.proof.history import (
-    HostCutOff,
+    HostAbsent,
     Lost,
     Opened,
     ReaderClosed,
@@ -241,7 +241,7 @@ class _ClusterStorm:
             await self.watch(seconds)
         finally:
             node.link.heal()
-            self.recorder.note(HostCutOff, incarnation=node.server.incarnation, began_at=began_at)
+            self.recorder.note(HostAbsent, incarnation=node.server.incarnation, began_at=began_at, why="cut off")
         await self.watch(1.0)
         node.access.up.set()
 

@@ -25,8 +25,8 @@ from holdfast.proof.history import (
     Drained,
     DrainRequested,
     FailpointHit,
+    HostAbsent,
     HostExited,
-    HostFrozen,
     HostKilled,
     HostReady,
     HostStarted,
@@ -217,7 +217,7 @@ class OwnServer:
         frozen_at, self._frozen_at = self._frozen_at, None
         if frozen_at is not None:
             os.kill(self.pid, signal.SIGCONT)
-            self._recorder.note(HostFrozen, incarnation=self.incarnation, began_at=frozen_at)
+            self._recorder.note(HostAbsent, incarnation=self.incarnation, began_at=frozen_at)
 
     async def kill(self) -> None:
         """Kill the server with SIGKILL, and wait until its process has ended."""
