@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import holdfast
+from holdfast.clock import system_clock
 from holdfast.errors import SessionAgentMissing
 from holdfast.events import Gap, MessageAccepted, RunFinished, TextDelta
 from holdfast.host import remote_stops
@@ -380,5 +381,45 @@ def test_a_schedule_waits_for_a_host_that_has_the_agent_of_its_session(
             assert await outcomes.get() == "waits"
             (schedule,) = await stranger.schedules()
             assert schedule.last is None
+
+    run(main)
+
+
+class Shifted:
+    """A clock that shows another time of day."""
+
+    def __init__(self, by_s: float) -> None:
+        self.by_s = by_s
+
+    def now(self) -> float:
+        return system_clock.now() + self.by_s
+
+    def monotonic(self) -> float:
+        return system_clock.monotonic()
+
+
+@pytest.mark.parametrize("by_s", [3600.0, -3600.0], ids=["an hour ahead", "an hour behind"])
+def test_hosts_whose_clocks_differ_serve_each_others_sessions(postgres_url: str, by_s: float) -> None:
+    async def main() -> None:
+        chosen = Settings(cluster_poll_s=0.1, grace_s=1.0, drain_timeout_s=0.2)
+        stores = [PostgresStore(postgres_url, lease_s=1.0) for _ in range(2)]
+        async with holdfast.Host(agents=[worker], store=stores[0], settings=chosen) as right:
+            wrong = holdfast.Host(agents=[worker], store=stores[1], settings=chosen, clock=Shifted(by_s))
+            async with wrong:
+                for holder, other, key in ((right, wrong, "a"), (wrong, right, "b")):
+                    await started(holder, key, "wait")
+                    waiting = await other.session(key).send(f"after {key}")
+                    await asyncio.sleep(1.5)  # the lease must not seem to end
+                    receipt = await other.session(key).interrupt("enough")
+                    assert (receipt.outcome, receipt.proof) == ("gone", "observed")
+                    assert (await other.session(key).wait(waiting.message_id)).text == f"did after {key}"
+                    done.clear()
+                # What the host with the other clock accepted, and did not come to, is due for the others at once.
+                await wrong.session("c").send("later", policy="collect", quiet_s=2.0)
+            while not done["later"]:
+                await asyncio.sleep(0.01)
+            for host in (right, wrong):
+                assert host.statistics().counts["runs_taken_over"] == 0
+                assert not any(promise.broken for promise in host.statistics().promises.values())
 
     run(main)

@@ -24,6 +24,7 @@ from holdfast.protocol.schedules import Firing, Progress, ScheduleSpec
 from holdfast.protocol.stopping import Cause
 
 __all__ = [
+    "CLOCKS_DIFFER_S",
     "HANDED_OVER",
     "NOBODY",
     "EndedRun",
@@ -39,6 +40,9 @@ __all__ = [
 
 NOBODY: Final = 0
 """Holder of a parked run; epochs begin at 1."""
+CLOCKS_DIFFER_S: Final = 1.0
+"""If a message was accepted more than this many seconds in the future, the clock was set back since, or the host that
+accepted it has another time."""
 HANDED_OVER: Final = ""
 """``resumed_as`` of a run that was parked because its holder ended, by a node that does not have the run's agent."""
 

@@ -50,7 +50,7 @@ write_connection.WriteConnection.begin, write_connection.WriteConnection.commit 
 """
 WAITS_FOR_THE_CLOCK = """
 from holdfast.storage.transactions import runs
-runs._SET_BACK_S = 1e12
+runs.CLOCKS_DIFFER_S = 1e12
 """
 FORGETS_LOST_SENDS = """
 from holdfast.host.dispatcher import Dispatcher

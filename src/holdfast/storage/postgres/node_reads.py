@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from holdfast.storage.postgres.database import PostgresDatabase
+from holdfast.storage.rows import CLOCKS_DIFFER_S
 from holdfast.storage.sql.reads import SqlReads, ready_of
 from holdfast.storage.values import Ready
 
@@ -29,7 +30,7 @@ class NodeReads(SqlReads):
 
     def ready_for(self, agents: frozenset[str], at: float, limit: int) -> tuple[Ready, ...]:
         """See `Cluster.ready`."""
-        found = ready_of(self._nodes.query("ready_for", at, sorted(agents), limit))
+        found = ready_of(self._nodes.query("ready_for", at, at + CLOCKS_DIFFER_S, sorted(agents), limit))
         return tuple(ready for ready in found if ready.agent in agents)
 
     def other_nodes(self, epoch: int) -> tuple[str, ...]:

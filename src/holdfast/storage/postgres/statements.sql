@@ -121,13 +121,14 @@ WHERE NOT ended AND epoch <> ?
 SELECT session, next_seq - 1 FROM session WHERE session = ANY(?)
 
 -- name: ready_for
--- Parameters: time, agents, limit. The agent of a parked run is in its body, so all parked runs are returned. They
+-- Parameters: time, the time after which a message was accepted by a clock that is ahead, agents, limit. Such a message
+-- is due, because nobody knows how long it has waited. The agent of a parked run is in its body, so all parked runs are returned. They
 -- have a limit of their own, because the node may not have their agents.
 SELECT session, principal, key, agent, due_at, run FROM (
     SELECT *, row_number() OVER (PARTITION BY parked ORDER BY nth, ready_since, session) AS place FROM (
         SELECT session, principal, key, agent, due_at, run, ready_since, run_id IS NOT NULL AS parked,
             row_number() OVER (PARTITION BY principal, run_id IS NOT NULL ORDER BY ready_since, session) AS nth
-        FROM session WHERE ready_since IS NOT NULL AND (run_id IS NOT NULL OR (due_at <= ? AND agent = ANY(?)))
+        FROM session WHERE ready_since IS NOT NULL AND (run_id IS NOT NULL OR ((due_at <= ? OR ready_since > ?) AND agent = ANY(?)))
     ) AS found
 ) AS placed WHERE place <= ? ORDER BY nth, ready_since, session
 

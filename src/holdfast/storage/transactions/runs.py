@@ -14,7 +14,7 @@ from holdfast.protocol.messages import RunView, Settlement
 from holdfast.protocol.states import next_run_state
 from holdfast.protocol.stopping import Cause, StopReceipt
 from holdfast.storage.backend import Tables
-from holdfast.storage.rows import HANDED_OVER, NOBODY, EndedRun, HistoryRow, Mail, SessionRow, due_at
+from holdfast.storage.rows import CLOCKS_DIFFER_S, HANDED_OVER, NOBODY, EndedRun, HistoryRow, Mail, SessionRow, due_at
 from holdfast.storage.transactions.questions import resume
 from holdfast.storage.transactions.session_log import (
     EventLog,
@@ -35,8 +35,6 @@ __all__ = ["append", "append_all", "claim", "commit_run", "rescue", "restart"]
 
 _ASKED: Final = frozenset(("user", "stop"))
 """Kinds of interrupt that take effect even if the store failed to record them."""
-_SET_BACK_S: Final = 1.0
-"""If a message was accepted more than this many seconds in the future, the clock has been set back since."""
 
 
 def _choose(row: SessionRow, now: float) -> tuple[tuple[Mail, ...], tuple[Mail, ...]]:
@@ -62,9 +60,9 @@ def _choose(row: SessionRow, now: float) -> tuple[tuple[Mail, ...], tuple[Mail, 
 def _due_at(mail: Mail, now: float) -> float:
     """Return the time at which a run may take the message.
 
-    If the clock was set back after the message was accepted, the time it has waited is unknown, so the result is 0.
+    If the message was accepted in the future, the time it has waited is unknown, so the result is 0.
     """
-    return 0.0 if now < mail.message.accepted_at - _SET_BACK_S else mail.due_at
+    return 0.0 if now < mail.message.accepted_at - CLOCKS_DIFFER_S else mail.due_at
 
 
 def claim(
