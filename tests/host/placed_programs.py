@@ -55,7 +55,7 @@ class Place:
 
 def run(body: Callable[[], Coroutine[Any, Any, None]]) -> None:
     async def bounded() -> None:
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(60):
             await body()
 
     asyncio.run(bounded())

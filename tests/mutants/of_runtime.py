@@ -304,14 +304,8 @@ _triggering = allocate_lock()
         of="P3",
         breaks="programs of tools keep running after the server was killed",
         file="runtime/processes/reaper.py",
-        old="""
-        self._killing = True
-        self._kill_at = 0.0
-""",
-        new="""
-        self._killing = False
-        self._kill_at = 0.0
-""",
+        old="        self._report_at = None\n        self._kill_now()",
+        new="        self._report_at = None",
         tests=("tests/runtime/test_process_host.py::test_nothing_outlives_a_host_that_is_killed",),
     ),
     Mutant(

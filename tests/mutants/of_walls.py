@@ -86,8 +86,8 @@ MUTANTS = (
         of="P14 P16",
         breaks="where namespaces are missing, a program of a server that runs as root has all of root's powers",
         file="runtime/walls/build.py",
-        old="    limits.limit(wall.limits)\n    limits.drop_capabilities()",
-        new="    limits.limit(wall.limits)\n    if wall.namespaces:\n        limits.drop_capabilities()",
+        old="    limits.renounce_capabilities()",
+        new="    if wall.namespaces:\n        limits.renounce_capabilities()",
         tests=(f"{SANDBOX}::test_it_has_no_capabilities_and_cannot_undo_its_wall",),
     ),
     Mutant(

@@ -61,7 +61,7 @@ def test_ten_thousand_connections_leave_nothing_and_disturb_nobody() -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_sigkill_at_every_failpoint_loses_nothing_and_each_was_hit() -> None:
     outcome, _ = run_storm(run_kills(SHORT, quietly))
     assert judged(outcome) == ((), (), True)

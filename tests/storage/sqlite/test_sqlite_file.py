@@ -22,7 +22,7 @@ from holdfast.errors import (
     StoreFull,
     StoreLocked,
 )
-from holdfast.protocol.messages import Attachment
+from holdfast.protocol.messages import Attachment, Question
 from holdfast.storage import SqliteStore, open_store
 from holdfast.storage.port import RunCommit, Send
 from holdfast.storage.sqlite import SCHEMA_VERSION
@@ -369,7 +369,7 @@ def test_an_error_stays_with_the_write_that_has_it(tmp_path):
     run(main())
 
 
-@pytest.mark.parametrize("written", ["append", "end"])
+@pytest.mark.parametrize("written", ["append", "end", "question"])
 def test_a_row_changed_from_outside_is_never_overwritten(tmp_path, written):
     path = tmp_path / "store.db"
 
@@ -382,6 +382,8 @@ def test_a_row_changed_from_outside_is_never_overwritten(tmp_path, written):
             with pytest.raises(HoldfastError):
                 if written == "append":
                     await store.append(claim.lease, [("text.delta", b"{}")])
+                elif written == "question":
+                    await store.suspend(claim.lease, Question(question_id="q", kind="question", asked_at=1.0))
                 else:
                     await store.commit_run(RunCommit(lease=claim.lease, status="completed", at=9.0))
             assert len(await store.read_events(claim.lease.session, after=0, limit=9)) == 2

@@ -70,7 +70,7 @@ async def bombed(folder: Path, names: list[str]) -> None:
         assert len(incidents) == len(set(names) - {"output"}), incidents
         async with server.http("admin") as http:
             metrics = (await http.get("/metrics")).text
-        assert "programs_ended_" in metrics
+        assert ("programs_ended_" in metrics) is bool(incidents)
 
 
 def test_bombs_of_one_principal_are_ended_and_others_are_served(tmp_path: Path) -> None:
@@ -78,6 +78,7 @@ def test_bombs_of_one_principal_are_ended_and_others_are_served(tmp_path: Path) 
 
 
 @pytest.mark.nightly
+@pytest.mark.alone  # on a busy machine, a bomb of lowest priority does not even reach its quota
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_a_bomb_of_one_principal_is_ended_and_others_are_served(tmp_path: Path, bomb: str) -> None:
     asyncio.run(bombed(tmp_path, [bomb]))

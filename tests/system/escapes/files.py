@@ -102,7 +102,6 @@ _READING = (
         subject="reading files",
         program="fd = call('inotify_init1', 0)\ncall('inotify_add_watch', fd, at.outside.encode(), 0x100)\nsay()",
         judge=says,
-        known={"linux-landlock": LANDLOCK_SEES_NO_METADATA},
     ),
     Escape(
         name="watches-the-whole-machine",
