@@ -333,5 +333,5 @@ def test_the_storm_of_the_readme_keeps_every_promise(tmp_path: Path) -> None:
     assert done.returncode == Exit.OK, (done.stderr[-3000:], done.stdout[-3000:])
     report = msgspec.json.decode(done.stdout)
     assert report["passed"]
-    assert len(report["promises"]) == 14
+    assert len(report["promises"]) == 15
     assert {act["name"] for act in report["hostile"]} == set(ACTS)
