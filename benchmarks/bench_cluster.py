@@ -159,7 +159,7 @@ def run_rows() -> list[Row]:
             target=">= 0.8",
             met=ratio >= 0.8,
             note=(
-                f"{1 / min(ours):.0f} runs/s against {1 / min(bare):.0f}; the same statements, but without the fence of "
+                f"{1 / min(ours):.0f} runs/s against {1 / min(bare):.0f}; the same statements without the fence of "
                 f"the node; a principal for each session, fsync on; in pipeline mode {1 / min(pipelined):.0f}, and the "
                 f"ratio {other:.2f}; median of {TURNS}"
             ),
