@@ -100,9 +100,9 @@ class People:
         removed = await session.undo()
         self._taken_back += [(session.key, entry.run_id) for entry in removed if entry.run_id is not None]
 
-    async def attach(self) -> None:
+    async def attach(self, size_bytes: int = 64) -> None:
         """Upload a file as an attachment to one of the sessions."""
-        body = self._chance.randbytes(64)
+        body = self._chance.randbytes(size_bytes)
         attachment = await self._session().attach(body, media_type="text/plain", name="note.txt")
         self._attached[attachment.digest] = body
 
