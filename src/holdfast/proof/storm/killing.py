@@ -35,7 +35,7 @@ __all__ = ["kill_storm", "make_keys", "registered_failpoints"]
 
 _HIT_S = 60.0
 _LARGE_BYTES = 1 << 19
-"""Size of an attachment; some thirty of them make the write-ahead log so long that it is reused."""
+"""Size of an attachment. About thirty of them fill the write-ahead log, so that it is reused."""
 _OF_STOPS = ("interrupt", "stop_session")
 """Verbs of the store that must be called while a run is active."""
 
