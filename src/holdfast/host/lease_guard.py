@@ -1,7 +1,7 @@
 """Stop the runs of a host that cannot renew its lease, before another host may take them over.
 
-The runs are stopped on the host's loop. The programs in scopes have a guard of their own, which a frozen host needs,
-too: their reapers kill them when `_PROGRAM_MARGIN` of the lease is left.
+The runs are stopped on the host's loop. Programs in scopes are also killed by their reapers, when `_PROGRAM_MARGIN` of
+the lease is left, because the loop of a frozen host does nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LOOKS: Final = 20
 _MARGIN: Final = 0.4
 """Part of the lease that is left when the runs are stopped."""
 _PROGRAM_MARGIN: Final = 0.1
-"""Part of the lease that is left when the programs are killed that still run."""
+"""Part of the lease that is left when programs that still run are killed."""
 _ABANDON_AFTER: Final = 0.1
 """Part of the lease after which a stopped run that does not end is abandoned; its grace period is as long again."""
 
@@ -74,7 +74,7 @@ class LeaseGuard:
             programs.release(self)
 
     def _keep_programs(self, ends_at: float) -> None:
-        """Let the programs run until shortly before this monotonic time. Called in the thread that renews the lease."""
+        """Let the programs run until shortly before this monotonic time. Called in a thread of the store."""
         with self._lock:
             if self._programs is not None:
                 self._programs.renew(self, ends_at - self._lease_s * _PROGRAM_MARGIN)

@@ -78,10 +78,10 @@ class Cluster(Protocol):
         ...
 
     def watch_lease(self, on_renewed: Callable[[float], object]) -> None:
-        """Call `on_renewed` with the monotonic time at which this node's lease ends: now, and after each renewal.
+        """Call `on_renewed` with the monotonic time at which this node's lease ends: now, and whenever that changes.
 
         Parameters:
-            on_renewed: callback, called in the thread that renews the lease. It must not block.
+            on_renewed: callback. Later calls are made in threads of the store, one at a time. It must not block.
         """
         ...
 

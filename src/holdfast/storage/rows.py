@@ -41,8 +41,8 @@ __all__ = [
 NOBODY: Final = 0
 """Holder of a parked run; epochs begin at 1."""
 CLOCKS_DIFFER_S: Final = 1.0
-"""If a message was accepted more than this many seconds in the future, the clock was set back since, or the host that
-accepted it has another time."""
+"""If a message was accepted more than this many seconds in the future, the clock was set back since, or the clock of
+the host that accepted it is ahead."""
 HANDED_OVER: Final = ""
 """``resumed_as`` of a run that was parked because its holder ended, by a node that does not have the run's agent."""
 

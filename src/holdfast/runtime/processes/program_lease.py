@@ -12,12 +12,13 @@ import math
 import os
 import struct
 import threading
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["ProgramLease", "read_lease"]
+__all__ = ["ProgramLease", "is_lease_over", "read_lease"]
 
 _END = struct.Struct("dd")
 
@@ -32,6 +33,11 @@ def read_lease(fd: int) -> float:
         ends_at, again = _END.unpack(os.pread(fd, _END.size, 0))
         if ends_at == again:
             return float(ends_at)
+
+
+def is_lease_over(fd: int) -> bool:
+    """Whether leased programs must have ended by now; see `read_lease`."""
+    return time.monotonic() >= read_lease(fd)
 
 
 class ProgramLease:

@@ -36,7 +36,7 @@ import struct
 import time
 
 from holdfast.runtime.processes import procfs
-from holdfast.runtime.processes.program_lease import read_lease
+from holdfast.runtime.processes.program_lease import is_lease_over, read_lease
 from holdfast.runtime.walls.build import IDLE_NICENESS
 
 TYPE_CHECKING = False
@@ -243,7 +243,7 @@ class Reaper:
             send(self._control, ("lease ended",))
 
     def _is_lease_over(self) -> bool:
-        return self._lease is not None and time.monotonic() >= read_lease(self._lease)
+        return self._lease is not None and is_lease_over(self._lease)
 
     def _kill_now(self) -> None:
         self._killing = True

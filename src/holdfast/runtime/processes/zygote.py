@@ -39,7 +39,7 @@ import time
 from holdfast.runtime.processes import procfs
 from holdfast.runtime.processes import tags as process_tags
 from holdfast.runtime.processes.program_child import IGNORED_SIGNALS, ChildProgram
-from holdfast.runtime.processes.program_lease import read_lease
+from holdfast.runtime.processes.program_lease import is_lease_over, read_lease
 from holdfast.runtime.processes.reaper import LONGEST_POLL_S, Reaper, Wakeup, become_subreaper, name_process, send
 from holdfast.runtime.walls.warm import KeptNamespaces
 from holdfast.undumpable import make_undumpable
@@ -153,7 +153,7 @@ class Zygote:
             self._clear_up(lambda: process_tags.end_scopes(*self._identity, _LEASE_LOOK_S, self._is_lease_over))
 
     def _is_lease_over(self) -> bool:
-        return time.monotonic() >= read_lease(self._lease)
+        return is_lease_over(self._lease)
 
     def _clear_up(self, end: Callable[[], None]) -> None:
         """Kill the programs that foreign code started in the host.

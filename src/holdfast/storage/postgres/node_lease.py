@@ -71,7 +71,7 @@ class NodeLease:
         self._orders.put(epoch)
 
     def watch(self, on_renewed: Callable[[float], object]) -> None:
-        """Call `on_renewed` with `ends_at` now and after each renewal, in the thread that renews the lease."""
+        """See `Cluster.watch_lease`. The callback holds a lock of this object, so it must not call its methods."""
         with self._lock:
             self._on_renewed = on_renewed
             on_renewed(self._ends_at)

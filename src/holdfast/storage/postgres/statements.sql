@@ -91,9 +91,9 @@ ORDER BY epoch FOR UPDATE SKIP LOCKED
 UPDATE node SET ended = true WHERE epoch = ANY(?)
 
 -- name: cut_writers
--- Ends the connections on which these nodes have a transaction in progress. A node that is stopped within a pipeline would
--- hold its rows for as long as it is stopped: none of PostgreSQL's timeouts runs there. A row that a transaction in
--- progress has updated or locked has the id of that transaction in xmax.
+-- Ends the connections on which these nodes have a transaction in progress. A node that is stopped within a pipeline
+-- would hold its locks for as long as it is stopped: none of PostgreSQL's timeouts runs there. If a transaction in
+-- progress has updated a row, the row's xmax is the id of that transaction.
 SELECT count(pg_terminate_backend(holder.pid)) FROM writer
 JOIN pg_locks AS holder ON holder.locktype = 'transactionid' AND holder.granted AND holder.transactionid = writer.xmax
 JOIN pg_stat_activity AS activity ON activity.pid = holder.pid AND activity.usename = current_user
@@ -121,14 +121,15 @@ WHERE NOT ended AND epoch <> ?
 SELECT session, next_seq - 1 FROM session WHERE session = ANY(?)
 
 -- name: ready_for
--- Parameters: time, the time after which a message was accepted by a clock that is ahead, agents, limit. Such a message
--- is due, because nobody knows how long it has waited. The agent of a parked run is in its body, so all parked runs are returned. They
+-- Parameters: time, the same plus `CLOCKS_DIFFER_S`, agents, limit. A message that was accepted after the second time is
+-- due, as in the transaction `claim`. The agent of a parked run is in its body, so all parked runs are returned. They
 -- have a limit of their own, because the node may not have their agents.
 SELECT session, principal, key, agent, due_at, run FROM (
     SELECT *, row_number() OVER (PARTITION BY parked ORDER BY nth, ready_since, session) AS place FROM (
         SELECT session, principal, key, agent, due_at, run, ready_since, run_id IS NOT NULL AS parked,
             row_number() OVER (PARTITION BY principal, run_id IS NOT NULL ORDER BY ready_since, session) AS nth
-        FROM session WHERE ready_since IS NOT NULL AND (run_id IS NOT NULL OR ((due_at <= ? OR ready_since > ?) AND agent = ANY(?)))
+        FROM session WHERE ready_since IS NOT NULL
+            AND (run_id IS NOT NULL OR ((due_at <= ? OR ready_since > ?) AND agent = ANY(?)))
     ) AS found
 ) AS placed WHERE place <= ? ORDER BY nth, ready_since, session
 
