@@ -125,6 +125,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     cluster_poll_s: Annotated[
         float, Meta(ge=0.05, description="PostgreSQL: interval at which a host looks for changes of other hosts")
     ] = 2.0
+    workspace_pool: Annotated[
+        str,
+        Meta(
+            max_length=100,
+            pattern=r"^[A-Za-z0-9._-]*$",
+            description="PostgreSQL: name for the hosts that share this host's folder of workspaces; sessions that use "
+            "files stay with them. Empty: any host takes them",
+        ),
+    ] = ""
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="lowest severity to log")] = (
         "info"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.processes import run, served
+from tests.storage.postgres.pools import leave_session
 
 SECRET = "do-not-print-me"
 
@@ -54,3 +56,20 @@ def test_a_database_that_does_not_answer_is_named_without_its_password(tmp_path:
     assert unknown.returncode == 2
     for one in (refused, looked, broken, unknown):
         assert SECRET not in one.stdout + one.stderr
+
+
+def test_doctor_names_the_pools_whose_sessions_wait_and_a_server_of_the_pool_runs_them(
+    store: str, tmp_path: Path
+) -> None:
+    asyncio.run(leave_session(store, "rack-7", key="alice", queued=True))
+    looked = run("doctor", "--json", folder=tmp_path, HOLDFAST_STORE=store)
+    (found,) = [check for check in json.loads(looked.stdout)["checks"] if check["name"] == "store"]
+    assert found["state"] == "advice"
+    assert "no host has: 'rack-7' (1 session)" in found["found"]
+    assert "workspace_pool" in found["advice"]
+    with served(tmp_path, HOLDFAST_STORE=store, HOLDFAST_WORKSPACE_POOL="rack-7") as server:
+        assert server.run("ask", "--session", "alice", "again").returncode == 0, "it runs after the message that waited"
+        assert "hello" in server.run("export", "--session", "alice").stdout
+    wrong = run("serve", folder=tmp_path, HOLDFAST_STORE=store, HOLDFAST_WORKSPACE_POOL="rack 7")
+    assert wrong.returncode == 2
+    assert "workspace_pool" in wrong.stderr

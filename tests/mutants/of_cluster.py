@@ -8,6 +8,7 @@ __all__ = ["MUTANTS"]
 
 CLUSTER = "tests/host/test_cluster.py"
 TAKE_OVER = "tests/host/test_cluster_takeover.py"
+POOLS = "tests/storage/postgres/test_workspace_pools.py"
 STOPPED_PROGRAMS = "test_the_programs_of_a_stopped_host_are_dead_when_others_take_its_runs_over"
 
 MUTANTS = (
@@ -50,6 +51,33 @@ MUTANTS = (
             "tests/storage/postgres/test_signals.py"
             "::test_runs_of_agents_that_the_rescuer_does_not_have_are_parked_for_others",
         ),
+    ),
+    Mutant(
+        name="claim without the files",
+        of="P5",
+        breaks="a host runs a session whose files only another host has, and its agent finds an empty folder",
+        file="storage/transactions/runs.py",
+        old="    if is_elsewhere(tables, row) and row.cause is None:",
+        new="    if row.deleted_at is not None and is_elsewhere(tables, row):",
+        tests=(f"{POOLS}::test_only_nodes_with_the_files_of_a_session_start_its_runs",),
+    ),
+    Mutant(
+        name="start without the files",
+        of="P5",
+        breaks="a message starts its run on the host that accepts it, although only another has its files",
+        file="storage/transactions/messages.py",
+        old="    room = request.run_id is not None and (row is None or not is_elsewhere(tables, row))",
+        new="    room = request.run_id is not None",
+        tests=(f"{POOLS}::test_only_nodes_with_the_files_of_a_session_start_its_runs",),
+    ),
+    Mutant(
+        name="next run without the files",
+        of="P5",
+        breaks="the host that ends an interrupted run of another pool starts the session's next run without its files",
+        file="storage/transactions/runs.py",
+        old="row.agent in commit.served) and not is_elsewhere(tables, row)",
+        new="row.agent in commit.served)",
+        tests=(f"{POOLS}::test_an_interrupted_run_is_ended_without_its_files_and_the_next_waits_for_them",),
     ),
     Mutant(
         name="receipt without the holder",

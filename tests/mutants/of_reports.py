@@ -163,12 +163,8 @@ _everybodys: dict[str, tuple[Cause]] = {}
         of="R3 P4",
         breaks="two quick messages start two agents on one transcript",
         file="storage/transactions/messages.py",
-        old="""
-        occupancy(run_id=target, waiting=waiting, room=request.run_id is not None, policy=policy), request.policy
-""",
-        new="""
-        occupancy(run_id=None, waiting=waiting, room=request.run_id is not None, policy=policy), request.policy
-""",
+        old="occupancy(run_id=target, waiting=waiting, room=room, policy=policy)",
+        new="occupancy(run_id=None, waiting=waiting, room=room, policy=policy)",
         tests=("tests/reports/test_r3_one_run.py",),
     ),
     Mutant(

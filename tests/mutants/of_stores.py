@@ -77,12 +77,12 @@ MUTANTS = (
         breaks="a row that another host changed after it was read is overwritten: a stale run's output counts",
         file="storage/sql/statements.sql",
         old="""
-    CAST(? AS double precision))]]
+    CAST(? AS double precision), CAST(? AS text))]]
 ) AS new
 WHERE session.session = new.column1 AND session.fence = new.column2 AND session.next_seq = new.column3
 """,
         new="""
-    CAST(? AS double precision))]]
+    CAST(? AS double precision), CAST(? AS text))]]
 ) AS new
 WHERE session.session = new.column1 AND new.column2 = new.column2 AND new.column3 = new.column3
 """,

@@ -341,6 +341,7 @@ GROWING = {
     "host/context.py HostContext.tasks": "stops and looks under way: budget stops, runs",
     "host/cluster_watch.py ClusterWatch._tasks": "three",
     "host/cluster_watch.py ClusterWatch._unknown": "runs that this host holds",
+    "host/cluster_watch.py ClusterWatch.awaiting_pool": "pools, whose names operators choose",
     "host/coalesced_tasks.py CoalescedTasks._requested": LIVE,
     "host/grants.py Grants._read": "GRANTS_LIMIT of each principal whose calls watch",
     "host/log_follower.py LogFollower._changes": REQUESTS,

@@ -8,6 +8,7 @@ from typing import Any
 from holdfast.protocol.messages import Access, Grant
 from holdfast.storage.postgres import PostgresStore
 from tests.server.live import Live, live
+from tests.storage.postgres.pools import leave_session
 
 
 def run(main: Any) -> None:
@@ -85,5 +86,22 @@ def test_a_grant_that_is_revoked_at_one_server_is_gone_for_calls_at_the_other(po
                 assert told == ["g1"]
             finally:
                 stop()
+
+    run(main)
+
+
+def test_readiness_metrics_and_the_page_count_sessions_that_wait_for_files_of_another_host(postgres_url: str) -> None:
+    async def main() -> None:
+        await leave_session(postgres_url, "a", key="alice", queued=False)
+        async with server(postgres_url) as one:
+            assert (await one.http.get("/readyz")).json() == {"status": "ready"}
+            assert "sessions awaiting a pool" not in (await one.http.get("/")).text
+            sent = await one.post("alice", "hello", agent="echo")
+            assert sent.json()["disposition"] == "queued"
+            while "awaiting_pool" not in (answer := await one.http.get("/readyz")).json():
+                await asyncio.sleep(0.01)
+            assert (answer.status_code, answer.json()) == (200, {"status": "ready", "awaiting_pool": 1})
+            assert "\nholdfast_sessions_awaiting_pool 1\n" in (await one.http.get("/metrics")).text
+            assert "sessions awaiting a pool" in (await one.http.get("/")).text
 
     run(main)

@@ -134,6 +134,10 @@ class RunHost(Protocol):
         """
         ...
 
+    async def use_workspace(self) -> None:
+        """Record that the session has files on this host, before the first one is made; see `Run.use_workspace`."""
+        ...
+
     async def attachment(self, digest: str) -> bytes:
         """Return an attachment's bytes. Raises `UnknownAttachment` if the run's principal has no such attachment."""
         ...

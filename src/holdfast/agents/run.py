@@ -141,6 +141,19 @@ class Run:
         """Return an attachment's bytes. Raises `UnknownAttachment` if the run's principal has no such attachment."""
         return await self.context.host.attachment(digest)
 
+    async def use_workspace(self) -> None:
+        """Tie the session to hosts that share this host's workspaces, before a function uses files of this machine.
+
+        From then on, only hosts with the same ``workspace_pool`` continue the session. Holdfast's own tools, and
+        programs behind walls, do this themselves before they write. The call has no effect if no other host can use the
+        store, or if this host declares no pool.
+
+        Raises:
+            RunClosed: if the run has ended.
+        """
+        self.context.check_open()
+        await self.context.host.use_workspace()
+
     def now(self) -> float:
         """Return the current time, in seconds since the epoch.
 

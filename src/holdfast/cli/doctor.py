@@ -301,8 +301,16 @@ def _database(settings: Settings) -> Check:
         return Check(name="store", state="ok", found=f"{server} has no tables yet; the first start creates them")
     tables = ", ".join(f"{name} {size:,}" for name, size in seen.sizes[:_LARGEST_TABLES])
     used = f"in use by {', '.join(seen.nodes)}" if seen.nodes else "no host has it open"
-    sessions = counted(seen.sessions, "session")
-    return Check(name="store", state="ok", found=f"{server}: {sessions}, {used}; bytes of the largest tables: {tables}")
+    found = f"{server}: {counted(seen.sessions, 'session')}, {used}; bytes of the largest tables: {tables}"
+    if seen.awaiting_pool:
+        missing = ", ".join(f"{pool!r} ({counted(count, 'session')})" for pool, count in seen.awaiting_pool)
+        return Check(
+            name="store",
+            state="advice",
+            found=f"{found}; sessions wait for a host of a workspace_pool that no host has: {missing}",
+            advice="start a host that has the files of that pool, with workspace_pool set to its name",
+        )
+    return Check(name="store", state="ok", found=found)
 
 
 def _in_use(path: Path, error: StoreLocked) -> str:

@@ -75,6 +75,8 @@ class ClusterWatch:
         self._tasks: list[asyncio.Task[None]] = []
         self._unknown: set[Lease] = set()
         self._has_warned = False
+        self.awaiting_pool: Mapping[str, int] = {}
+        """How many sessions wait for a host of each pool that no host declares now."""
 
     def start(self) -> None:
         """Start to watch."""
@@ -130,6 +132,7 @@ class ClusterWatch:
         self._parts.directory.awaited.look_again()
         await self._parts.grants.poll()
         await self._claim_ready(_ALL)
+        await self._look_for_missing_pools()
         if not self._context.lifecycle.draining:
             self._scheduler.look()
 
@@ -141,6 +144,17 @@ class ClusterWatch:
         ready = await self._cluster.ready(agents=self._parts.agents.names, at=context.now(), limit=READY_LIMIT)
         for session in ready:
             queue.enqueue_when_due(session.session, session.principal, 0.0)
+
+    async def _look_for_missing_pools(self) -> None:
+        """Count the sessions whose files no host has, and report each such pool once for as long as it is missing."""
+        before, self.awaiting_pool = self.awaiting_pool, await self._cluster.sessions_without_pool()
+        for pool in self.awaiting_pool.keys() - before.keys():
+            text = (
+                f"sessions wait for a host with workspace_pool = {pool!r}, which no host has "
+                f"({self.awaiting_pool[pool]:,} now); start one that has the files of that pool"
+            )
+            _log.warning("%s", text)
+            self._context.report("workspace_pool", text)
 
     # ── leases ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -164,10 +178,12 @@ class ClusterWatch:
 
     def _warn_of_workspaces(self) -> None:
         """Warn once that sessions move between hosts, but the files of their tools do not."""
-        if not self._has_warned and any(agent.executes for agent in self._parts.agents.by_name.values()):
+        declares = self._cluster.workspace_pool is not None
+        executes = any(agent.executes for agent in self._parts.agents.by_name.values())
+        if executes and not (declares or self._has_warned):
             _log.warning(
                 "other hosts use this store, and agents run programs: a session that moves to another host leaves its "
-                "workspace behind; put the folders of workspaces and their records on shared storage"
+                "workspace behind; set workspace_pool, with one name for all hosts that share the folder of workspaces"
             )
         self._has_warned = True
 

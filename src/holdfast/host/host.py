@@ -423,10 +423,17 @@ class Host:
             sessions_live=len(self.directory.live),
             running=len(self.parts.launcher.live),
             awaiting_slot=self.admission.waiting,
+            awaiting_pool=self.awaiting_pool,
             event_subscribers=self.readers,
             counts=self._counts(),
             promises=self.incidents.promises.snapshot(),
         )
+
+    @property
+    def awaiting_pool(self) -> int:
+        """Number of sessions that wait for a host of a ``workspace_pool`` that no host declares, as last polled."""
+        watch = self.parts.cluster_watch
+        return 0 if watch is None else sum(watch.awaiting_pool.values())
 
     def _counts(self) -> dict[str, int]:
         counts = dict(self.incidents.counts)
@@ -444,7 +451,8 @@ class Host:
 
 
 def _opened(url: str, settings: Settings) -> Store:
-    return open_store(url, lease_s=settings.lease_s, direct=settings.store_direct)
+    pool = settings.workspace_pool or None
+    return open_store(url, lease_s=settings.lease_s, direct=settings.store_direct, workspace_pool=pool)
 
 
 def _configured_store(settings: Settings) -> str:

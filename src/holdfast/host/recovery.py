@@ -124,7 +124,10 @@ class RunRecovery:
         return recovered
 
     async def _prepare(self, claim: Claim, recovered: _Recovered) -> None:
-        """Decide what becomes of a claimed run: record its restart, or submit its end. Raises `StorageError`."""
+        """Decide what becomes of a claimed run: it restarts, ends, or is left to a host that has its files.
+
+        Raises `StorageError`.
+        """
         context, queue = self._context, self._parts.queue
         run = claim.lease.run_id, session_label(claim.principal, claim.key)
         queue.admission.occupy(claim.principal)
@@ -132,6 +135,12 @@ class RunRecovery:
         try:
             history = await read_run_history(context, claim)
             obstacle = self._parts.restart_rules.obstacle(history)
+            if obstacle is None and self._is_elsewhere(claim):
+                await retry(
+                    context, "park", lambda: context.store.park(claim.lease, at=context.now(), handed_over=True)
+                )
+                queue.release(claim.principal)
+                return
             if obstacle is None:
                 appended = await retry(context, "restart", functools.partial(self._restart, history))
                 recovered.starts.append((history, appended.events))
@@ -149,6 +158,11 @@ class RunRecovery:
             raise
         recovered.ends.append(self._end(history, obstacle))
         recovered.interrupted.append(run)
+
+    def _is_elsewhere(self, claim: Claim) -> bool:
+        """Return whether only other hosts have the files that the run needs."""
+        cluster, pool = self._context.store.cluster, claim.workspace_pool
+        return cluster is not None and pool is not None and pool != cluster.workspace_pool
 
     async def _start(self, recovered: _Recovered) -> None:
         """Start all runs together, once the others have ended: whatever session they act on, its run is live or ended.

@@ -93,6 +93,7 @@ class RunHostAdapter:
         "_run",
         "_scope",
         "_still",
+        "_uses_workspace",
         "_writer",
         "clock",
         "is_quiescent",
@@ -135,6 +136,10 @@ class RunHostAdapter:
         self._history: Sequence[Entry] | None = None
         self._reading: asyncio.Lock | None = None
         self._charge: Charge | None = None
+        cluster = context.store.cluster
+        has_pool = cluster is not None and cluster.workspace_pool is not None
+        self._uses_workspace = claim.workspace_pool is not None or not has_pool
+        """Whether the store knows that the session has files here, or need not know it."""
         self.clock = context.clock
         self.programs = programs
         self.is_quiescent = False
@@ -197,10 +202,19 @@ class RunHostAdapter:
         """Call `on_revoked` with the id of each grant of the run's principal that is revoked from now on."""
         return self._grants.watch(self._actor.principal, on_revoked)
 
+    async def use_workspace(self) -> None:
+        """Record that the session has files on this host; see `RunHost.use_workspace`."""
+        if not self._uses_workspace:
+            await self._insist(
+                "use workspace", lambda: self._context.store.use_workspace(self._claim.lease), lambda _: None
+            )
+            self._uses_workspace = True
+
     async def launch(self, argv: Sequence[str], sandbox: object, options: Mapping[str, Any]) -> WalledStart:
         """Return how to start a program behind a wall; see `RunHost.launch`."""
         from holdfast.tools.walled import launch_of_options
 
+        await self.use_workspace()
         return await launch_of_options(
             argv,
             sandbox,

@@ -33,6 +33,7 @@ IncidentKind = Literal[
     "schedule",
     "connections",
     "budget",
+    "workspace_pool",
 ]
 
 PROMISES: dict[str, tuple[str, str, str]] = {
@@ -167,6 +168,7 @@ class HostStatistics(msgspec.Struct, frozen=True, kw_only=True):
         sessions_live: number of sessions in memory.
         running: number of active runs.
         awaiting_slot: number of sessions that wait for a slot.
+        awaiting_pool: number of sessions that wait for a host of a ``workspace_pool`` that no host declares now.
         event_subscribers: number of open event streams.
         counts: all counters except those of the promises, by name.
         promises: the counters of each promise, by the promise's number, such as ``P1``.
@@ -179,6 +181,7 @@ class HostStatistics(msgspec.Struct, frozen=True, kw_only=True):
     sessions_live: int
     running: int
     awaiting_slot: int
+    awaiting_pool: int = 0
     event_subscribers: int
     counts: dict[str, int]
     promises: dict[str, PromiseCount]

@@ -352,10 +352,14 @@ class KeyCreated(msgspec.Struct, frozen=True, kw_only=True):
     local_sessions: int = 0
 
 
-class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """Status of the server: ok, ready, draining or store_unreachable."""
+class Status(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Status of the server: ok, ready, draining or store_unreachable.
+
+    ``awaiting_pool`` is the number of sessions that wait for a host of a ``workspace_pool`` that no host declares.
+    """
 
     status: str
+    awaiting_pool: int = 0
 
 
 class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):

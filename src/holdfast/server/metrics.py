@@ -31,6 +31,12 @@ def render(
         ("holdfast_sessions_live", "gauge", "sessions in memory", [("", statistics.sessions_live)]),
         ("holdfast_runs", "gauge", "runs that hold a slot", [("", statistics.running)]),
         ("holdfast_sessions_awaiting_slot", "gauge", "sessions that wait for a slot", [("", statistics.awaiting_slot)]),
+        (
+            "holdfast_sessions_awaiting_pool",
+            "gauge",
+            "sessions that wait for a host of a workspace_pool that no host declares",
+            [("", statistics.awaiting_pool)],
+        ),
         ("holdfast_event_subscribers", "gauge", "subscribers of event logs", [("", statistics.event_subscribers)]),
         ("holdfast_http_streams", "gauge", "open event streams over HTTP", [("", streams)]),
         ("holdfast_start_time_seconds", "gauge", "start time of the host", [("", statistics.started_at)]),

@@ -92,6 +92,7 @@ def _figures(statistics: HostStatistics, sessions: list[SessionView]) -> str:
         (statistics.running, "active runs", "busy" if statistics.running else ""),
         (waiting, "queued messages", ""),
         (statistics.awaiting_slot, "sessions awaiting a slot", ""),
+        *([(statistics.awaiting_pool, "sessions awaiting a pool", "bad")] if statistics.awaiting_pool else ()),
         (statistics.sessions_live, "sessions in memory", ""),
         (statistics.event_subscribers, "event subscribers", ""),
         (broken, "broken promises", "bad" if broken else "ok"),

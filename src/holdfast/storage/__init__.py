@@ -11,7 +11,7 @@ from holdfast.store_url import shown_store
 __all__ = ["MemoryStore", "SqliteStore", "open_store"]
 
 
-def open_store(url: str, *, lease_s: float = 10.0, direct: str = "") -> Store:
+def open_store(url: str, *, lease_s: float = 10.0, direct: str = "", workspace_pool: str | None = None) -> Store:
     """Return the store for a URL. The caller must ``open()`` the store.
 
     Parameters:
@@ -19,6 +19,7 @@ def open_store(url: str, *, lease_s: float = 10.0, direct: str = "") -> Store:
             ``postgresql://user:password@host/database``.
         lease_s: PostgreSQL: duration of the host's lease, after which other hosts may take over its runs.
         direct: PostgreSQL: URL for signals, which bypasses a pgbouncer; empty: `url`.
+        workspace_pool: PostgreSQL: name of the pool of hosts that share this host's workspaces; None declares no pool.
 
     Raises:
         ConfigurationError: if the URL has none of these forms.
@@ -29,15 +30,15 @@ def open_store(url: str, *, lease_s: float = 10.0, direct: str = "") -> Store:
     if url.startswith("sqlite:///") and len(url) > len("sqlite:///"):
         return SqliteStore(url.removeprefix("sqlite:///"))
     if url.startswith(("postgresql://", "postgres://")):
-        return _open_postgres(url, lease_s, direct)
+        return _open_postgres(url, lease_s, direct, workspace_pool)
     shown = shown_store(url)
     hint = "use sqlite:///file.db or memory://" if "://" in url or not url else f"use sqlite:///{shown} or memory://"
     raise ConfigurationError(f"unknown store {shown!r}", hint=hint)
 
 
-def _open_postgres(url: str, lease_s: float, direct: str) -> Store:
+def _open_postgres(url: str, lease_s: float, direct: str, workspace_pool: str | None) -> Store:
     try:
         from holdfast.storage.postgres import PostgresStore
     except ImportError as error:
         raise MissingExtra("the PostgreSQL store", extra="postgres") from error
-    return PostgresStore(url, lease_s=lease_s, direct=direct)
+    return PostgresStore(url, lease_s=lease_s, direct=direct, workspace_pool=workspace_pool)

@@ -83,6 +83,11 @@ class Tables(Protocol):
         ...
 
     @property
+    def workspace_pool(self) -> str | None:
+        """Name of the pool of nodes that share the writing node's workspaces; None if it declares no pool."""
+        ...
+
+    @property
     def counters(self) -> Counters:
         """Counters that transactions increment."""
         ...

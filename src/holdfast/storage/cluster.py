@@ -57,12 +57,17 @@ class Cluster(Protocol):
         """The signals of this node."""
         ...
 
+    @property
+    def workspace_pool(self) -> str | None:
+        """Name of the pool of nodes that share this node's workspaces; None if it declares no pool."""
+        ...
+
     async def last_seqs(self, sessions: Sequence[int]) -> Mapping[int, int]:
         """Return the seq of the newest event of each of these sessions; a session that was purged is left out."""
         ...
 
     async def ready(self, *, agents: frozenset[str], at: float, limit: int) -> Sequence[Ready]:
-        """Return sessions that a node with these agents may claim at the time `at`.
+        """Return sessions that this node may claim at the time `at`, if it has these agents.
 
         At most `limit` of them wait for a run, and as many have a parked run. Principals take turns: first the session
         of each principal that has waited longest, and so on.
@@ -71,6 +76,10 @@ class Cluster(Protocol):
 
     async def other_nodes(self) -> Sequence[str]:
         """Return the ids of the other nodes that have a lease."""
+        ...
+
+    async def sessions_without_pool(self) -> Mapping[str, int]:
+        """Return how many sessions wait for a node of each ``workspace_pool`` that no node with a lease declares."""
         ...
 
     async def next_lease_end_s(self) -> float:

@@ -82,6 +82,8 @@ class SessionRow:
         history_id: id of the newest history row; None if the transcript is empty.
         events_since: time of the oldest stored event, or an earlier time; None if no event is stored. Only SQL backends
             use it, to find old events.
+        workspace_pool: pool of the node on which the session first used files. Only nodes of this pool continue the
+            session; None allows all.
         waiting: messages in the mailbox, in order.
         taken: messages of the active run. The run took the last ``steered`` messages of this list after its start.
         rolled_back: whether the active run is to be rolled back.
@@ -115,6 +117,7 @@ class SessionRow:
     deleted_at: float | None = None
     history_id: str | None = None
     events_since: float | None = None
+    workspace_pool: str | None = None
     waiting: tuple[Mail, ...] = ()
     taken: tuple[Mail, ...] = ()
     steered: int = 0

@@ -107,7 +107,8 @@ class Store:
     ) -> asyncio.Future[Claim | NotReady]:
         """Start the next run of a session that has due messages and no run, or resume its parked run.
 
-        Return `NotReady` if neither is possible, or if the run's agent is not among `served`; None serves all agents.
+        Return `NotReady` if neither is possible, if the run's agent is not among `served` (None serves all agents), or
+        if the session has files in another ``workspace_pool``; but an interrupted run may be claimed without them.
         """
         return self._write("claim", lambda tables: transactions.claim(tables, session, run_id, at, served))
 
@@ -212,7 +213,9 @@ class Store:
         """Delete a grant and return it. Raises `UnknownGrant`."""
         return self._write("revoke_grant", lambda tables: transactions.revoke_grant(tables, principal, grant_id))
 
-    def park(self, lease: Lease, *, at: float, restarts: bool = False) -> asyncio.Future[Parked]:
+    def park(
+        self, lease: Lease, *, at: float, restarts: bool = False, handed_over: bool = False
+    ) -> asyncio.Future[Parked]:
         """Park a run, so that no node holds the run any more. Raises `StaleFence`.
 
         A parked run keeps its session's slot and is not rescued. Once all its questions are answered or an interrupt of
@@ -221,8 +224,19 @@ class Store:
 
         Parameters:
             restarts: whether the run was at work instead of suspended, so that its next claim is a further attempt.
+            handed_over: whether this node has rescued the run and cannot continue it. The next claim has the same mark.
         """
-        return self._write("park", lambda tables: transactions.park(tables, lease, at, restarts=restarts))
+        return self._write(
+            "park", lambda tables: transactions.park(tables, lease, at, restarts=restarts, handed_over=handed_over)
+        )
+
+    def use_workspace(self, lease: Lease) -> asyncio.Future[Appended]:
+        """Record that the run's session has files in this node's ``workspace_pool``. Raises `StaleFence`.
+
+        From then on, only nodes of this pool start and resume runs of the session; others may end an interrupted run.
+        Nothing is written if the node declares no pool, or if the session already has one. No events are written.
+        """
+        return self._write("use_workspace", lambda tables: transactions.use_workspace(tables, lease))
 
     async def questions(self, session: int) -> Sequence[Question]:
         """Return the open questions of the active run, oldest first."""
@@ -342,7 +356,8 @@ class Store:
         """Take over every run whose holder has ended, and return the claims, the oldest run first.
 
         Each run's fence and attempt increase by one. The caller writes ``run.restarted`` with `restart`. A run whose
-        agent is not among `served` is parked for a node that has the agent; None serves all agents.
+        agent is not among `served` is parked for a node that has the agent; None serves all agents. Sessions of another
+        ``workspace_pool`` are rescued, too, because runs that cannot resume end without their files.
         """
         return await self._write("rescue", lambda tables: transactions.rescue(tables, at, served))
 

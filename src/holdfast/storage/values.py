@@ -82,7 +82,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         events: events that the claim wrote: ``run.started`` for a new run; empty for a resumed or rescued run.
         questions: open questions to which a rescued run still waits for answers.
         resumed: whether the claim resumes a parked run. `Store.run_events` returns the run's journal.
-        handed_over: whether the run was parked by a `Store.rescue` on a node that does not have its agent.
+        handed_over: whether the run was parked after a `Store.rescue`, by a node that does not have its agent or files.
+        workspace_pool: pool of the nodes that have the session's files; None if it has none, or any node has them.
     """
 
     lease: Lease
@@ -98,6 +99,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     questions: tuple[Question, ...] = ()
     resumed: bool = False
     handed_over: bool = False
+    workspace_pool: str | None = None
 
 
 class Send(msgspec.Struct, frozen=True, kw_only=True, gc=False):

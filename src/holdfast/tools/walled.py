@@ -77,7 +77,7 @@ async def prepare_launch_of(
 
     The caller closes the descriptors and the network of the result; `Program.start` does so.
 
-    The program counts for the run's principal.
+    The program counts for the run's principal, and ties the session to hosts that have the workspace.
 
     Parameters:
         argv: the program and its arguments.
@@ -93,6 +93,7 @@ async def prepare_launch_of(
     """
     scope = current_scope()
     assert scope is not None, "tools run in a scope"
+    await run.use_workspace()
     programs = run.context.host.programs
 
     def prepare(*, again: bool = False) -> Launch | Account:

@@ -6,7 +6,7 @@ import asyncio
 
 from holdfast.errors import SessionAgentMissing
 from holdfast.storage import MemoryStore
-from holdfast.storage.port import Send, SendResult
+from holdfast.storage.port import Appended, Lease, Parked, Send, SendResult
 from tests.testing.suites.store_faults import changed, found_by
 
 
@@ -29,3 +29,19 @@ class ChecksTheAgentFirst(MemoryStore):
 class TakesNothingOver(MemoryStore):
     def send(self, request: Send) -> asyncio.Future[SendResult]:
         return super().send(changed(request, takes_over=frozenset()))
+
+
+@found_by("a_run_that_its_rescuer_hands_over_is_marked_so")
+class LosesTheMark(MemoryStore):
+    def park(
+        self, lease: Lease, *, at: float, restarts: bool = False, handed_over: bool = False
+    ) -> asyncio.Future[Parked]:
+        return super().park(lease, at=at, restarts=restarts)
+
+
+@found_by("only_the_run_that_holds_a_session_may_tie_it_to_files")
+class TiesSessionsOfOthers(MemoryStore):
+    def use_workspace(self, lease: Lease) -> asyncio.Future[Appended]:
+        done: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
+        done.set_result(Appended(events=()))
+        return done

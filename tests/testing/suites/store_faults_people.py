@@ -146,16 +146,20 @@ class AsksForTheDead(Rows):
 
 @found_by("a_parked_run_keeps_its_slot_and_has_no_holder")
 class ParksUnderTheOldFence(Rows):
-    def park(self, lease: Lease, *, at: float, restarts: bool = False) -> asyncio.Future[Parked]:
-        done = super().park(lease, at=at, restarts=restarts)
+    def park(
+        self, lease: Lease, *, at: float, restarts: bool = False, handed_over: bool = False
+    ) -> asyncio.Future[Parked]:
+        done = super().park(lease, at=at, restarts=restarts, handed_over=handed_over)
         self.row(lease).fence = lease.fence
         return done
 
 
 @found_by("a_run_that_is_parked_at_work_has_a_further_attempt")
 class CountsNoAttempt(Rows):
-    def park(self, lease: Lease, *, at: float, restarts: bool = False) -> asyncio.Future[Parked]:
-        return super().park(lease, at=at)
+    def park(
+        self, lease: Lease, *, at: float, restarts: bool = False, handed_over: bool = False
+    ) -> asyncio.Future[Parked]:
+        return super().park(lease, at=at, handed_over=handed_over)
 
 
 @found_by("the_last_answer_and_the_parking_meet_in_any_order")

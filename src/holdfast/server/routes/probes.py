@@ -31,7 +31,7 @@ async def check_readiness(server: ServerContext, request: PageRequest, caller: N
         return json_page(Response(503, encode(Status(status="draining")), ((b"retry-after", b"2"),)))
     if server.host.store.health().problem is not None:  # its text is for operators only
         return json_page(Response(503, encode(Status(status="store_unreachable")), ((b"retry-after", b"5"),)))
-    return json_page(Response(200, encode(Status(status="ready"))))
+    return json_page(Response(200, encode(Status(status="ready", awaiting_pool=server.host.awaiting_pool))))
 
 
 @ROUTER.route("GET", "/metrics", access="admin", responses={200: "text/plain"})

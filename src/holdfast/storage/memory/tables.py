@@ -105,6 +105,7 @@ class MemoryTables:
 
     def __init__(self) -> None:
         self.epoch = 0
+        self.workspace_pool: str | None = None
         self.counters = Counters()
         self.sessions: dict[int, _Session] = {}
         self.stored: Counter[str] = Counter()

@@ -16,9 +16,12 @@ class PostgresStore(Store):
             ``prepared_statements=off`` for a pgbouncer that does not keep prepared statements.
         lease_s: duration of the node's lease, after which other nodes may take over its runs.
         direct: URL for signals, which bypasses a pgbouncer; empty: `url`.
+        workspace_pool: name of the pool of nodes that share this node's workspaces; None declares no pool.
     """
 
     backend: PostgresBackend
 
-    def __init__(self, url: str, *, lease_s: float = LEASE_S, direct: str = "") -> None:
-        super().__init__(PostgresBackend(url, lease_s=lease_s, direct=direct))
+    def __init__(
+        self, url: str, *, lease_s: float = LEASE_S, direct: str = "", workspace_pool: str | None = None
+    ) -> None:
+        super().__init__(PostgresBackend(url, lease_s=lease_s, direct=direct, workspace_pool=workspace_pool))

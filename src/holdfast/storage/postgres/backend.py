@@ -45,11 +45,14 @@ class PostgresBackend:
         url: ``postgresql://user:password@host:5432/database``; see `PostgresAddress.parse`.
         lease_s: duration of the node's lease, after which other nodes may take over its runs.
         direct: URL for signals, which bypasses a pgbouncer; empty: `url`.
+        workspace_pool: see `Cluster.workspace_pool`.
     """
 
     engine = "postgresql"
 
-    def __init__(self, url: str, *, lease_s: float = LEASE_S, direct: str = "") -> None:
+    def __init__(
+        self, url: str, *, lease_s: float = LEASE_S, direct: str = "", workspace_pool: str | None = None
+    ) -> None:
         self.address = PostgresAddress.parse(url)
         self.counters = Counters()
         self.lease_s = lease_s
@@ -57,6 +60,7 @@ class PostgresBackend:
         self._signals = NotificationSignals(PostgresAddress.parse(direct) if direct else self.address)
         self.cluster = PostgresCluster(
             self._signals,
+            workspace_pool=workspace_pool,
             read=self.read,
             write=self.write,
             lease=lambda: self.lease,
@@ -83,6 +87,7 @@ class PostgresBackend:
             node_id=node_id,
             at=at,
             lease_s=self.lease_s,
+            workspace_pool=self.cluster.workspace_pool,
             on_epoch=lease.follow,
             signals=self._signals,
         )

@@ -24,6 +24,7 @@ class PostgresCluster:
 
     Parameters:
         signals: the signals of this node.
+        workspace_pool: see `Cluster.workspace_pool`.
         read: `Backend.read` of this node.
         write: `Backend.write` of this node.
         lease: callable that returns the lease of this node; None if the store is not open.
@@ -33,11 +34,13 @@ class PostgresCluster:
         self,
         signals: Signals,
         *,
+        workspace_pool: str | None,
         read: Callable[[Callable[[Reads], Any]], asyncio.Future[Any]],
         write: Callable[[str, Callable[[Tables], Any]], asyncio.Future[Any]],
         lease: Callable[[], NodeLease | None],
     ) -> None:
         self.signals = signals
+        self.workspace_pool = workspace_pool
         self._read_backend = read
         self._write = write
         self._lease = lease
@@ -46,11 +49,14 @@ class PostgresCluster:
         return await self._read(lambda reads: reads.last_seqs(sessions))
 
     async def ready(self, *, agents: frozenset[str], at: float, limit: int) -> Sequence[Ready]:
-        return await self._read(lambda reads: reads.ready_for(agents, at, limit))
+        return await self._read(lambda reads: reads.ready_for(agents, self.workspace_pool, at, limit))
 
     async def other_nodes(self) -> Sequence[str]:
         epoch = self._epoch()
         return await self._read(lambda reads: reads.other_nodes(epoch))
+
+    async def sessions_without_pool(self) -> Mapping[str, int]:
+        return await self._read(lambda reads: reads.sessions_without_pool())
 
     async def next_lease_end_s(self) -> float:
         epoch = self._epoch()

@@ -20,6 +20,8 @@ TABLES: Final = (
     "schedule", "session", "stored", "total", "writer",
 )  # fmt: skip
 """The tables whose sizes are shown."""
+_POOLS: Final = 2
+"""First schema version with workspace pools."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +35,7 @@ class Inspection:
         sizes: size of each table with its indexes, in bytes, the largest first.
         nodes: ids of the nodes that have a lease.
         sessions: number of sessions.
+        awaiting_pool: how many sessions wait for a host of each ``workspace_pool`` that no host declares.
     """
 
     shown: str
@@ -41,6 +44,7 @@ class Inspection:
     sizes: tuple[tuple[str, int], ...] = ()
     nodes: tuple[str, ...] = ()
     sessions: int = 0
+    awaiting_pool: tuple[tuple[str, int], ...] = ()
 
 
 def inspect_database(url: str) -> Inspection:
@@ -60,6 +64,9 @@ def inspect_database(url: str) -> Inspection:
             sizes = connection.execute(statement("table_sizes"), (list(TABLES),)).fetchall()
             nodes = connection.execute(statement("other_nodes"), (0,)).fetchall()
             ((sessions,),) = connection.execute(statement("all_live_sessions"), ()).fetchall()
+            awaiting_pool = (
+                () if version < _POOLS else connection.execute(statement("sessions_without_pool")).fetchall()
+            )
     except psycopg.Error as error:
         raise errors.translate(error, address.shown) from error
     return Inspection(
@@ -69,4 +76,5 @@ def inspect_database(url: str) -> Inspection:
         sizes=tuple(sizes),
         nodes=tuple(node_id for _, node_id, _, _ in nodes),
         sessions=sessions,
+        awaiting_pool=tuple(awaiting_pool),
     )

@@ -28,10 +28,13 @@ class NodeReads(SqlReads):
         """See `Cluster.last_seqs`."""
         return dict(self._nodes.query("last_seqs", list(sessions)))
 
-    def ready_for(self, agents: frozenset[str], at: float, limit: int) -> tuple[Ready, ...]:
-        """See `Cluster.ready`."""
-        found = ready_of(self._nodes.query("ready_for", at, at + CLOCKS_DIFFER_S, sorted(agents), limit))
-        return tuple(ready for ready in found if ready.agent in agents)
+    def ready_for(self, agents: frozenset[str], pool: str | None, at: float, limit: int) -> tuple[Ready, ...]:
+        """See `Cluster.ready`; `pool` is the ``workspace_pool`` of this node."""
+        return ready_of(self._nodes.query("ready_for", pool, at, at + CLOCKS_DIFFER_S, sorted(agents), limit))
+
+    def sessions_without_pool(self) -> dict[str, int]:
+        """See `Cluster.sessions_without_pool`."""
+        return dict(self._nodes.query("sessions_without_pool"))
 
     def other_nodes(self, epoch: int) -> tuple[str, ...]:
         """See `Cluster.other_nodes`; `epoch` is the current one of this node."""

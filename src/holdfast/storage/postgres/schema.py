@@ -17,7 +17,7 @@ from holdfast.storage.sql import statements
 
 __all__ = ["SCHEMA_VERSION", "check_server", "known_version", "prepare_schema"]
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 _USABLE_FROM: Final = 1
 """Oldest schema version that a Holdfast may know and still use tables of `SCHEMA_VERSION`."""
 _OLDEST_SERVER: Final = 150_000
@@ -100,9 +100,14 @@ def _create(connection: _Connection, shown: str) -> None:
     connection.execute(statement("schema_table"))
     with connection.transaction():
         connection.execute(statement("lock_schema"))
-        if known_version(connection, shown) == SCHEMA_VERSION:
+        version = known_version(connection, shown)
+        if version == SCHEMA_VERSION:
             return
-        for text in (statements.for_postgres(statements.block("schema")), statement("postgres_tables")):
+        if version:
+            texts = [statement(f"migrate_postgres_{older}") for older in range(version, SCHEMA_VERSION)]
+        else:
+            texts = [statements.for_postgres(statements.block("schema")), statement("postgres_tables")]
+        for text in texts:
             for one in text.split(";\n"):
                 connection.execute(one)
         connection.execute(statement("set_schema_version"), (SCHEMA_VERSION, _USABLE_FROM))

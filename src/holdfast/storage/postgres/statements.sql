@@ -3,8 +3,10 @@
 -- name: postgres_tables
 -- Follows the shared tables, in the same transaction.
 --   node.lease_until: end of the node's lease, by the database's clock. ended: another node took over its runs.
+--   workspace_pool: pool that the node declares; null if it declares none.
 ALTER TABLE node ADD COLUMN lease_until timestamptz NOT NULL DEFAULT clock_timestamp();
 ALTER TABLE node ADD COLUMN ended boolean NOT NULL DEFAULT false;
+ALTER TABLE node ADD COLUMN workspace_pool text COLLATE "C";
 -- writer: a node's last transaction, by which a lost reply of a commit is resolved, and which fences the node: each of
 -- its transactions begins with an update of its row. Heartbeats write only the table node, so neither waits for the other.
 CREATE TABLE writer (
@@ -27,6 +29,11 @@ ALTER TABLE stored SET (fillfactor = 50, autovacuum_vacuum_threshold = 200, auto
 ALTER TABLE node SET (fillfactor = 50, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0.0);
 ALTER TABLE writer SET (fillfactor = 50, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0.0);
 
+-- name: migrate_postgres_1
+-- From version 1 of the tables to version 2. Nodes of version 1 may still be in use: they ignore both columns.
+ALTER TABLE session ADD COLUMN workspace_pool text COLLATE "C";
+ALTER TABLE node ADD COLUMN workspace_pool text COLLATE "C";
+
 -- name: schema_table
 -- holdfast_schema: version of the tables, and the oldest version that a Holdfast may know and still use them.
 CREATE TABLE IF NOT EXISTS holdfast_schema (
@@ -44,6 +51,7 @@ LOCK TABLE holdfast_schema IN ACCESS EXCLUSIVE MODE
 SELECT version, usable_from FROM holdfast_schema
 
 -- name: set_schema_version
+WITH former AS (DELETE FROM holdfast_schema)
 INSERT INTO holdfast_schema (version, usable_from) VALUES (?, ?)
 
 -- name: server
@@ -51,8 +59,8 @@ SELECT current_setting('server_version_num')::int, current_setting('server_versi
     pg_is_in_recovery() OR current_setting('transaction_read_only') = 'on'
 
 -- name: register_node
-INSERT INTO node (node_id, opened_at, lease_until)
-VALUES (?, ?, clock_timestamp() + make_interval(secs => ?)) RETURNING epoch
+INSERT INTO node (node_id, opened_at, lease_until, workspace_pool)
+VALUES (?, ?, clock_timestamp() + make_interval(secs => ?), ?) RETURNING epoch
 
 -- name: other_nodes
 SELECT epoch, node_id, lease_until, extract(epoch FROM lease_until - clock_timestamp())::double precision
@@ -121,17 +129,28 @@ WHERE NOT ended AND epoch <> ?
 SELECT session, next_seq - 1 FROM session WHERE session = ANY(?)
 
 -- name: ready_for
--- Parameters: time, the same plus `CLOCKS_DIFFER_S`, agents, limit. A message that was accepted after the second time is
--- due, as in the transaction `claim`. The agent of a parked run is in its body, so all parked runs are returned. They
--- have a limit of their own, because the node may not have their agents.
+-- Parameters: workspace_pool, time, the same plus `CLOCKS_DIFFER_S`, agents, limit. A message that was accepted after the
+-- second time is due, as in the transaction `claim`. A parked run that was interrupted may be ended in any pool. Parked
+-- runs have a limit of their own.
 SELECT session, principal, key, agent, due_at, run FROM (
     SELECT *, row_number() OVER (PARTITION BY parked ORDER BY nth, ready_since, session) AS place FROM (
-        SELECT session, principal, key, agent, due_at, run, ready_since, run_id IS NOT NULL AS parked,
-            row_number() OVER (PARTITION BY principal, run_id IS NOT NULL ORDER BY ready_since, session) AS nth
-        FROM session WHERE ready_since IS NOT NULL
-            AND (run_id IS NOT NULL OR ((due_at <= ? OR ready_since > ?) AND agent = ANY(?)))
+        SELECT *, row_number() OVER (PARTITION BY principal, parked ORDER BY ready_since, session) AS nth FROM (
+            SELECT session, principal, key, agent, due_at, run, ready_since, run_id IS NOT NULL AS parked,
+                CASE WHEN run_id IS NOT NULL THEN convert_from(run, 'UTF8')::json END AS live,
+                workspace_pool IS NULL OR workspace_pool = CAST(? AS text) AS is_here
+            FROM session WHERE ready_since IS NOT NULL AND (run_id IS NOT NULL OR due_at <= ? OR ready_since > ?)
+        ) AS waiting
+        WHERE coalesce(live ->> 'agent', agent) = ANY(?) AND (is_here OR live -> 'cause' IS NOT NULL)
     ) AS found
 ) AS placed WHERE place <= ? ORDER BY nth, ready_since, session
+
+-- name: sessions_without_pool
+SELECT workspace_pool, count(*) FROM session WHERE ready_since IS NOT NULL AND workspace_pool IS NOT NULL
+    AND workspace_pool NOT IN (
+        SELECT workspace_pool FROM node
+        WHERE workspace_pool IS NOT NULL AND NOT ended AND lease_until > clock_timestamp()
+    )
+GROUP BY workspace_pool ORDER BY workspace_pool
 
 -- name: listen
 LISTEN holdfast

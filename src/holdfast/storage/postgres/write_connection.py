@@ -65,6 +65,7 @@ class PostgresWriteConnection:
         node_id: id of the node that opens it.
         at: current time, in seconds since the epoch.
         lease_s: duration of the node's lease.
+        workspace_pool: pool that the node declares; see `Cluster.workspace_pool`.
         on_epoch: called with each new epoch of the node, and with the monotonic time before it was registered. There is
             a new one whenever another node has ended the one before.
         signals: where each commit is signalled to the other nodes.
@@ -77,6 +78,7 @@ class PostgresWriteConnection:
         node_id: str,
         at: float,
         lease_s: float,
+        workspace_pool: str | None,
         on_epoch: Callable[[int, float], object],
         signals: Signals,
     ) -> None:
@@ -84,6 +86,7 @@ class PostgresWriteConnection:
         self._node_id = node_id
         self._at = at
         self._lease_s = lease_s
+        self._workspace_pool = workspace_pool
         limits = (_STATEMENT_TIMEOUT_S, _LOCK_TIMEOUT_S, min(_IDLE_TIMEOUT_S, lease_s / 2))
         self._limits = tuple(f"{int(seconds * 1000)}ms" for seconds in limits)
         self._on_epoch = on_epoch
@@ -115,6 +118,7 @@ class PostgresWriteConnection:
                 self._database,
                 epoch=0,
                 sharing=self._sharing,
+                workspace_pool=self._workspace_pool,
                 between=lambda: failpoints.hit(_FAILPOINTS["between_writes"]),
             )
             self._register(connection)
@@ -134,7 +138,9 @@ class PostgresWriteConnection:
         """
         sent_at = system_clock.monotonic()
         with connection.transaction():
-            registered = connection.execute(statement("register_node"), (self._node_id, self._at, self._lease_s))
+            registered = connection.execute(
+                statement("register_node"), (self._node_id, self._at, self._lease_s, self._workspace_pool)
+            )
             ((epoch,),) = registered.fetchall()
             connection.execute(statement("register_writer"), (epoch,))
         self._batch = 0

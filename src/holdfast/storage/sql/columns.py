@@ -51,7 +51,7 @@ __all__ = [
 ]
 
 
-LIVE_COLUMN = -11
+LIVE_COLUMN = -12
 """Index, from the end, of the active run's column in `state_columns`, the only column that may be large."""
 _SHORT = 80
 """Maximum length, in characters, of a message content that stays in memory."""
@@ -134,7 +134,7 @@ def row_of(columns: tuple[Any, ...]) -> tuple[SessionRow, int, tuple[str, ...]]:
     """Return a session without messages, the number of its queued messages, and the message ids of the active run."""
     row = SessionRow(*columns[:11])
     row.append_nth, row.append_seq, row.sweep, row.last_run_id = columns[12:16]
-    row.deleted_at, row.history_id, row.events_since, waiting = columns[16:]
+    row.deleted_at, row.history_id, row.events_since, row.workspace_pool, waiting = columns[16:]
     if row.run_id is None:
         return row, waiting, ()
     live = decode_live(columns[11])
@@ -218,6 +218,7 @@ def state_columns(row: SessionRow) -> tuple[object, ...]:
         0.0 if row.run_id is not None else due_at(row),
         question_due(row),
         row.deleted_at,
+        row.workspace_pool,
     )
 
 

@@ -16,6 +16,7 @@ CREATE TABLE node (
 --   last_run_id: the last ended run, which begins the chain of the session's runs.
 --   history_id: the newest piece of the transcript, a run's or an edit's, which begins the chain of them.
 --   events_since: time of the oldest stored event, or an earlier time; null if no event is stored.
+--   workspace_pool: pool of the node on which the session first used files; null: none, or that node declared no pool.
 --   listed_at: updated_at in whole seconds. Lists use an index on it: every run would write an index on updated_at.
 CREATE TABLE session (
     session INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -42,6 +43,7 @@ CREATE TABLE session (
     deleted_at double precision,
     events_since double precision,
     listed_at bigint NOT NULL DEFAULT 0,
+    workspace_pool text,
     UNIQUE (principal, key)
 );
 CREATE INDEX session_ready ON session (ready_since) WHERE ready_since IS NOT NULL;
@@ -346,3 +348,7 @@ CREATE TABLE access_grant (
     body blob NOT NULL
 );
 CREATE INDEX access_grant_of ON access_grant (principal, session);
+
+-- name: migrate_7
+-- From version 7 of the schema to version 8.
+ALTER TABLE session ADD COLUMN workspace_pool text;

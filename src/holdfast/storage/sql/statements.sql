@@ -5,19 +5,19 @@ INSERT INTO node (node_id, opened_at) VALUES (?, ?) RETURNING epoch
 
 -- name: session_by_key
 SELECT session, principal, key, agent, created_at, updated_at, next_seq, next_n, fence, holder, run_id, run,
-       append_nth, append_seq, sweep, last_run_id, deleted_at, history_id, events_since, waiting
+       append_nth, append_seq, sweep, last_run_id, deleted_at, history_id, events_since, workspace_pool, waiting
 FROM session WHERE principal = ? AND key = ?
 
 -- name: session_by_number
 SELECT session, principal, key, agent, created_at, updated_at, next_seq, next_n, fence, holder, run_id, run,
-       append_nth, append_seq, sweep, last_run_id, deleted_at, history_id, events_since, waiting
+       append_nth, append_seq, sweep, last_run_id, deleted_at, history_id, events_since, workspace_pool, waiting
 FROM session WHERE session = ?
 
 -- name: sessions
 -- Parameters: updated_at in whole seconds, updated_at and session of the last session of the previous page, limit; then
 -- the same again. The index orders by whole seconds only, so the inner query finds the last second that the page needs.
 SELECT session, principal, key, agent, created_at, updated_at, next_seq, next_n, fence, holder, run_id, run,
-       append_nth, append_seq, sweep, last_run_id, deleted_at, history_id, events_since, waiting
+       append_nth, append_seq, sweep, last_run_id, deleted_at, history_id, events_since, workspace_pool, waiting
 FROM session WHERE listed_at >= (SELECT min(listed_at) FROM (
     SELECT listed_at FROM session WHERE listed_at <= ? AND (updated_at, session) < (?, ?)
     ORDER BY listed_at DESC LIMIT ?
@@ -26,7 +26,7 @@ FROM session WHERE listed_at >= (SELECT min(listed_at) FROM (
 -- name: sessions_of_principal
 -- As sessions, with the principal as the first parameter of both queries.
 SELECT session, principal, key, agent, created_at, updated_at, next_seq, next_n, fence, holder, run_id, run,
-       append_nth, append_seq, sweep, last_run_id, deleted_at, history_id, events_since, waiting
+       append_nth, append_seq, sweep, last_run_id, deleted_at, history_id, events_since, workspace_pool, waiting
 FROM session WHERE listed_at >= (SELECT min(listed_at) FROM (
     SELECT listed_at FROM session WHERE principal = ? AND listed_at <= ? AND (updated_at, session) < (?, ?)
     ORDER BY listed_at DESC LIMIT ?
@@ -54,7 +54,7 @@ FROM session WHERE ready_since IS NOT NULL ORDER BY ready_since, session LIMIT ?
 -- name: asking
 -- As session_by_number.
 SELECT session, principal, key, agent, created_at, updated_at, next_seq, next_n, fence, holder, run_id, run,
-       append_nth, append_seq, sweep, last_run_id, deleted_at, history_id, events_since, waiting
+       append_nth, append_seq, sweep, last_run_id, deleted_at, history_id, events_since, workspace_pool, waiting
 FROM session WHERE question_due < ? ORDER BY question_due, session LIMIT ?
 
 -- name: live_sessions
@@ -73,8 +73,8 @@ UPDATE session SET events_since = ? WHERE session = ?
 -- name: add_sessions
 INSERT INTO session (session, principal, key, created_at, events_since, listed_at, agent, updated_at, next_seq, next_n,
     fence, holder, run_id, run, append_nth, append_seq, sweep, last_run_id, history_id, waiting, ready_since, due_at,
-    question_due, deleted_at)
-VALUES [[(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)]]
+    question_due, deleted_at, workspace_pool)
+VALUES [[(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)]]
 
 -- name: save_sessions
 -- A row is (session; fence, next_seq and run_id as they were; then the columns in the order below). The write itself
@@ -84,14 +84,14 @@ UPDATE session SET
     fence = new.column9, holder = new.column10, run_id = new.column11, run = new.column12, append_nth = new.column13,
     append_seq = new.column14, sweep = new.column15, last_run_id = new.column16, history_id = new.column17,
     waiting = new.column18, ready_since = new.column19, due_at = new.column20, question_due = new.column21,
-    deleted_at = new.column22
+    deleted_at = new.column22, workspace_pool = new.column23
 FROM (VALUES
     [[(CAST(? AS bigint), CAST(? AS bigint), CAST(? AS bigint), CAST(? AS text),
     CAST(? AS text), CAST(? AS double precision), CAST(? AS bigint), CAST(? AS bigint),
     CAST(? AS bigint), CAST(? AS bigint), CAST(? AS text), CAST(? AS blob), CAST(? AS bigint),
     CAST(? AS bigint), CAST(? AS bigint), CAST(? AS text), CAST(? AS text),
     CAST(? AS bigint), CAST(? AS double precision), CAST(? AS double precision), CAST(? AS double precision),
-    CAST(? AS double precision))]]
+    CAST(? AS double precision), CAST(? AS text))]]
 ) AS new
 WHERE session.session = new.column1 AND session.fence = new.column2 AND session.next_seq = new.column3
     AND coalesce(session.run_id, '') = coalesce(new.column4, '')

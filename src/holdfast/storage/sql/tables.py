@@ -61,13 +61,21 @@ class SqlTables:
         database: database that runs the statements.
         epoch: epoch of the writing node.
         sharing: whether and how other nodes write the database.
+        workspace_pool: see `Tables.workspace_pool`.
         between: callback for failpoints, called between the writes of a transaction.
     """
 
     def __init__(
-        self, database: Database, *, epoch: int, sharing: Sharing, between: Callable[[], None] = lambda: None
+        self,
+        database: Database,
+        *,
+        epoch: int,
+        sharing: Sharing,
+        workspace_pool: str | None = None,
+        between: Callable[[], None] = lambda: None,
     ) -> None:
         self.epoch = epoch
+        self.workspace_pool = workspace_pool
         self.counters = Counters()
         self.merger = Merger(self, database, between)
         self.grants = SqlGrants(self, database, between)

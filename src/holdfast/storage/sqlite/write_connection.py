@@ -33,7 +33,7 @@ __all__ = ["SCHEMA_VERSION", "WriteConnection"]
 
 _log = logging.getLogger("holdfast.storage")
 
-SCHEMA_VERSION: Final = 7
+SCHEMA_VERSION: Final = 8
 _APPLICATION_ID: Final = 0x484F4C44
 _OLDEST_SQLITE: Final = (3, 35, 0)
 

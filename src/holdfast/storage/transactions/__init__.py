@@ -14,6 +14,7 @@ from holdfast.storage.transactions.runs import append, append_all, claim, commit
 from holdfast.storage.transactions.schedules import delete_schedule, fire_schedule, pause_schedule, put_schedule
 from holdfast.storage.transactions.stops import delete_session, interrupt, stop_session
 from holdfast.storage.transactions.transcript_edits import edit_history
+from holdfast.storage.transactions.workspaces import use_workspace
 
 __all__ = [
     "add_attachment",
@@ -37,5 +38,6 @@ __all__ = [
     "steer",
     "stop_session",
     "suspend",
+    "use_workspace",
     "withdraw",
 ]

@@ -23,6 +23,7 @@ from holdfast.storage.transactions.session_log import (
     check_quota,
     claim_of,
     existing_session,
+    is_elsewhere,
     new_session,
     require_lease,
     start_run,
@@ -103,9 +104,8 @@ def send(tables: Tables, request: Send) -> SendResult:
     target = None if row is None else row.run_id
     waiting = 0 if row is None else len(row.waiting)
     policy: Policy = request.policy  # type: ignore[assignment]  # decide() refuses any other word
-    decision = decide(
-        occupancy(run_id=target, waiting=waiting, room=request.run_id is not None, policy=policy), request.policy
-    )
+    room = request.run_id is not None and (row is None or not is_elsewhere(tables, row))
+    decision = decide(occupancy(run_id=target, waiting=waiting, room=room, policy=policy), request.policy)
     if not decision.start and waiting >= request.mailbox_limit:
         raise MailboxFull(
             f"session {request.key!r} has {waiting} queued messages, and its limit is {request.mailbox_limit}"

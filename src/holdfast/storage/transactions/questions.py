@@ -126,7 +126,7 @@ def _answered(row: SessionRow, answer: Answer, events: tuple[Stored, ...] = ()) 
     )
 
 
-def park(tables: Tables, lease: Lease, at: float, *, restarts: bool = False) -> Parked:
+def park(tables: Tables, lease: Lease, at: float, *, restarts: bool = False, handed_over: bool = False) -> Parked:
     """See `Store.park`."""
     row = tables.get(lease.session)
     if row is None or row.run_id != lease.run_id:
@@ -138,6 +138,8 @@ def park(tables: Tables, lease: Lease, at: float, *, restarts: bool = False) -> 
     row.fence += 1
     row.holder = NOBODY
     row.attempt += restarts
+    if handed_over:
+        row.resumed_as = HANDED_OVER
     row.append_nth = row.append_seq = 0
     row.updated_at = at
     tables.save(row)

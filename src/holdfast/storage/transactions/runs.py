@@ -21,6 +21,7 @@ from holdfast.storage.transactions.session_log import (
     check_quota,
     claim_again,
     claim_of,
+    is_elsewhere,
     release_slot,
     require_lease,
     stale_fence,
@@ -74,9 +75,11 @@ def claim(
         raise UnknownSession(f"no such session number: {session}")
     if served is not None and (row.agent if row.run_id is None else row.run_agent) not in served:
         return NotReady(waiting=len(row.waiting), busy=row.run_id is not None)
+    if row.run_id is not None and row.holder == tables.epoch and run_id in (row.run_id, row.resumed_as):
+        return claim_again(tables, row)
+    if is_elsewhere(tables, row) and row.cause is None:  # to end an interrupted run, a node needs no files
+        return NotReady(waiting=len(row.waiting), busy=row.run_id is not None)
     if row.run_id is not None:
-        if row.holder == tables.epoch and run_id in (row.run_id, row.resumed_as):
-            return claim_again(tables, row)
         return resume(tables, row, run_id, at) or NotReady(waiting=len(row.waiting), busy=True)
     taken, left = _choose(row, at)
     if not taken or tables.ended_run(row, run_id) is not None:
@@ -205,7 +208,8 @@ def commit_run(tables: Tables, commit: RunCommit) -> Committed:
 
     chosen: tuple[Mail, ...] = ()
     next_log = EventLog(row)
-    if commit.next_run_id is not None and row.waiting and (commit.served is None or row.agent in commit.served):
+    may_start = (commit.served is None or row.agent in commit.served) and not is_elsewhere(tables, row)
+    if commit.next_run_id is not None and row.waiting and may_start:
         chosen, left = _choose(row, at)
         if chosen:
             row.waiting = left

@@ -19,6 +19,7 @@ __all__ = [
     "claim_again",
     "claim_of",
     "existing_session",
+    "is_elsewhere",
     "new_session",
     "release_slot",
     "require_lease",
@@ -123,6 +124,11 @@ def require_lease(tables: Tables, lease: Lease) -> SessionRow:
     return row
 
 
+def is_elsewhere(tables: Tables, row: SessionRow) -> bool:
+    """Return whether the session has files that this node does not have."""
+    return row.workspace_pool is not None and row.workspace_pool != tables.workspace_pool
+
+
 def stale_fence(tables: Tables, lease: Lease, row: SessionRow | None) -> StaleFence:
     """Count a write under a stale lease, and return the error for it."""
     tables.counters.stale_writes_refused += 1
@@ -198,6 +204,7 @@ def claim_of(
         questions=row.questions,
         resumed=resumed,
         handed_over=handed_over,
+        workspace_pool=row.workspace_pool,
     )
 
 

@@ -1,11 +1,11 @@
-"""Checks of the conformance suite for sessions whose agent the host no longer has, and for runs that it hands over."""
+"""Checks of the conformance suite for sessions whose agent or files a host does not have, and for handed-over runs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, Final
 
-from holdfast.errors import SessionAgentMissing, UnknownAgent
+from holdfast.errors import SessionAgentMissing, StaleFence, UnknownAgent
 from holdfast.storage.port import Claim, Parked, SendResult
 from holdfast.testing.suites.store_driver import Check, Driver, MakeStore, opened, refused
 
@@ -40,6 +40,31 @@ async def a_run_that_is_parked_at_work_has_a_further_attempt(make_store: MakeSto
         again = await on.store.claim(claim.lease.session, run_id="r_new", at=37.0)
         assert isinstance(again, Claim)
         assert (again.lease.run_id, again.attempt, again.resumed) == (claim.lease.run_id, 2, True)
+
+
+@_check
+async def a_run_that_its_rescuer_hands_over_is_marked_so(make_store: MakeStore) -> None:
+    async with opened(make_store) as on:
+        for key, handed_over in (("one", True), ("two", False)):
+            claim = await on.start(key=key)
+            for at in (35.0, 36.0):  # repeated: the same answer
+                parked = await on.store.park(claim.lease, at=at, handed_over=handed_over)
+                assert parked == Parked(ready=True)
+            again = await on.store.claim(claim.lease.session, run_id=f"r_{key}", at=37.0)
+            assert isinstance(again, Claim)
+            assert (again.handed_over, again.attempt) == (handed_over, 1)
+
+
+@_check
+async def only_the_run_that_holds_a_session_may_tie_it_to_files(make_store: MakeStore) -> None:
+    async with opened(make_store) as on:
+        claim = await on.start()
+        before = await on.log(claim.lease.session)
+        assert (await on.store.use_workspace(claim.lease)).events == ()
+        assert await on.log(claim.lease.session) == before
+        await on.commit(claim)
+        await refused(on.store.use_workspace(claim.lease), StaleFence)
+        assert (await _send(on)).disposition == "started", "this node has the files, or declares no pool"
 
 
 @_check

@@ -79,6 +79,7 @@ async def change_workspace(call: Call, workspace: Workspace, work: Callable[[Wor
     scope = current_scope()
     assert scope is not None, "tools run in a scope"
     run = call.run
+    await run.use_workspace()
     programs = run.context.host.programs
     granted = await call.granted() if workspace.protect_existing else None
 
