@@ -341,6 +341,8 @@ GROWING = {
     "host/context.py HostContext.tasks": "stops and looks under way: budget stops, runs",
     "host/cluster_watch.py ClusterWatch._tasks": "three",
     "host/cluster_watch.py ClusterWatch._unknown": "runs that this host holds",
+    "host/background.py Background._noted": "sessions with background work, within principal_background",
+    "host/node_requests.py NodeRequests._handling": "requests of other hosts, each for a session with a part here",
     "host/cluster_watch.py ClusterWatch.awaiting_pool": "pools, whose names operators choose",
     "host/coalesced_tasks.py CoalescedTasks._requested": LIVE,
     "host/grants.py Grants._read": "GRANTS_LIMIT of each principal whose calls watch",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from holdfast.host.message_sender import MessageSender
     from holdfast.host.thread_pools import ThreadPools
     from holdfast.host.tree import TaskTree
+    from holdfast.storage.port import Cluster
 
 __all__ = ["Background"]
 
@@ -28,14 +30,24 @@ _log = logging.getLogger("holdfast.host")
 class Background:
     """Starts background work within each principal's limit. Use it on the host's loop only."""
 
-    __slots__ = ("_active", "_context", "_sender", "_threads", "_tree")
+    __slots__ = ("_active", "_cluster", "_context", "_noted", "_sender", "_threads", "_tree")
 
-    def __init__(self, context: HostContext, threads: ThreadPools, tree: TaskTree, sender: MessageSender) -> None:
+    def __init__(
+        self,
+        context: HostContext,
+        threads: ThreadPools,
+        tree: TaskTree,
+        sender: MessageSender,
+        cluster: Cluster | None,
+    ) -> None:
         self._context = context
         self._threads = threads
         self._tree = tree
         self._sender = sender
         self._active: Counter[str] = Counter()
+        self._cluster = cluster
+        self._noted: dict[int, asyncio.Future[None]] = {}
+        """Sessions with background work here, and whether the store has noted it, so that other hosts can stop it."""
 
     def start(self, actor: LiveSession, work: Callable[[], Awaitable[Any]], *, name: str) -> None:
         """Start background work of a session.
@@ -57,7 +69,7 @@ class Background:
         scope = Scope(name, parent=context.scope, threads=self._threads.of(actor.principal), owner=actor.principal)
 
         async def report() -> None:
-            text = await self._outcome(actor, work, name)
+            text = await self._outcome(actor, work, name, noted)
             if text is None or scope.interrupt.triggered:
                 return  # stopped work reports nothing
             try:
@@ -69,6 +81,7 @@ class Background:
         def ended() -> None:
             self._tree.note_abandoned(actor, scope)
             del actor.background[scope]
+            self._note_end(actor)
             self._active[actor.principal] -= 1
 
         def begin() -> None:
@@ -78,11 +91,38 @@ class Background:
             _ = scope.spawn(report(), name=name)
             scope.close_when_done(ended)
 
+        noted = self._note(actor)
         context.variables.copy().run(begin)
 
-    async def _outcome(self, actor: LiveSession, work: Callable[[], Awaitable[Any]], name: str) -> str | None:
+    def _note(self, actor: LiveSession) -> asyncio.Future[None] | None:
+        """Record that this host has background work of the session; return a future of that, if it is needed."""
+        if self._cluster is None:
+            return None
+        noted = self._noted.get(actor.session)
+        if noted is None or (noted.done() and noted.exception() is not None):
+            noted = self._noted[actor.session] = self._cluster.note_background(actor.session, is_active=True)
+        return noted
+
+    def note_again(self) -> None:
+        """Record all background work of this host under its new epoch."""
+        for session in self._noted:
+            assert self._cluster is not None
+            noted = self._noted[session] = self._cluster.note_background(session, is_active=True)
+            noted.add_done_callback(lambda done: done.exception())
+
+    def _note_end(self, actor: LiveSession) -> None:
+        """Record that the session has no background work here any more, if so. If that fails, others ask in vain."""
+        if not actor.background and self._cluster is not None and self._noted.pop(actor.session, None) is not None:
+            ended = self._cluster.note_background(actor.session, is_active=False)
+            ended.add_done_callback(lambda done: done.exception())
+
+    async def _outcome(
+        self, actor: LiveSession, work: Callable[[], Awaitable[Any]], name: str, noted: asyncio.Future[None] | None
+    ) -> str | None:
         """Run `work` and return a message with its result or error; return None if `work` returned None."""
         try:
+            if noted is not None:
+                await asyncio.shield(noted)
             outcome = await work()
         except Exception as error:
             log_failure(_log, f"background work {name!r} failed", error, principal=actor.principal, session=actor.key)

@@ -20,7 +20,9 @@ from holdfast.host.coalesced_tasks import CoalescedTasks
 from holdfast.storage.port import Claim
 
 if TYPE_CHECKING:
+    from holdfast.host.background import Background
     from holdfast.host.log_follower import LogFollower
+    from holdfast.host.node_requests import NodeRequests
     from holdfast.host.recovery import RunRecovery
     from holdfast.host.run_launcher import RunLauncher
     from holdfast.host.run_parts import RunParts
@@ -48,6 +50,8 @@ class ClusterWatch:
     Parameters:
         cluster: the hosts that share the store.
         follower: follows the logs of sessions.
+        node_requests: carries out what other hosts ask for.
+        background: the background work on this host.
     """
 
     def __init__(
@@ -60,6 +64,8 @@ class ClusterWatch:
         *,
         cluster: Cluster,
         follower: LogFollower,
+        node_requests: NodeRequests,
+        background: Background,
     ) -> None:
         self._context = context = parts.context
         self._parts = parts
@@ -69,11 +75,15 @@ class ClusterWatch:
         self._scheduler = scheduler
         self._cluster = cluster
         self._follower = follower
+        self._node_requests = node_requests
+        self._background = background
         self._ready = CoalescedTasks(context, self._claim_ready, name="ready", delay_s=_READY_DELAY_S)
         self._lease_look: asyncio.Future[None] | None = None
         """Resolves when the leases are to be looked at before their time."""
         self._tasks: list[asyncio.Task[None]] = []
         self._unknown: set[Lease] = set()
+        self._epoch = 0
+        """The epoch under which this host's background work is recorded."""
         self._has_warned = False
         self.awaiting_pool: Mapping[str, int] = {}
         """How many sessions wait for a host of each pool that no host declares now."""
@@ -81,6 +91,7 @@ class ClusterWatch:
     def start(self) -> None:
         """Start to watch."""
         self._cluster.signals.listen(self._on_signals)
+        self._epoch = self._cluster.epoch
         lease_s = self._context.store.health().lease_s
         self._tasks = [
             self._context.start_task(work, name)
@@ -106,6 +117,8 @@ class ClusterWatch:
 
     def _on_signals(self, hints: Mapping[SignalKind, Sequence[int]]) -> None:
         self._follower.wake((*hints.get("interrupt", ()), *hints.get("changed", ())))
+        if "request" in hints:
+            self._node_requests.look()
         if "ready" in hints:
             self._ready.request(_ALL)
             look = self._lease_look
@@ -128,6 +141,7 @@ class ClusterWatch:
 
     async def _poll(self) -> None:
         """Look at everything that other hosts may have changed. Raises `StorageError`."""
+        self._node_requests.look()
         await self._follower.poll()
         self._parts.directory.awaited.look_again()
         await self._parts.grants.poll()
@@ -195,6 +209,9 @@ class ClusterWatch:
         Two looks must agree on a run that is not known: its claim may be under way at the first one. A run that lived
         before the look, and still does, was given to another host if this one does not hold it in the store.
         """
+        if self._epoch != self._cluster.epoch:
+            self._epoch = self._cluster.epoch
+            self._background.note_again()
         before = [run for run in self._launcher.live.values() if run.phase == "running"]
         held = set(await self._cluster.held())
         for run in before:

@@ -13,6 +13,7 @@ from holdfast.host.lease_guard import LeaseGuard
 from holdfast.host.log_follower import LogFollower
 from holdfast.host.maintenance import Maintenance
 from holdfast.host.message_sender import MessageSender
+from holdfast.host.node_requests import NodeRequests
 from holdfast.host.program_accounts import program_quotas
 from holdfast.host.recovery import RunRecovery
 from holdfast.host.remote_stops import RemoteStops
@@ -100,20 +101,22 @@ class HostParts:
         self.recovery = RunRecovery(parts, self.launcher)
         cluster = context.store.cluster
         follower: LogFollower | None = None
+        node_requests: NodeRequests | None = None
         if cluster is not None:
             follower = LogFollower(context, self.directory, self.settlements, self.launcher, cluster)
             self.directory.on_behind = follower.on_behind
             self.launcher.on_restarted = follower.on_restarted
+            node_requests = NodeRequests(context, self.directory, self.tree, cluster=cluster, follower=follower)
         self.remote_stops = RemoteStops(context, self.suspension, follower)
         self.maintenance = Maintenance(parts, self.launcher, self.suspension, self.recovery)
         self.dispatcher = Dispatcher(context, self.directory, self.queue, self.launcher, self.suspension, parts.served)
         sender = MessageSender(context, agents, self.queue, self.dispatcher)
-        self.background = Background(context, self.threads, self.tree, sender)
+        self.background = Background(context, self.threads, self.tree, sender, cluster)
         self.toolsets = Toolsets(context, agents, sender, self.programs)
         self.scheduler = Scheduler(context, agents, self.queue, self.dispatcher)
         self.drain = Drain(context, self.directory, self.queue, self.launcher, self.scheduler)
         self.cluster_watch: ClusterWatch | None = None
-        if cluster is not None and follower is not None:
+        if cluster is not None and follower is not None and node_requests is not None:
             self.cluster_watch = ClusterWatch(
                 parts,
                 self.launcher,
@@ -122,6 +125,8 @@ class HostParts:
                 self.scheduler,
                 cluster=cluster,
                 follower=follower,
+                node_requests=node_requests,
+                background=self.background,
             )
         self.of_sessions = SessionParts(
             context=context,
@@ -132,8 +137,9 @@ class HostParts:
             launcher=self.launcher,
             suspension=self.suspension,
             sender=sender,
-            stops=StopCoordinator(parts, self.launcher, self.remote_stops),
+            stops=StopCoordinator(parts, self.launcher, self.remote_stops, node_requests),
             follower=follower,
+            node_requests=node_requests,
             scheduler=self.scheduler,
             tree=self.tree,
             grants=self.grants,

@@ -13,12 +13,13 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
+    from holdfast.host.context import HostContext
     from holdfast.protocol.events import Stored
     from holdfast.protocol.run_phases import RunPhase
     from holdfast.protocol.stopping import Cause, StopReceipt
     from holdfast.runtime import Scope
 
-__all__ = ["LiveRun", "LiveSession", "SharedSession"]
+__all__ = ["LiveRun", "LiveSession", "SharedSession", "stop_background"]
 
 
 class LiveRun(Protocol):
@@ -163,3 +164,13 @@ class SharedSession(LiveSession):
             self.seen = max(self.seen, events[-1].seq)
         elif events:
             self._on_behind(self)
+
+
+def stop_background(
+    context: HostContext, live: LiveSession, cause: Cause, *, grace_s: float | None
+) -> list[asyncio.Task[StopReceipt]]:
+    """Stop a session's background work on this host; return a task for each piece of it."""
+    return [
+        context.start_task(scope.stop(cause=cause, grace_s=grace_s), "stop background")
+        for scope in list(live.background)
+    ]

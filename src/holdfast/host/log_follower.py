@@ -24,11 +24,9 @@ from holdfast.protocol.events import (
     RunRestarted,
     RunResumed,
     RunStopping,
-    SessionDeletedEvent,
     decode_event,
 )
 from holdfast.protocol.states import TERMINAL_MESSAGE_STATES
-from holdfast.protocol.stopping import Cause
 
 if TYPE_CHECKING:
     from holdfast.host.context import HostContext
@@ -183,10 +181,6 @@ class LogFollower:
                     run = self._launcher.live.get(run_id)
                     if run is not None:
                         run.request_stop(cause, grace_s=grace_s)
-                    if cause.kind == "stop":
-                        self._stop_background(live, cause)
-                case SessionDeletedEvent(reason=reason, at=at):
-                    self._stop_background(live, Cause(kind="stop", reason=reason, origin=live.key, at=at))
                 case RunResumed(run_id=run_id, answer=answer):
                     run = self._launcher.live.get(run_id)
                     if run is not None:
@@ -204,7 +198,3 @@ class LogFollower:
                         self._waits.setdefault(live.session, set()).add(message_id)
                 case _:
                     pass
-
-    def _stop_background(self, live: SharedSession, cause: Cause) -> None:
-        for scope in list(live.background):
-            self._context.start_task(scope.stop(cause=cause), "stop background")

@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from holdfast.host.grants import Grants
     from holdfast.host.log_follower import LogFollower
     from holdfast.host.message_sender import MessageSender
+    from holdfast.host.node_requests import NodeRequests
     from holdfast.host.run_accounting import RunAccounting
     from holdfast.host.run_launcher import RunLauncher
     from holdfast.host.scheduler import Schedule, Scheduler
@@ -78,7 +79,7 @@ __all__ = ["Session", "SessionParts"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SessionParts:
-    """The parts of a host that its session handles use; ``follower`` only if other hosts use the store too."""
+    """The parts of a host that its session handles use; the last two only if other hosts use the store too."""
 
     context: HostContext
     agents: AgentRegistry
@@ -93,6 +94,7 @@ class SessionParts:
     tree: TaskTree
     grants: Grants
     follower: LogFollower | None
+    node_requests: NodeRequests | None
 
 
 class Session:
@@ -566,7 +568,8 @@ class Session:
 
     async def tree(self) -> TreeNode:
         """See `SessionAPI.tree`."""
-        return self._parts.tree.of_session(await self._row(), self.key)
+        own = self._parts.tree.of_session(row := await self._row(), self.key)
+        return own if (others := self._parts.node_requests) is None else await others.complete_tree(own, row)
 
     async def run(self, run_id: str) -> RunView:
         """See `SessionAPI.run`."""

@@ -6,12 +6,14 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import StorageError
+from holdfast.host.live_session import stop_background
 from holdfast.host.run_execution import nothing_to_stop
 from holdfast.protocol.messages import Message, Settlement
 from holdfast.protocol.stopping import Cause, StopReceipt, join_receipts
 from holdfast.storage.port import Stopped as StopDone
 
 if TYPE_CHECKING:
+    from holdfast.host.node_requests import NodeRequests
     from holdfast.host.remote_stops import RemoteStops
     from holdfast.host.run_launcher import RunLauncher
     from holdfast.host.run_parts import RunParts
@@ -23,13 +25,16 @@ __all__ = ["StopCoordinator"]
 class StopCoordinator:
     """Stops the run and the background work of a session. Use it on the host's loop only."""
 
-    __slots__ = ("_context", "_launcher", "_parts", "_remote")
+    __slots__ = ("_context", "_launcher", "_node_requests", "_parts", "_remote")
 
-    def __init__(self, parts: RunParts, launcher: RunLauncher, remote: RemoteStops) -> None:
+    def __init__(
+        self, parts: RunParts, launcher: RunLauncher, remote: RemoteStops, node_requests: NodeRequests | None
+    ) -> None:
         self._parts = parts
         self._context = parts.context
         self._launcher = launcher
         self._remote = remote
+        self._node_requests = node_requests
 
     def execute(
         self,
@@ -55,6 +60,7 @@ class StopCoordinator:
         """
         context = self._context
         stops: list[asyncio.Future[StopReceipt]] = []
+        elsewhere: list[asyncio.Task[list[StopReceipt]]] = []
         acted: asyncio.Future[None] = context.loop.create_future()
 
         def decided(done: asyncio.Future[Any]) -> None:
@@ -84,10 +90,10 @@ class StopCoordinator:
             elif result.run_id is not None:
                 stops.append(self._remote.stop(result.session, principal, result.run_id, cause, grace_s=grace_s))
             if background and actor is not None:
-                stops.extend(
-                    context.start_task(scope.stop(cause=cause, grace_s=grace_s), "stop background")
-                    for scope in list(actor.background)
-                )
+                stops.extend(stop_background(context, actor, cause, grace_s=grace_s))
+            if isinstance(result, StopDone) and result.requests and self._node_requests is not None:
+                asking = self._node_requests.receipts(result.requests, result.session, key, cause, grace_s=grace_s)
+                elsewhere.append(context.start_task(asking, "stop background elsewhere"))
 
         done.add_done_callback(decided, context=context.variables)
 
@@ -105,6 +111,7 @@ class StopCoordinator:
                     settled = [Settlement(message_id=m.message_id, state="withdrawn") for m in withdrawn]
                     self._parts.accounting.withdrawn(result.session, settled, ())
             receipts = [await stop for stop in stops]
+            receipts += [receipt for asking in elsewhere for receipt in await asking]
             live = (
                 self._parts.directory.live.get(done.result().session) if background and not done.exception() else None
             )

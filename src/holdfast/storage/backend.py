@@ -26,7 +26,7 @@ from holdfast.protocol.messages import (
 from holdfast.protocol.schedules import ScheduleView
 from holdfast.storage.cluster import Cluster
 from holdfast.storage.rows import EndedRun, HistoryRow, KnownMessage, Mail, ScheduleRow, SessionRow
-from holdfast.storage.values import DueQuestion, DueSchedule, KeyRecord, Ready, StoreHealth
+from holdfast.storage.values import DueQuestion, DueSchedule, KeyRecord, Ready, RequestKind, StoreHealth
 
 __all__ = ["Backend", "Counters", "GrantTable", "Reads", "Tables"]
 
@@ -142,6 +142,14 @@ class Tables(Protocol):
 
     def orphans(self) -> Sequence[SessionRow]:
         """Return the sessions with a run that another epoch holds (parked runs excluded), the oldest run first."""
+        ...
+
+    def ask_others(self, session: int, kind: RequestKind, body: bytes, *, holder: bool = False) -> Sequence[int]:
+        """Ask the other nodes that have background work of the session to do something; return the requests' ids.
+
+        Parameters:
+            holder: whether to ask the node that holds the session's run, too.
+        """
         ...
 
     def add_session(self, row: SessionRow) -> None:

@@ -10,13 +10,14 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, Protocol
 
-from holdfast.storage.values import Lease, Ready
+from holdfast.storage.values import Lease, NodeReply, NodeRequest, Ready, RequestKind
 
 __all__ = ["Cluster", "OnSignals", "SignalKind", "Signals"]
 
-SignalKind = Literal["ready", "interrupt", "changed"]
+SignalKind = Literal["ready", "interrupt", "request", "changed"]
 """``ready``: sessions may be claimed. ``interrupt``: another node has changed sessions whose holder is to look at them
-at once, for example to stop their runs. ``changed``: sessions have new events."""
+at once, for example to stop their runs. ``request``: a node asks others to do something. ``changed``: sessions have new
+events, or a request was answered."""
 
 OnSignals = Callable[[Mapping[SignalKind, Sequence[int]]], object]
 """A callback that is called on the node's loop with the numbers of the sessions that other nodes named, by kind."""
@@ -58,6 +59,11 @@ class Cluster(Protocol):
         ...
 
     @property
+    def epoch(self) -> int:
+        """Current epoch of this node. There is a new one after another node has ended the one before."""
+        ...
+
+    @property
     def workspace_pool(self) -> str | None:
         """Name of the pool of nodes that share this node's workspaces; None if it declares no pool."""
         ...
@@ -80,6 +86,34 @@ class Cluster(Protocol):
 
     async def sessions_without_pool(self) -> Mapping[str, int]:
         """Return how many sessions wait for a node of each ``workspace_pool`` that no node with a lease declares."""
+        ...
+
+    def note_background(self, session: int, *, is_active: bool) -> asyncio.Future[None]:
+        """Record whether this node has background work of the session, so that other nodes can ask for its stop."""
+        ...
+
+    async def ask(self, session: int, kind: RequestKind, body: bytes) -> Sequence[int]:
+        """Ask the other nodes that have the run or background work of the session; return the requests' ids.
+
+        Parameters:
+            kind, body: what to do, for the handler of the other node.
+        """
+        ...
+
+    async def requests(self) -> Sequence[NodeRequest]:
+        """Return the requests to this node that have no reply yet."""
+        ...
+
+    def reply(self, request: NodeRequest, body: bytes) -> asyncio.Future[None]:
+        """Record the reply to a request."""
+        ...
+
+    async def replies(self, request_ids: Sequence[int]) -> Sequence[NodeReply]:
+        """Return what became of these requests of this node, in order."""
+        ...
+
+    def drop_requests(self, request_ids: Sequence[int]) -> asyncio.Future[None]:
+        """Drop requests of this node, answered or not."""
         ...
 
     async def next_lease_end_s(self) -> float:

@@ -41,14 +41,18 @@ __all__ = [
     "InterruptResult",
     "KeyRecord",
     "Lease",
+    "NodeReply",
+    "NodeRequest",
     "NotReady",
     "Parked",
     "PutSchedule",
     "Ready",
+    "RequestKind",
     "RunCommit",
     "Send",
     "SendResult",
     "Steered",
+    "StopRequest",
     "Stopped",
     "StoreHealth",
     "StoreInfo",
@@ -458,7 +462,8 @@ class Stopped(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Result of stopping or deleting a session.
 
     ``run_id`` is the id of the run to stop, or None if the session was idle; ``withdrawn`` contains the messages that
-    were withdrawn from the mailbox.
+    were withdrawn from the mailbox. ``requests`` are the ids of the requests by which other nodes stop their background
+    work of the session.
     """
 
     session: int
@@ -466,6 +471,7 @@ class Stopped(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     run_id: str | None
     withdrawn: tuple[Message, ...] = ()
     events: tuple[Stored, ...] = ()
+    requests: tuple[int, ...] = ()
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -476,6 +482,44 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     key: str
     agent: str
     not_before: float
+
+
+RequestKind = Literal["stop", "tree"]
+"""What a node may ask another one to do with its part of a session."""
+
+
+class NodeRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A request of another node, to do something with this node's part of a session."""
+
+    request_id: int
+    session: int
+    kind: RequestKind
+    body: bytes
+
+
+class StopRequest(msgspec.Struct, frozen=True):
+    """The body of a request to stop a session's background work.
+
+    Parameters:
+        key: key of the session.
+        grace_s: grace period of the stop, in seconds; None lets the other node choose.
+    """
+
+    key: str
+    cause: Cause
+    grace_s: float | None = None
+
+
+class NodeReply(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The state of a request to another node.
+
+    Parameters:
+        body: the reply; None until it arrives.
+        is_gone: whether the other node has ended, so that it will not reply.
+    """
+
+    body: bytes | None
+    is_gone: bool
 
 
 class KeyRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -31,7 +31,7 @@ from holdfast.storage.rows import (
     SessionRow,
     ready_since,
 )
-from holdfast.storage.values import ALL_BYTES, KeyRecord
+from holdfast.storage.values import ALL_BYTES, KeyRecord, RequestKind
 
 __all__ = ["MemoryTables"]
 
@@ -187,6 +187,9 @@ class MemoryTables:
             if s.row.run_id is not None and s.row.holder not in (self.epoch, NOBODY)
         ]
         return sorted(rows, key=lambda row: (row.started_at, row.session))
+
+    def ask_others(self, session: int, kind: RequestKind, body: bytes, *, holder: bool = False) -> Sequence[int]:
+        return ()
 
     def add_session(self, row: SessionRow) -> None:
         session = _Session(row)

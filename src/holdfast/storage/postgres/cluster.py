@@ -12,7 +12,7 @@ from holdfast.storage.cluster import Signals
 from holdfast.storage.postgres.node_lease import NodeLease
 from holdfast.storage.postgres.node_reads import NodeReads
 from holdfast.storage.sql.tables import SqlTables
-from holdfast.storage.values import Lease, Ready
+from holdfast.storage.values import Lease, NodeReply, NodeRequest, Ready, RequestKind
 
 __all__ = ["PostgresCluster"]
 
@@ -52,14 +52,48 @@ class PostgresCluster:
         return await self._read(lambda reads: reads.ready_for(agents, self.workspace_pool, at, limit))
 
     async def other_nodes(self) -> Sequence[str]:
-        epoch = self._epoch()
+        epoch = self.epoch
         return await self._read(lambda reads: reads.other_nodes(epoch))
 
     async def sessions_without_pool(self) -> Mapping[str, int]:
         return await self._read(lambda reads: reads.sessions_without_pool())
 
+    def note_background(self, session: int, *, is_active: bool) -> asyncio.Future[None]:
+        name = "mark_background" if is_active else "unmark_background"
+        return self._write("background", lambda tables: _only_write(tables, name, session))
+
+    async def ask(self, session: int, kind: RequestKind, body: bytes) -> Sequence[int]:
+        epoch = self.epoch
+        if not await self._read(lambda reads: reads.is_elsewhere(epoch, session)):
+            return ()
+        asked: asyncio.Future[Sequence[int]] = self._write(
+            "ask", lambda tables: tables.ask_others(session, kind, body, holder=True)
+        )
+        return await asked
+
+    async def requests(self) -> Sequence[NodeRequest]:
+        epoch = self.epoch
+        return await self._read(lambda reads: reads.requests(epoch))
+
+    def reply(self, request: NodeRequest, body: bytes) -> asyncio.Future[None]:
+        def signal(done: asyncio.Future[None]) -> None:
+            if done.exception() is None:
+                self.signals.send("changed", (request.session,))
+
+        replied: asyncio.Future[None] = self._write(
+            "reply", lambda tables: _only_write(tables, "reply_to_request", body, request.request_id)
+        )
+        replied.add_done_callback(signal)
+        return replied
+
+    async def replies(self, request_ids: Sequence[int]) -> Sequence[NodeReply]:
+        return await self._read(lambda reads: reads.replies(request_ids))
+
+    def drop_requests(self, request_ids: Sequence[int]) -> asyncio.Future[None]:
+        return self._write("drop requests", lambda tables: _only_write(tables, "drop_requests", list(request_ids)))
+
     async def next_lease_end_s(self) -> float:
-        epoch = self._epoch()
+        epoch = self.epoch
         return await self._read(lambda reads: reads.next_lease_end_s(epoch))
 
     def watch_lease(self, on_renewed: Callable[[float], object]) -> None:
@@ -68,12 +102,24 @@ class PostgresCluster:
             lease.watch(on_renewed)
 
     def held(self) -> asyncio.Future[Sequence[Lease]]:
-        return self._write("held", lambda tables: cast("SqlTables", tables).held())
+        return self._write("held", lambda tables: tuple(Lease(*columns) for columns in _of_nodes(tables, "held_runs")))
 
-    def _epoch(self) -> int:
+    @property
+    def epoch(self) -> int:
         lease = self._lease()
         return 0 if lease is None else lease.epoch
 
     async def _read(self, query: Callable[[NodeReads], _T]) -> _T:
         found: _T = await self._read_backend(lambda reads: query(cast("NodeReads", reads)))
         return found
+
+
+def _of_nodes(tables: Tables, name: str, *parameters: object) -> list[tuple[Any, ...]]:
+    """Return the rows of a statement about the nodes, after all earlier writes."""
+    shared = cast("SqlTables", tables)
+    shared.flush()
+    return shared.of_nodes(name, *parameters)
+
+
+def _only_write(tables: Tables, name: str, *parameters: object) -> None:
+    _of_nodes(tables, name, *parameters)

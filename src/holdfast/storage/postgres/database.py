@@ -23,7 +23,17 @@ __all__ = ["PostgresDatabase", "statement"]
 _ROWS_TOGETHER: Final = 64
 _PAGE: Final = 64
 """Maximum number of event rows that are fetched at once."""
-_OF_NODE: Final = frozenset(("active", "add_total", "held_runs", "mark_active", "unmark_active"))
+_OF_NODE: Final = frozenset(
+    (
+        "active",
+        "add_total",
+        "held_runs",
+        "mark_active",
+        "mark_background",
+        "unmark_active",
+        "unmark_background",
+    )
+)
 """Statements on rows of this node: their first parameter is its epoch."""
 _blocks: Final = statements.Blocks("holdfast.storage.postgres", "statements.sql")
 

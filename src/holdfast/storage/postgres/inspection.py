@@ -16,8 +16,8 @@ from holdfast.storage.postgres.schema import check_server, known_version
 __all__ = ["Inspection", "inspect_database"]
 
 TABLES: Final = (
-    "active", "api_key", "attachment", "attachment_use", "edit", "event", "kept", "landmark", "message", "node", "run",
-    "schedule", "session", "stored", "total", "writer",
+    "active", "api_key", "attachment", "attachment_use", "background", "edit", "event", "kept", "landmark", "message",
+    "node", "node_request", "run", "schedule", "session", "stored", "total", "writer",
 )  # fmt: skip
 """The tables whose sizes are shown."""
 _POOLS: Final = 2

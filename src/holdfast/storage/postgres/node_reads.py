@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from holdfast.storage.postgres.database import PostgresDatabase
 from holdfast.storage.rows import CLOCKS_DIFFER_S
 from holdfast.storage.sql.reads import SqlReads, ready_of
-from holdfast.storage.values import Ready
+from holdfast.storage.values import NodeReply, NodeRequest, Ready
 
 __all__ = ["NodeReads"]
 
@@ -35,6 +35,26 @@ class NodeReads(SqlReads):
     def sessions_without_pool(self) -> dict[str, int]:
         """See `Cluster.sessions_without_pool`."""
         return dict(self._nodes.query("sessions_without_pool"))
+
+    def is_elsewhere(self, epoch: int, session: int) -> bool:
+        """Return whether another node has the session's run or background work; `epoch` is that of this node."""
+        return bool(self._nodes.query("parts_elsewhere", epoch, session, True, session))
+
+    def requests(self, epoch: int) -> tuple[NodeRequest, ...]:
+        """See `Cluster.requests`; `epoch` is the current one of this node."""
+        return tuple(
+            NodeRequest(request_id=request_id, session=session, kind=kind, body=bytes(body))
+            for request_id, session, kind, body in self._nodes.query("open_requests", epoch)
+        )
+
+    def replies(self, request_ids: Sequence[int]) -> tuple[NodeReply, ...]:
+        """See `Cluster.replies`."""
+        gone = NodeReply(body=None, is_gone=True)  # dropped with its node
+        found = {
+            request_id: NodeReply(body=None if body is None else bytes(body), is_gone=not lives)
+            for request_id, body, lives in self._nodes.query("replies", list(request_ids))
+        }
+        return tuple(found.get(request_id, gone) for request_id in request_ids)
 
     def other_nodes(self, epoch: int) -> tuple[str, ...]:
         """See `Cluster.other_nodes`; `epoch` is the current one of this node."""

@@ -33,7 +33,8 @@ __all__ = ["PACE_S", "NotificationSignals"]
 
 CHANNEL: Final = "holdfast"
 PACE_S: Final = 0.01
-_KINDS: Final[tuple[SignalKind, ...]] = ("interrupt", "ready", "changed")
+_KINDS: Final[tuple[SignalKind, ...]] = ("interrupt", "request", "ready", "changed")
+_URGENT: Final = ("interrupt", "request", "ready")
 _TOGETHER: Final = 350
 """Maximum number of sessions in one notification, which may have 8000 bytes; a number has up to 19 digits."""
 _LIMIT: Final = 10_000
@@ -108,7 +109,7 @@ class NotificationSignals:
         self._wake_end.close()
 
     def _is_urgent(self) -> bool:
-        return "interrupt" in self._waiting or "ready" in self._waiting
+        return any(kind in self._waiting for kind in _URGENT)
 
     def _wake(self) -> None:
         with suppress(OSError):  # it is full or closed: the thread wakes up anyway

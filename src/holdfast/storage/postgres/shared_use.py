@@ -9,6 +9,7 @@ from typing import Final
 from holdfast.storage.cluster import SignalKind
 from holdfast.storage.postgres.database import PostgresDatabase, statement
 from holdfast.storage.rows import NOBODY, SessionRow, ready_since
+from holdfast.storage.values import RequestKind
 
 __all__ = ["SharedUse"]
 
@@ -59,6 +60,13 @@ class SharedUse:
         self._has_locks = True
         self._database.execute(statement(name), (list(sessions),))
 
+    def ask(self, session: int, kind: RequestKind, body: bytes, epoch: int, *, holder: bool) -> Sequence[int]:
+        epochs = [other for (other,) in self._database.query("parts_elsewhere", epoch, session, holder, session)]
+        if not epochs:
+            return ()
+        self.hints.setdefault("request", {})[session] = None
+        return [request_id for (request_id,) in self._database.query("ask_nodes", session, kind, body, epochs)]
+
     def orphans(self, epoch: int) -> Sequence[int]:
         """End the nodes whose leases are over, and return the sessions that they held.
 
@@ -73,7 +81,7 @@ class SharedUse:
         database.execute(statement("cut_writers"), (overdue,))
         database.execute(statement("end_writers"), (overdue,))
         held = [session for (session,) in database.query("held_sessions", overdue)]
-        for name in ("drop_active", "drop_writers"):
+        for name in ("drop_active", "drop_writers", "drop_background", "drop_stale_requests"):
             database.execute(statement(name), (overdue,))
         database.execute(statement("drop_nodes"))
         return held

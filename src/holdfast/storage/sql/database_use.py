@@ -8,6 +8,7 @@ from typing import Protocol
 
 from holdfast.storage.rows import SessionRow
 from holdfast.storage.sql.database import Database
+from holdfast.storage.values import RequestKind
 
 __all__ = ["ExclusiveUse", "Sharing"]
 
@@ -39,6 +40,15 @@ class Sharing(Protocol):
         """Return the sessions with a run that an epoch holds which has ended; `epoch` is the current one."""
         ...
 
+    def ask(self, session: int, kind: RequestKind, body: bytes, epoch: int, *, holder: bool) -> Sequence[int]:
+        """Ask the other nodes that have background work of a session to do something; return the requests' ids.
+
+        Parameters:
+            epoch: the current one.
+            holder: whether to ask the node that holds the session's run, too.
+        """
+        ...
+
 
 class ExclusiveUse:
     """The `Sharing` of a database that one node has for itself.
@@ -66,3 +76,6 @@ class ExclusiveUse:
 
     def orphans(self, epoch: int) -> Sequence[int]:
         return [session for (session,) in self._database.query("orphans", epoch)]
+
+    def ask(self, session: int, kind: RequestKind, body: bytes, epoch: int, *, holder: bool) -> Sequence[int]:
+        return ()

@@ -43,7 +43,7 @@ from holdfast.storage.sql.pruner import prune_batch, purge_contents, purge_sessi
 from holdfast.storage.sql.reads import SqlReads
 from holdfast.storage.sql.session_saves import Seen, SessionSaves, seen_of
 from holdfast.storage.sql.transcripts import ALL_LANDMARKS, is_landmark, read_entries, rebuild_landmarks
-from holdfast.storage.values import KeyRecord, Lease
+from holdfast.storage.values import KeyRecord, RequestKind
 
 __all__ = ["SqlTables"]
 
@@ -124,10 +124,9 @@ class SqlTables:
         self._saves.clear()
         for counted in (self._characters, self._large, self._mails, self._deleted, self._cached, self._loaded):
             counted.clear()
-        self._kept_mails = 0
         self._active.forget()
         self._sums.forget()
-        self._collected_bytes = 0
+        self._kept_mails = self._collected_bytes = 0
         for collected in (
             self._taken,
             self._withdrawn,
@@ -339,10 +338,12 @@ class SqlTables:
         rows = [self.get(session) for session in self._sharing.orphans(self.epoch)]
         return sorted((row for row in rows if row is not None), key=lambda row: (row.started_at, row.session))
 
-    def held(self) -> tuple[Lease, ...]:
-        """Return the leases of all runs that this node holds. Only for a database that is shared."""
-        self.flush()
-        return tuple(Lease(*columns) for columns in self._database.query("held_runs"))
+    def of_nodes(self, name: str, *parameters: object) -> list[tuple[Any, ...]]:
+        """Return the rows of a statement about the nodes that share the database."""
+        return self._database.query(name, *parameters)
+
+    def ask_others(self, session: int, kind: RequestKind, body: bytes, *, holder: bool = False) -> Sequence[int]:
+        return self._sharing.ask(session, kind, body, self.epoch, holder=holder)
 
     def add_session(self, row: SessionRow) -> None:
         self._saves.new[row.session] = self._keep(row)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from holdfast.protocol.events import MessageSettled, SessionDeletedEvent
+from holdfast.protocol.events import MessageSettled, SessionDeletedEvent, encode_json
 from holdfast.protocol.messages import Message
 from holdfast.protocol.stopping import Cause
 from holdfast.storage.backend import Tables
 from holdfast.storage.rows import NOBODY, SessionRow
 from holdfast.storage.transactions.session_log import EventLog, existing_session, stop_run
-from holdfast.storage.values import InterruptRequest, InterruptResult, Stopped
+from holdfast.storage.values import InterruptRequest, InterruptResult, Stopped, StopRequest
 
 __all__ = ["delete_session", "interrupt", "stop_session"]
 
@@ -67,7 +67,13 @@ def stop_session(tables: Tables, request: InterruptRequest) -> Stopped:
         run_id=row.run_id,
         withdrawn=withdrawn,
         events=log.write(tables, row.run_id, request.at),
+        requests=_stop_elsewhere(tables, row, StopRequest(row.key, request.cause, request.grace_s)),
     )
+
+
+def _stop_elsewhere(tables: Tables, row: SessionRow, request: StopRequest) -> tuple[int, ...]:
+    """Ask other nodes to stop their background work, in the same transaction, so that no crash keeps it alive."""
+    return tuple(tables.ask_others(row.session, "stop", encode_json(request)))
 
 
 def delete_session(tables: Tables, principal: str, key: str, at: float, cause: Cause) -> Stopped:
@@ -82,4 +88,11 @@ def delete_session(tables: Tables, principal: str, key: str, at: float, cause: C
     events = log.write(tables, row.run_id, at)
     if row.run_id is None:  # otherwise the end of the run does it
         tables.purge_contents(row)
-    return Stopped(session=row.session, number=row.session, run_id=row.run_id, withdrawn=withdrawn, events=events)
+    return Stopped(
+        session=row.session,
+        number=row.session,
+        run_id=row.run_id,
+        withdrawn=withdrawn,
+        events=events,
+        requests=_stop_elsewhere(tables, row, StopRequest(key, cause)),
+    )

@@ -1,0 +1,244 @@
+"""Background work and trees of sessions that several hosts have parts of: any host stops them and shows them."""
+
+import asyncio
+import os
+from typing import Any
+
+import psycopg
+import pytest
+
+import holdfast
+from holdfast.host import node_requests
+from holdfast.host.node_requests import NodeRequests
+from holdfast.protocol.messages import TreeNode
+from holdfast.protocol.stopping import Cause
+from holdfast.runtime import current_scope
+from holdfast.storage.port import InterruptRequest
+from holdfast.storage.postgres import PostgresStore
+from tests.host.test_cluster import hosts, run, url
+from tests.storage.postgres.test_races import end_lease
+
+__all__ = ["url"]
+
+pids: list[int] = []
+begun: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def no_work_yet() -> None:
+    pids.clear()
+    begun.clear()
+
+
+@holdfast.agent
+async def starter(run: holdfast.Run) -> str:
+    """Start background work, and wait if the text ends with `and wait`."""
+
+    async def serve() -> None:
+        begun.append(run.text)
+        scope = current_scope()
+        assert scope is not None
+        program = await scope.process(["sleep", "1000"])
+        assert program.pid is not None
+        pids.append(program.pid)
+        await asyncio.sleep(1000)
+
+    async def brief() -> None:
+        begun.append(run.text)
+
+    run.background(brief if run.text == "brief" else serve, name="server")
+    if run.text.endswith("and wait"):
+        await run.interrupt.wait()
+    return "started"
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def with_program(host: holdfast.Host, text: str = "go", key: str = "alice") -> int:
+    """Start background work with a program on this host; return the program's id."""
+    await host.session(key).send(text)
+    while not pids:
+        await asyncio.sleep(0.005)
+    return pids.pop()
+
+
+def rows(url: str, table: str) -> list[Any]:
+    with psycopg.connect(url.replace("&signals=off", "")) as connection:
+        return connection.execute(f"SELECT * FROM {table}").fetchall()
+
+
+def names(node: TreeNode) -> set[str]:
+    return {node.name, *(name for child in node.children for name in names(child))}
+
+
+@pytest.mark.parametrize("verb", ["stop", "delete"])
+def test_a_stop_at_any_host_ends_background_work_of_others_and_returns_its_receipt(url: str, verb: str) -> None:
+    async def main() -> None:
+        async with hosts(url, 3, agents=(starter,)) as (holder, other, third):
+            pid = await with_program(holder)
+            await holder.session("alice").ask("brief")
+            session = other.session("alice")
+            stopped = await (session.stop("enough") if verb == "stop" else session.delete())
+            assert not is_alive(pid)
+            receipt = stopped.receipt
+            assert (receipt.outcome, receipt.proof) == ("gone", "observed")
+            assert receipt.stopped.programs == 1, "which only the holder can know"
+            if verb == "stop":
+                again = await third.session("alice").stop()
+                assert (again.receipt.outcome, again.receipt.stopped.programs) == ("gone", 0)
+        assert rows(url, "background") == rows(url, "node_request") == []
+
+    run(main)
+
+
+def test_a_stop_ends_the_run_here_and_the_background_work_there(url: str) -> None:
+    async def main() -> None:
+        async with hosts(url, 3, agents=(starter,)) as (one, two, third):
+            there = await with_program(one)
+            here = await with_program(two, "go and wait")
+            receipt = (await third.session("alice").stop("enough")).receipt
+            assert not is_alive(there)
+            assert not is_alive(here)
+            assert (receipt.outcome, receipt.stopped.programs) == ("gone", 2)
+
+    run(main)
+
+
+def test_the_tree_at_any_host_shows_what_others_have_of_the_session(url: str) -> None:
+    async def main() -> None:
+        async with hosts(url, 3, agents=(starter,)) as (one, two, third):
+            await with_program(one)
+            await with_program(two, "go and wait")
+            tree = await third.session("alice").tree()
+            assert (tree.kind, tree.name, tree.state) == ("session", "alice", "running")
+            assert {child.name for child in tree.children if child.kind == "host"} == {one.node_id, two.node_id}
+            assert [part.name for child in tree.children for part in child.children] == ["alice", "alice"]
+            assert "server" in names(tree)
+            own = await two.session("alice").tree()
+            assert [child.name for child in own.children if child.kind == "host"] == [one.node_id]
+            assert any(child.kind == "scope" for child in own.children), "its own part is where it was before"
+            await third.session("bob").send("brief")
+            assert not [child for child in (await third.session("bob").tree()).children if child.kind == "host"]
+            await third.session("alice").stop()
+
+    run(main)
+
+
+def test_background_work_begins_once_other_hosts_can_find_it(postgres_url: str) -> None:
+    async def main() -> None:
+        async with hosts(postgres_url, 1, agents=(starter,)) as (host,):
+            cluster = host.store.cluster
+            assert cluster is not None
+            held: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            note = cluster.note_background
+
+            def note_later(session: int, *, is_active: bool) -> asyncio.Future[None]:
+                return held if is_active else note(session, is_active=False)
+
+            cluster.note_background = note_later  # type: ignore[method-assign]
+            await host.session("alice").ask("brief")
+            assert begun == []
+            held.set_result(None)
+            while not begun:
+                await asyncio.sleep(0.001)
+
+    run(main)
+
+
+def test_a_host_that_ends_before_it_answers_makes_the_receipt_one_of_the_lease(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with hosts(postgres_url, 2, agents=(starter,)) as (holder, other):
+            await with_program(holder)
+            monkeypatch.setattr(NodeRequests, "look", lambda _: None)
+            stopping = asyncio.ensure_future(other.session("alice").stop("enough"))
+            while not rows(postgres_url, "node_request"):
+                await asyncio.sleep(0.01)
+            ((epoch, *_),) = rows(postgres_url, "background")
+            end_lease(postgres_url, epoch)
+            receipt = (await stopping).receipt
+            assert (receipt.outcome, receipt.proof) == ("unknown", "lease")
+            assert receipt.unattributed == ("background work on another host (which is gone)",)
+
+    run(main)
+
+
+def test_a_host_that_does_not_answer_in_time_is_named_in_the_receipt_and_the_tree(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_requests, "_MARGIN_S", -42.8)
+    monkeypatch.setattr(node_requests, "_TREE_S", 0.1)
+
+    async def main() -> None:
+        async with hosts(postgres_url, 2, agents=(starter,)) as (holder, other):
+            await with_program(holder)
+            monkeypatch.setattr(NodeRequests, "look", lambda _: None)
+            (part,) = (await other.session("alice").tree()).children
+            assert (part.kind, part.name, part.state) == ("host", "another host", "no answer")
+            receipt = (await other.session("alice").stop("enough")).receipt
+            assert (receipt.outcome, receipt.proof) == ("unknown", "observed")
+            assert "did not answer within" in receipt.unattributed[0]
+
+    run(main)
+
+
+def test_a_session_without_parts_elsewhere_costs_no_request(postgres_url: str) -> None:
+    async def main() -> None:
+        async with hosts(postgres_url, 2, agents=(starter,)) as (one, other):
+            await one.session("alice").ask("brief")
+            while rows(postgres_url, "background"):
+                await asyncio.sleep(0.01)
+            assert (await other.session("alice").stop()).receipt.outcome == "gone"
+            written = other.store.backend.counters.commits
+            assert (await other.session("alice").tree()).children == ()
+            assert other.store.backend.counters.commits == written, "a look writes nothing"
+            with psycopg.connect(postgres_url) as connection:
+                used = connection.execute("SELECT is_called FROM node_request_request_id_seq").fetchone()
+            assert used == (False,)
+
+    run(main)
+
+
+def test_background_work_ends_although_the_host_that_was_told_to_stop_it_is_gone(postgres_url: str) -> None:
+    async def main() -> None:
+        async with hosts(postgres_url, 1, agents=(starter,)) as (holder,):
+            pid = await with_program(holder)
+            gone = PostgresStore(postgres_url)
+            await gone.open(node_id="gone", at=1.0)
+            cause = Cause(kind="stop", reason="enough", at=2.0)
+            stopped = await gone.stop_session(
+                InterruptRequest(principal="local", key="alice", cause=cause, at=2.0, grace_s=1.0)
+            )
+            assert len(stopped.requests) == 1
+            await gone.close()
+            while is_alive(pid):
+                await asyncio.sleep(0.005)
+
+    run(main)
+
+
+def test_background_work_is_found_under_the_new_epoch_of_its_host(postgres_url: str) -> None:
+    async def main() -> None:
+        async with hosts(postgres_url, 2, agents=(starter,)) as (holder, other):
+            pid = await with_program(holder)
+            ((epoch, session),) = rows(postgres_url, "background")
+            end_lease(postgres_url, epoch)
+            await other.store.rescue(at=5.0)
+            assert rows(postgres_url, "background") == []
+            await holder.session("bob").send("brief")  # its transaction begins another epoch
+            watch = holder.parts.cluster_watch
+            assert watch is not None
+            while session not in dict(again := [row[::-1] for row in rows(postgres_url, "background")]):
+                await watch._reconcile()
+            assert dict(again)[session] > epoch
+            assert (await other.session("alice").stop()).receipt.outcome == "gone"
+            assert not is_alive(pid)
+
+    run(main)
