@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from holdfast import Run
 from holdfast.protocol.messages import Access, Grant
 from holdfast.storage.postgres import PostgresStore
 from tests.server.live import Live, live
@@ -103,5 +104,55 @@ def test_readiness_metrics_and_the_page_count_sessions_that_wait_for_files_of_an
             assert (answer.status_code, answer.json()) == (200, {"status": "ready", "awaiting_pool": 1})
             assert "\nholdfast_sessions_awaiting_pool 1\n" in (await one.http.get("/metrics")).text
             assert "sessions awaiting a pool" in (await one.http.get("/")).text
+
+    run(main)
+
+
+async def endless(run: Run) -> None:
+    """Take a minute to end."""
+    await run.emit("waiting")
+    try:
+        await run.interrupt.wait()
+    finally:
+        await asyncio.shield(asyncio.sleep(60))
+
+
+def test_a_slow_stop_is_awaited_at_any_server(postgres_url: str) -> None:
+    def slow() -> Any:
+        return live(endless, store=PostgresStore(postgres_url), cluster_poll_s=0.05)
+
+    async def main() -> None:
+        async with slow() as one, slow() as two:
+            receipt = await one.begun("alice")
+            answer = await one.http.post("/v1/sessions/alice/stop?wait=0", json={"grace_s": 60})
+            assert answer.status_code == 202
+            at = answer.headers["location"]
+            for server_ in (one, two):
+                assert (await server_.http.get(at)).status_code == 202
+            assert (await two.http.get(at.replace("alice", "bob"))).status_code == 404
+            hasten = await one.http.post("/v1/sessions/alice/interrupt", json={"grace_s": 0.1})
+            assert hasten.status_code == 200
+            while (result := await two.http.get(at)).status_code == 202:
+                await asyncio.sleep(0.01)
+            assert result.status_code == 200
+            assert result.json() == (await one.http.get(at)).json()
+            assert result.json()["receipt"]["scope"] == receipt["run_id"]
+
+    run(main)
+
+
+def test_a_stop_of_a_server_that_is_gone_is_unknown(postgres_url: str) -> None:
+    async def main() -> None:
+        async with server(postgres_url) as two:
+            gone: Any = PostgresStore(postgres_url)
+            await gone.open(node_id="gone", at=1.0)
+            await gone.cluster.save_stop("s_1", "local", "alice", None)
+            await gone.cluster.save_stop("s_2", "local", "alice", b"")
+            at = "/v1/sessions/alice/stops"
+            assert (await two.http.get(f"{at}/s_1")).status_code == 202
+            answer = await two.http.get(f"{at}/s_2")
+            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_stop"), "it failed"
+            await gone.close()
+            assert (await two.http.get(f"{at}/s_1")).status_code == 404
 
     run(main)

@@ -18,7 +18,7 @@ def test_every_error_has_the_status_of_its_nearest_listed_base() -> None:
     assert status_of(errors.InvalidSchedule) == 422
     assert status_of(errors.BudgetExceeded) == 429
     assert status_of(errors.HostBusy) == 503
-    assert status_of(errors.StoreFull) == 507
+    assert status_of(errors.StoreFull) == 503
     assert status_of(errors.ToolFailed) == 500
 
 

@@ -47,7 +47,7 @@ FAULTS = {
         "$$ BEGIN RAISE 'could not extend file' USING ERRCODE = '53100'; END $$;"
         "CREATE TRIGGER fault BEFORE INSERT ON message EXECUTE FUNCTION fault()",
         "DROP TRIGGER fault ON message; DROP FUNCTION fault",
-        (507, "store_full"),
+        (503, "store_full"),
     ),
     "a database that becomes read-only": (
         "ALTER SYSTEM SET default_transaction_read_only = on",

@@ -61,7 +61,7 @@ class ServerContext:
         self.openapi = openapi
         self.settings: Settings = host.settings
         self.streams = Streams(host.budgets)
-        self.stops = Stops(host.budgets.stops)
+        self.stops = Stops(host.budgets.stops, host.store.cluster)
         self.waits = SettlementWaits()
         self.responses: defaultdict[int, int] = defaultdict(int)
         """Number of responses by HTTP status."""

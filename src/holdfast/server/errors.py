@@ -35,7 +35,6 @@ STATUS: dict[type[HoldfastError], int] = {
     errors.MessageWithdrawn: 409,
     errors.StorageError: 503,
     errors.StaleFence: 409,
-    errors.StoreFull: 507,
     errors.ModelFailed: 502,
     errors.DeliveryFailed: 502,
 }

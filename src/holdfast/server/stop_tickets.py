@@ -1,17 +1,26 @@
-"""Stops in progress. A stop continues even if its request ends, and the result is kept for later requests."""
+"""Stops in progress. A stop continues even if its request ends, and the result is kept for later requests.
+
+If other servers use the store, a stop that takes longer than its request is recorded there, so that a later request may
+reach any of them.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
 
 from holdfast import ids
-from holdfast.errors import UnknownStop
+from holdfast.errors import StorageError, UnknownStop
 from holdfast.host.budgets import Budget, Charge
 from holdfast.protocol.messages import SessionStop
 from holdfast.protocol.stopping import StopReceipt
+from holdfast.storage.port import Cluster
 
 __all__ = ["StopTicket", "Stops"]
 
@@ -20,17 +29,27 @@ _KEPT = 1000
 _PRINCIPALS = 10_000
 """Maximum number of principals whose results are kept. The principals with the newest results are kept."""
 
+_FAILED = b""
+
 StopResult = StopReceipt | SessionStop
 
 
-@dataclass(frozen=True, slots=True)
+_decode_receipt = msgspec.json.Decoder(StopReceipt).decode
+_decode_stop = msgspec.json.Decoder(SessionStop).decode
+
+
+@dataclass(slots=True)
 class StopTicket:
-    """A requested stop, with its id, its principal, its session key and a future for its result."""
+    """A requested stop, with its id, its principal, its session key and a future for its result.
+
+    ``shared`` means that the stop is recorded for other servers.
+    """
 
     stop_id: str
     principal: str
     key: str
     result: asyncio.Future[StopResult]
+    shared: bool = False
 
 
 class Stops:
@@ -41,12 +60,14 @@ class Stops:
 
     Parameters:
         budget: budget that limits the number of stops in progress.
+        cluster: the servers that share the store; None if there are no others.
     """
 
-    __slots__ = ("_budget", "_done", "_group", "_open")
+    __slots__ = ("_budget", "_cluster", "_done", "_group", "_open")
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: Budget, cluster: Cluster | None) -> None:
         self._budget = budget
+        self._cluster = cluster
         self._open: dict[str, StopTicket] = {}
         self._done: dict[str, OrderedDict[str, StopTicket]] = {}
         self._group = asyncio.TaskGroup()
@@ -82,17 +103,42 @@ class Stops:
             async with asyncio.timeout(wait_s):
                 await asyncio.shield(result)
         except TimeoutError:
-            pass
+            await self.share(ticket)
         return ticket
 
-    def find(self, principal: str, key: str, stop_id: str) -> StopTicket:
-        """Return a stop of the principal's session `key`. Raises `UnknownStop` if the session has no such stop."""
+    async def share(self, ticket: StopTicket) -> None:
+        """Record a stop for the other servers, if there are any. If that fails, only this server knows it."""
+        if self._cluster is not None and not ticket.shared:
+            ticket.shared = True
+            with suppress(StorageError):
+                await self._save(self._cluster, ticket)
+
+    async def find(self, principal: str, key: str, stop_id: str) -> StopTicket:
+        """Return a stop of the principal's session `key`, of this server or another one.
+
+        Raises:
+            UnknownStop: if the session has no such stop, or if the server that carried it out is gone.
+            StorageError: if the store does not answer.
+        """
         ticket = self._open.get(stop_id)
         if ticket is None and principal in self._done:
             ticket = self._done[principal].get(stop_id)
+        if ticket is None and self._cluster is not None:
+            found = await self._cluster.find_stop(stop_id, principal, key)
+            if found is not None and found != _FAILED:
+                ticket = _ticket_of(stop_id, principal, key, found)
         if ticket is None or (ticket.principal, ticket.key) != (principal, key):
             raise UnknownStop(f"unknown stop {stop_id[:40]!r}")
         return ticket
+
+    async def _save(self, cluster: Cluster, ticket: StopTicket) -> None:
+        """Record a stop as it is now. One that failed is unknown to other servers, so that it is requested again."""
+        result = ticket.result
+        body = None
+        if result.done():
+            failed = result.cancelled() or result.exception() is not None
+            body = _FAILED if failed else msgspec.json.encode(result.result())
+        await cluster.save_stop(ticket.stop_id, ticket.principal, ticket.key, body)
 
     async def _carry(self, ticket: StopTicket, stop: Callable[[], Awaitable[StopResult]], charge: Charge) -> None:
         result = ticket.result
@@ -106,6 +152,9 @@ class Stops:
             charge.release()
             del self._open[ticket.stop_id]
             self._keep(ticket)
+            if self._cluster is not None and ticket.shared:
+                with suppress(StorageError):
+                    await self._save(self._cluster, ticket)
 
     def _keep(self, ticket: StopTicket) -> None:
         done = self._done.pop(ticket.principal, None) or OrderedDict()
@@ -115,3 +164,12 @@ class Stops:
             done.popitem(last=False)
         if len(self._done) > _PRINCIPALS:
             del self._done[next(iter(self._done))]
+
+
+def _ticket_of(stop_id: str, principal: str, key: str, found: bytes | Literal["pending"]) -> StopTicket:
+    """Return the ticket of a stop that another server carries out, or has carried out."""
+    result: asyncio.Future[StopResult] = asyncio.get_running_loop().create_future()
+    if found != "pending":
+        is_session_stop = "receipt" in msgspec.json.decode(found)
+        result.set_result(_decode_stop(found) if is_session_stop else _decode_receipt(found))
+    return StopTicket(stop_id, principal, key, result)

@@ -116,6 +116,14 @@ class Cluster(Protocol):
         """Drop requests of this node, answered or not."""
         ...
 
+    def save_stop(self, stop_id: str, principal: str, key: str, body: bytes | None) -> asyncio.Future[None]:
+        """Record a stop of the principal's session, with its result once there is one, for an hour."""
+        ...
+
+    async def find_stop(self, stop_id: str, principal: str, key: str) -> bytes | Literal["pending"] | None:
+        """Return the result of a recorded stop; None if it is unknown, or if the node that carried it out is gone."""
+        ...
+
     async def next_lease_end_s(self) -> float:
         """Return the seconds until the first lease of another node ends; at most 0 if one has, infinite without any."""
         ...

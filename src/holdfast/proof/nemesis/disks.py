@@ -68,7 +68,7 @@ async def disk_full(episode: Episode) -> None:
     """Fill the disk under load and make room again, twice; then fill it once more, kill the server, and restart it."""
     tally, disk, server = episode.tally, episode.disk, episode.server
     for _ in range(_ROUNDS):
-        refusals = _Refusals(episode, "store_full", 507)
+        refusals = _Refusals(episode, "store_full", 503)
         episode.progress("the disk is full")
         await disk.fill(server.pid)
         tally.injected["full"] += 1

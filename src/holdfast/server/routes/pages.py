@@ -128,6 +128,7 @@ async def _carry_out(server: ServerContext, caller: Caller, session: Session, fo
     if form.action == "interrupt":
         stop = partial(session.interrupt, run_id=form.run_id)
     ticket = await server.stops.run(caller.principal, session.key, stop, wait_s=server.settings.stop_wait_s)
+    await server.stops.share(ticket)  # any server may render the page
     return session_path(session.key, stop=ticket.stop_id)
 
 
@@ -155,7 +156,7 @@ async def _session_page(
     ticket = None
     if stop_id := request.query_params.get("stop"):
         with suppress(UnknownStop):  # of a server that has been restarted since
-            ticket = server.stops.find(caller.principal, session.key, stop_id)
+            ticket = await server.stops.find(caller.principal, session.key, stop_id)
     html = await render_session(
         server.host,
         session,

@@ -69,7 +69,7 @@ async def stop_session(server: ServerContext, request: Request, body: StopBody) 
 async def get_stop(server: ServerContext, request: Request) -> Response:
     """Return the result of an interrupt, stop or deletion that took longer than its wait."""
     path = request.path
-    return _ticket_response(server.stops.find(request.caller.principal, path["key"], path["stop_id"]))
+    return _ticket_response(await server.stops.find(request.caller.principal, path["key"], path["stop_id"]))
 
 
 async def run_stop(

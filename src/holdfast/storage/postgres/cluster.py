@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 from holdfast.storage.backend import Reads, Tables
 from holdfast.storage.cluster import Signals
@@ -91,6 +91,16 @@ class PostgresCluster:
 
     def drop_requests(self, request_ids: Sequence[int]) -> asyncio.Future[None]:
         return self._write("drop requests", lambda tables: _only_write(tables, "drop_requests", list(request_ids)))
+
+    def save_stop(self, stop_id: str, principal: str, key: str, body: bytes | None) -> asyncio.Future[None]:
+        def save(tables: Tables) -> None:
+            _only_write(tables, "save_stop", stop_id, principal, key, body)
+            _only_write(tables, "drop_old_stops")
+
+        return self._write("save stop", save)
+
+    async def find_stop(self, stop_id: str, principal: str, key: str) -> bytes | Literal["pending"] | None:
+        return await self._read(lambda reads: reads.find_stop(stop_id, principal, key))
 
     async def next_lease_end_s(self) -> float:
         epoch = self.epoch

@@ -30,6 +30,7 @@ _OF_NODE: Final = frozenset(
         "held_runs",
         "mark_active",
         "mark_background",
+        "save_stop",
         "unmark_active",
         "unmark_background",
     )

@@ -17,7 +17,7 @@ __all__ = ["Inspection", "inspect_database"]
 
 TABLES: Final = (
     "active", "api_key", "attachment", "attachment_use", "background", "edit", "event", "kept", "landmark", "message",
-    "node", "node_request", "run", "schedule", "session", "stored", "total", "writer",
+    "node", "node_request", "run", "schedule", "session", "stop_result", "stored", "total", "writer",
 )  # fmt: skip
 """The tables whose sizes are shown."""
 _POOLS: Final = 2

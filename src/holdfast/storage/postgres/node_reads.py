@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 from holdfast.storage.postgres.database import PostgresDatabase
 from holdfast.storage.rows import CLOCKS_DIFFER_S
@@ -55,6 +56,12 @@ class NodeReads(SqlReads):
             for request_id, body, lives in self._nodes.query("replies", list(request_ids))
         }
         return tuple(found.get(request_id, gone) for request_id in request_ids)
+
+    def find_stop(self, stop_id: str, principal: str, key: str) -> bytes | Literal["pending"] | None:
+        """See `Cluster.find_stop`."""
+        for (body,) in self._nodes.query("find_stop", stop_id, principal, key):
+            return "pending" if body is None else bytes(body)
+        return None
 
     def other_nodes(self, epoch: int) -> tuple[str, ...]:
         """See `Cluster.other_nodes`; `epoch` is the current one of this node."""

@@ -38,6 +38,15 @@ CREATE TABLE node_request (
     at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 CREATE INDEX node_request_open ON node_request (epoch) WHERE reply IS NULL;
+-- stop_result: a stop that a client asks for by its id, at whatever node; body: its result, once there is one.
+CREATE TABLE stop_result (
+    stop_id text PRIMARY KEY,
+    epoch bigint NOT NULL,
+    principal text NOT NULL,
+    session_key text NOT NULL,
+    at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    body bytea
+);
 -- Parts of large attachments are read without the rest.
 ALTER TABLE attachment ALTER COLUMN body SET STORAGE EXTERNAL;
 -- These rows change with each run: keep room on their pages, and look after them often.
@@ -65,6 +74,14 @@ CREATE TABLE node_request (
     at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 CREATE INDEX node_request_open ON node_request (epoch) WHERE reply IS NULL;
+CREATE TABLE stop_result (
+    stop_id text PRIMARY KEY,
+    epoch bigint NOT NULL,
+    principal text NOT NULL,
+    session_key text NOT NULL,
+    at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    body bytea
+);
 
 -- name: schema_table
 -- holdfast_schema: version of the tables, and the oldest version that a Holdfast may know and still use them.
@@ -250,6 +267,18 @@ FROM node_request WHERE request_id = ANY(?)
 
 -- name: drop_requests
 DELETE FROM node_request WHERE request_id = ANY(?) RETURNING 1
+
+-- name: save_stop
+INSERT INTO stop_result (epoch, stop_id, principal, session_key, body) VALUES (?, ?, ?, ?, ?)
+ON CONFLICT (stop_id) DO UPDATE SET body = excluded.body RETURNING 1
+
+-- name: drop_old_stops
+DELETE FROM stop_result WHERE at < clock_timestamp() - interval '1 hour' RETURNING 1
+
+-- name: find_stop
+-- Without a result, only while the node that stops is there.
+SELECT body FROM stop_result WHERE stop_id = ? AND principal = ? AND session_key = ? AND (body IS NOT NULL OR EXISTS (
+    SELECT 1 FROM node WHERE node.epoch = stop_result.epoch AND NOT ended AND lease_until > clock_timestamp()))
 
 -- name: lock_sessions
 -- In the order of their numbers, so that two transactions that lock several sessions cannot wait for each other.
