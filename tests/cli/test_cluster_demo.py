@@ -20,18 +20,19 @@ from holdfast.proof.checker.takeovers import cluster_figures
 from holdfast.proof.storm.cluster import FAULTS, cluster_storm
 from holdfast.proof.storm.recorder import StormRecorder
 from tests.proof.nemesis.storms import run_storm
+from tests.storage.postgres.pooler import needs_pgbouncer, pgbouncer
 
 
 def quietly(text: str) -> None:
     """Progress that nobody wants to see."""
 
 
-def storm(folder: Path, *faults: str, nodes: int = 3) -> tuple[StormRecorder, Any]:
+def storm(folder: Path, *faults: str, nodes: int = 3, **more: Any) -> tuple[StormRecorder, Any]:
     """A short storm, which ends after the first fault."""
     recorder = StormRecorder()
     work = cluster_storm(
         recorder, folder=folder, nodes=nodes, sessions=6, seconds=0.1, lease_s=2.0, seed=7, progress=quietly, rate=10.0,
-        faults=faults,
+        faults=faults, **more,
     )  # fmt: skip
     counts = run_storm(work)
     told = [(j.promise, v.what, v.evidence) for j in judge(recorder.records).judgements for v in j.violations]
@@ -58,12 +59,21 @@ def test_servers_keep_every_promise_through_each_fault(fault: str, tmp_path: Pat
 
 
 @pytest.mark.nightly
+@needs_pgbouncer
+@pytest.mark.parametrize("fault", ["kill", "freeze 3", "cut off 2", "lost replies", "database crash"])
+def test_servers_keep_every_promise_behind_a_pgbouncer(fault: str, tmp_path: Path) -> None:
+    recorder, counts = storm(tmp_path, fault, pooler=pgbouncer)
+    assert counts.faults == Counter([fault])
+    assert cluster_figures(Facts(recorder.records)).lost == 0
+
+
+@pytest.mark.nightly
 @pytest.mark.alone
 @pytest.mark.timeout(600)
 def test_the_demo_of_the_docs_keeps_every_promise(tmp_path: Path) -> None:
     holdfast = str(Path(sys.executable).parent / "holdfast")
     done = subprocess.run(
-        [holdfast, "cluster-demo", "--seconds", "90", "--json"],
+        [holdfast, "cluster-demo", "--seconds", "110", "--json"],
         cwd=tmp_path, capture_output=True, text=True, timeout=570,
     )  # fmt: skip
     assert done.returncode == Exit.OK, (done.stderr[-3000:], done.stdout[-3000:])

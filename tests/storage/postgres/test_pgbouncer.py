@@ -3,64 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
-import subprocess
-import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psycopg
 import pytest
 
 import holdfast
 from holdfast.settings import Settings
-from tests.postgres import UP_S
+from tests.storage.postgres.pooler import needs_pgbouncer, pgbouncer
 
-NOBODY = 65534
-PROGRAM = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
-
-pytestmark = pytest.mark.skipif(PROGRAM is None, reason="pgbouncer is not installed (Debian's package pgbouncer)")
+pytestmark = needs_pgbouncer
 
 
 @pytest.fixture
 def pooled_url(postgres_url: str) -> Iterator[str]:
     """The address of the database behind a pgbouncer that keeps no prepared statements."""
-    assert PROGRAM is not None
-    folder_of_server = postgres_url.partition("host=")[2]
     name = postgres_url.partition("@/")[2].partition("?")[0]
-    with tempfile.TemporaryDirectory(prefix="pgb-") as made:
-        folder = Path(made)
-        config = folder / "pgbouncer.ini"
-        config.write_text(
-            f"[databases]\n{name} = host={folder_of_server} user=holdfast\n"
-            f"[pgbouncer]\nunix_socket_dir = {folder}\nlisten_port = 6432\nauth_type = any\n"
-            "pool_mode = transaction\ndefault_pool_size = 4\nmax_client_conn = 100\n"
-        )
-        folder.chmod(0o755)
-        user = NOBODY if os.geteuid() == 0 else None  # it refuses to run as root
-        if user is not None:
-            os.chown(folder, user, user)
-        process = subprocess.Popen(
-            [PROGRAM, config], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            user=user, group=user, extra_groups=None if user is None else (),
-        )  # fmt: skip
-        url = f"postgresql://holdfast@:6432/{name}?host={folder}&prepared_statements=off"
-        try:
-            deadline = time.monotonic() + UP_S
-            while True:
-                try:
-                    psycopg.connect(url.partition("&")[0], connect_timeout=5).close()
-                    break
-                except psycopg.OperationalError:
-                    assert process.poll() is None
-                    assert time.monotonic() < deadline
-                    time.sleep(0.02)  # it has no other way to tell that it is up
-            yield url
-        finally:
-            process.kill()
-            process.wait(UP_S)
+    with pgbouncer(Path(postgres_url.partition("host=")[2]), name) as folder:
+        yield f"postgresql://holdfast@/{name}?host={folder}&prepared_statements=off"
 
 
 async def echo(run: holdfast.Run) -> str:

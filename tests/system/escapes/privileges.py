@@ -417,7 +417,6 @@ _RIGHTS = (
         "may-gain-capabilities",
         "line = next(line for line in open('/proc/self/status') if line.startswith('CapBnd'))\n"
         "int(line.split()[1], 16) and say()",
-        known={"bwrap": "the bounding set stays, and no_new_privs makes it worthless"},
     ),
     _says(
         _USERS,

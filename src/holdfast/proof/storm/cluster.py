@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AbstractContextManager, AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
 
@@ -66,6 +66,7 @@ FAULTS = (
     "lost replies",
     "freeze 1",
     "cut signals",
+    "failover",
 )
 """The faults, in the order of their first round. A number is the duration in leases."""
 
@@ -157,7 +158,9 @@ class _ClusterStorm:
         lease_s: float,
         chance: random.Random,
         progress: Progress,
+        stack: AsyncExitStack,
     ) -> None:
+        self._stack = stack
         self.recorder = recorder
         self.database = database
         self.nodes = nodes
@@ -200,6 +203,7 @@ class _ClusterStorm:
             "database crash": self._crash_database,
             "lost replies": self._lose_replies,
             "cut signals": self._cut_signals,
+            "failover": self._fail_over,
         }
         span_s = max(self.lease_s, lasts_s)  # the others still run what a host had when it continues
         self.access.only = node.access
@@ -262,6 +266,23 @@ class _ClusterStorm:
     async def _crash_database(self) -> None:
         self.progress("database: restarted in immediate mode")
         await asyncio.to_thread(self.database.crash)
+        await self.watch(1.0)
+
+    async def _fail_over(self) -> None:
+        """Lose the database's machine, and promote a synchronous standby, which has everything that was committed."""
+        self.progress("database: a synchronous standby is connected, the primary is lost, and the standby is promoted")
+        before = self.database
+        place = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-pg-"))
+        standby = await asyncio.to_thread(PostgresServer, Path(place), standby_of=before)
+        self._stack.push_async_callback(asyncio.to_thread, standby.stop)
+        await asyncio.to_thread(standby.start)
+        await asyncio.to_thread(before.wait_for_standby)
+        await self.watch(1.0)
+        await asyncio.to_thread(before.stop, at_once=True)
+        await asyncio.to_thread(standby.promote)
+        self.database = standby
+        for node in self.nodes:
+            node.link.redirect(standby.folder)
         await self.watch(1.0)
 
     async def _cut_signals(self) -> None:
@@ -354,6 +375,7 @@ async def cluster_storm(
     progress: Progress,
     rate: float = 30.0,
     faults: Sequence[str] = FAULTS,
+    pooler: Callable[[Path], AbstractContextManager[Path]] | None = None,
 ) -> ClusterCounts:
     """Run a storm over `nodes` servers on a PostgreSQL of its own, and return what was counted.
 
@@ -366,6 +388,8 @@ async def cluster_storm(
         lease_s: lease of the servers, in seconds.
         progress: called with progress messages.
         faults: the faults to inject in turn; see `FAULTS`. Each one that has begun is waited for.
+        pooler: starts a pgbouncer in front of the database whose socket is in this folder, and yields the folder of its
+            own socket; None for no pgbouncer. It does not follow a failover.
 
     Raises:
         MissingExtra: if the packages for a PostgreSQL server are not installed.
@@ -387,6 +411,10 @@ async def cluster_storm(
         database = await asyncio.to_thread(PostgresServer, Path(place))
         stack.push_async_callback(asyncio.to_thread, database.stop)
         await asyncio.to_thread(database.start)
+        front, options = database.folder, ""
+        if pooler is not None:
+            front = await asyncio.to_thread(stack.enter_context, pooler(database.folder))
+            options = "&prepared_statements=off"
         keys = await make_keys(database.url())
         settings = msgspec.structs.replace(SETTINGS, principal_rate_per_s=0.0, lease_s=lease_s, cluster_poll_s=0.5)
         storm, numbers = ids.node_id(), itertools.count(1)
@@ -396,8 +424,11 @@ async def cluster_storm(
             home = folder / f"node{number}"
             home.mkdir()
             way = stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-link-"))
-            link = await stack.enter_async_context(DatabaseLink(Path(way), database))
-            of_node = msgspec.structs.replace(settings, store=link.url(), port=free_port())
+            link = await stack.enter_async_context(DatabaseLink(Path(way), front))
+            direct = database.url() if pooler is not None else ""
+            of_node = msgspec.structs.replace(
+                settings, store=link.url() + options, store_direct=direct, port=free_port()
+            )
             server = OwnServer(home, recorder, limits, storm, of_node, numbers=numbers)
             access = await stack.enter_async_context(RemoteAccess(server.url, users))
             admin = await stack.enter_async_context(Client(server.url, keys["admin"], retry_s=0.0))
@@ -406,8 +437,9 @@ async def cluster_storm(
         cluster = ClusterAccess([node.access for node in own], chance)
         load = Load(cluster, recorder, limits, sessions=sessions, rate=rate, seed=seed)
         running = _ClusterStorm(
-            recorder, database, own, cluster, load, storm=storm, lease_s=lease_s, chance=chance, progress=progress
-        )
+            recorder, database, own, cluster, load, storm=storm, lease_s=lease_s, chance=chance, progress=progress,
+            stack=stack,
+        )  # fmt: skip
         try:
             await running.run(seconds, faults)
         finally:

@@ -8,8 +8,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from holdfast.proof.storm.postgres_server import PostgresServer
-
 __all__ = ["DatabaseLink"]
 
 _SOCKET: Final = ".s.PGSQL.5432"
@@ -21,12 +19,12 @@ class DatabaseLink:
 
     Parameters:
         folder: existing empty folder for the socket, with a short path.
-        database: server that the connections lead to.
+        target: folder of the socket that the connections lead to.
     """
 
-    def __init__(self, folder: Path, database: PostgresServer) -> None:
+    def __init__(self, folder: Path, target: Path) -> None:
         self._folder = folder
-        self._target = database.folder / _SOCKET
+        self._target = target / _SOCKET
         self._passing = asyncio.Event()
         self._passing.set()
         self._server: asyncio.Server | None = None
@@ -50,6 +48,10 @@ class DatabaseLink:
     def url(self, database: str = "postgres") -> str:
         """Return the URL of a database, for a store."""
         return f"postgresql://holdfast@/{database}?host={self._folder}"
+
+    def redirect(self, target: Path) -> None:
+        """Let new connections lead to the socket in another folder."""
+        self._target = target / _SOCKET
 
     def cut(self) -> None:
         """Hold back everything, in both directions, until `heal`; new connections are accepted, but get no answer."""

@@ -39,6 +39,9 @@ WHERE datname = current_database() AND (query LIKE 'LISTEN %' OR query LIKE 'SEL
 """
 
 
+_SYNCHRONOUS = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'"
+
+
 class _Identity(TypedDict, total=False):
     user: int
     group: int
@@ -78,12 +81,13 @@ class PostgresServer:
     Parameters:
         folder: existing empty folder with a short path, because the path of a Unix socket may have 107 bytes.
         durable: whether commits are flushed to the disk, so that they survive a crash of the machine.
+        standby_of: running server of which this one becomes a standby; None for a new database.
 
     Raises:
         MissingExtra: if the packages for a server are not installed.
     """
 
-    def __init__(self, folder: Path, *, durable: bool = False) -> None:
+    def __init__(self, folder: Path, *, durable: bool = False, standby_of: PostgresServer | None = None) -> None:
         self.folder = folder
         self.durable = durable
         folder.chmod(0o755)
@@ -91,6 +95,12 @@ class PostgresServer:
         if os.geteuid() == 0:
             os.chown(folder, _NOBODY, _NOBODY)
         self.process: subprocess.Popen[bytes] | None = None
+        if standby_of is not None:
+            self.run(
+                "pg_basebackup", "-D", folder / "data", "-d", f"host={standby_of.folder} user=holdfast", "-R",
+                "--checkpoint=fast", "--wal-method=stream", "--no-sync",
+            )  # fmt: skip
+            return
         self.run(
             "initdb", "-D", folder / "data", "-U", "holdfast", "--auth=trust", "--no-sync", "--locale=C",
             "--encoding=UTF8",
@@ -157,6 +167,28 @@ class PostgresServer:
         """Stop the server as a crash would, and start it again."""
         self.stop(at_once=True)
         self.start()
+
+    def wait_for_standby(self) -> None:
+        """Let each commit wait from now on until a standby has it; return once one is connected."""
+        import psycopg
+
+        with psycopg.connect(self.url(), autocommit=True) as connection:
+            connection.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+            connection.execute("SELECT pg_reload_conf()")
+            deadline = system_clock.monotonic() + _UP_S
+            while connection.execute(_SYNCHRONOUS).fetchone() != (1,):
+                if system_clock.monotonic() > deadline:
+                    raise TimeoutError(f"no standby connected within {_UP_S:g} s")
+                connection.execute("SELECT pg_sleep(0.02)")
+
+    def promote(self) -> None:
+        """Make a standby the primary. Its commits wait for no standby."""
+        import psycopg
+
+        self.run("pg_ctl", "-D", self.folder / "data", "promote", "-w")
+        with psycopg.connect(self.url(), autocommit=True) as connection:
+            connection.execute("ALTER SYSTEM RESET synchronous_standby_names")
+            connection.execute("SELECT pg_reload_conf()")
 
     def cut_listeners(self, database: str = "postgres") -> int:
         """End the connections on which nodes exchange signals, and return their number."""
