@@ -149,3 +149,22 @@ def test_only_the_promises_asked_for_are_judged() -> None:
     report = judge(records, only=UNFINISHED)
     assert {judged.promise for judged in report.judgements} == UNFINISHED
     assert [judged.promise for judged in report.judgements if judged.verdict == "broken"] == []
+
+
+def test_a_host_that_is_cut_off_may_stop_its_run_for_another_reason_than_an_interrupt_that_it_does_not_know() -> None:
+    made = World(failpoints=())
+    made.start_host()
+    made.send(B)
+    made.branch(B, "task")
+    began = made.now
+    made.interrupt(B)
+    records = made.settle()
+    told = [r for r in records if isinstance(r, Stamp) and r.what == "told"]
+    others = [r for r in records if r not in told]
+    lost = [replace(stamp, cause="the host could not renew its lease") for stamp in told]
+    assert len(lost) > 0
+    assert "a branch saw a cause that the log does not have" in broken([*others, *lost], "P1")
+    absent = HostAbsent(at=told[-1].at + 0.1, incarnation=1, began_at=began, why="cut off")
+    assert broken([*others, *lost, absent], "P1") == []
+    earlier = replace(absent, at=told[0].at - 0.01)
+    assert "a branch saw a cause that the log does not have" in broken([*others, *lost, earlier], "P1")

@@ -415,6 +415,11 @@ class Facts:
             default=0.0,
         )
 
+    def is_cut_off(self, host_pid: int, at: float) -> bool:
+        """Return whether a host could not reach the store at `at`, so that it did not know what others wrote."""
+        absences = self.absences_of.get(host_pid, ())
+        return any(absence.why == "cut off" and absence.began_at <= at <= absence.at for absence in absences)
+
     def others_at(self, incarnation: int, at: float) -> bool:
         """Whether hosts of other incarnations were ready at `at`."""
         return any(

@@ -102,7 +102,9 @@ def broadcast(facts: Facts, ledger: Ledger) -> None:
         if len(told) > 1:
             ledger.broken("branches of one run saw different first causes", *told.values())
         for reason, telling in told.items():
-            if log_reasons and reason not in log_reasons and run.finished[0].error is None:
+            # A host that is cut off stops its run without knowing of an interrupt that another one has recorded.
+            knows = not facts.is_cut_off(host_pid, telling.at)
+            if knows and log_reasons and reason not in log_reasons and run.finished[0].error is None:
                 ledger.broken("a branch saw a cause that the log does not have", telling, run.finished[0])
 
 
