@@ -8,11 +8,13 @@ import psycopg
 import pytest
 
 import holdfast
+from holdfast.errors import StorageError
 from holdfast.host import node_requests
 from holdfast.host.node_requests import NodeRequests
 from holdfast.protocol.messages import TreeNode
 from holdfast.protocol.stopping import Cause
 from holdfast.runtime import current_scope
+from holdfast.server.principal_work import stop_principal
 from holdfast.storage.port import InterruptRequest
 from holdfast.storage.postgres import PostgresStore
 from tests.host.test_cluster import hosts, run, url
@@ -135,16 +137,16 @@ def test_background_work_begins_once_other_hosts_can_find_it(postgres_url: str) 
         async with hosts(postgres_url, 1, agents=(starter,)) as (host,):
             cluster = host.store.cluster
             assert cluster is not None
-            held: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            held: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
             note = cluster.note_background
 
-            def note_later(session: int, *, is_active: bool) -> asyncio.Future[None]:
+            def note_later(session: int, *, is_active: bool) -> asyncio.Future[bool]:
                 return held if is_active else note(session, is_active=False)
 
             cluster.note_background = note_later  # type: ignore[method-assign]
             await host.session("alice").ask("brief")
             assert begun == []
-            held.set_result(None)
+            held.set_result(True)
             while not begun:
                 await asyncio.sleep(0.001)
 
@@ -224,21 +226,165 @@ def test_background_work_ends_although_the_host_that_was_told_to_stop_it_is_gone
     run(main)
 
 
-def test_background_work_is_found_under_the_new_epoch_of_its_host(postgres_url: str) -> None:
+def test_background_work_of_an_epoch_that_was_ended_is_stopped_by_its_host(postgres_url: str) -> None:
     async def main() -> None:
         async with hosts(postgres_url, 2, agents=(starter,)) as (holder, other):
             pid = await with_program(holder)
-            ((epoch, session),) = rows(postgres_url, "background")
+            ((epoch, _),) = rows(postgres_url, "background")
             end_lease(postgres_url, epoch)
             await other.store.rescue(at=5.0)
-            assert rows(postgres_url, "background") == []
             await holder.session("bob").send("brief")  # its transaction begins another epoch
             watch = holder.parts.cluster_watch
             assert watch is not None
-            while session not in dict(again := [row[::-1] for row in rows(postgres_url, "background")]):
-                await watch._reconcile()
-            assert dict(again)[session] > epoch
-            assert (await other.session("alice").stop()).receipt.outcome == "gone"
+            await watch._poll()
+            while is_alive(pid):
+                await asyncio.sleep(0.005)
+            receipt = (await other.session("alice").stop()).receipt
+            assert (receipt.outcome, receipt.proof) == ("unknown", "lease"), "nobody saw its end under the old epoch"
+            assert (await other.session("alice").stop()).receipt.outcome == "gone", "which is told once"
+
+    run(main)
+
+
+def test_background_work_of_a_host_that_is_gone_has_the_proof_of_the_lease(postgres_url: str) -> None:
+    async def main() -> None:
+        async with hosts(postgres_url, 2, agents=(starter,)) as (holder, other):
+            await with_program(holder)
+            ((epoch, _),) = rows(postgres_url, "background")
+            end_lease(postgres_url, epoch)
+            receipt = (await other.session("alice").stop()).receipt
+            assert (receipt.outcome, receipt.proof) == ("unknown", "lease")
+
+    run(main)
+
+
+def test_work_that_begins_after_a_stop_that_its_host_does_not_know_yet_is_stopped(postgres_url: str) -> None:
+    release = asyncio.Event()
+    steps: list[str] = []
+
+    @holdfast.agent
+    async def late(run: holdfast.Run) -> None:
+        async def serve() -> None:
+            steps.append("begun")
+            await asyncio.sleep(1000)
+
+        steps.append("started")
+        await release.wait()
+        run.background(serve, name="server")
+        steps.append("asked")
+        await run.interrupt.wait()
+
+    async def main() -> None:
+        async with hosts(f"{postgres_url}&signals=off", 2, agents=(late,), cluster_poll_s=1.0) as (holder, other):
+            await holder.session("alice").send("go")
+            while not steps:
+                await asyncio.sleep(0.005)
+            stopping = asyncio.ensure_future(other.session("alice").stop("enough"))
+            while (await holder.session("alice").info()).state != "stopping":
+                await asyncio.sleep(0.005)
+            release.set()
+            assert (await stopping).receipt.outcome == "gone"
+            assert steps == ["started", "asked"], "it did not even begin"
+            assert not any(live.background for live in holder.directory.live.values())
+
+    run(main)
+
+
+def test_a_stop_that_was_answered_too_late_is_carried_out_nevertheless(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_requests, "_MARGIN_S", -42.8)
+
+    async def main() -> None:
+        async with hosts(f"{postgres_url}&signals=off", 2, agents=(starter,)) as (holder, other):
+            pid = await with_program(holder)
+            with monkeypatch.context() as blind:
+                blind.setattr(NodeRequests, "look", lambda _: None)
+                assert (await other.session("alice").stop("enough")).receipt.outcome == "unknown"
+            while is_alive(pid):
+                await asyncio.sleep(0.005)
+
+    run(main)
+
+
+def test_a_request_is_carried_out_once_however_often_it_is_read(postgres_url: str) -> None:
+    async def main() -> None:
+        async with hosts(postgres_url, 2, agents=(starter,)) as (holder, other):
+            await with_program(holder)
+            cluster, requests = holder.store.cluster, holder.parts.of_sessions.node_requests
+            assert cluster is not None
+            assert requests is not None
+            seen: list[Any] = []
+            read = cluster.requests
+
+            async def read_again() -> Any:
+                """What was open, also after it was answered: as a read that was slow."""
+                seen.extend(await read())
+                return tuple(seen)
+
+            cluster.requests = read_again  # type: ignore[method-assign]
+            assert (await other.session("alice").stop("enough")).receipt.outcome == "gone"
+            assert len(seen) > 0
+            again = await with_program(holder, "once more")
+            await requests._look(0)
+            await requests._look(0)
+            await asyncio.sleep(0.05)
+            assert is_alive(again), "the stop was before it began"
+            cluster.requests = read  # type: ignore[method-assign]
+            await other.session("alice").stop()
+
+    run(main)
+
+
+def test_one_error_of_the_store_does_not_keep_background_work_from_beginning(postgres_url: str) -> None:
+    async def main() -> None:
+        async with hosts(postgres_url, 1, agents=(starter,)) as (host,):
+            cluster = host.store.cluster
+            assert cluster is not None
+            note = cluster.note_background
+
+            def fail_once(session: int, *, is_active: bool) -> asyncio.Future[bool]:
+                cluster.note_background = note  # type: ignore[method-assign]
+                failed: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+                failed.set_exception(StorageError("busy"))
+                return failed
+
+            cluster.note_background = fail_once  # type: ignore[method-assign]
+            await host.session("alice").ask("brief")
+            while not begun:
+                await asyncio.sleep(0.005)
+
+    run(main)
+
+
+def test_the_tree_of_a_database_that_accepts_no_writes_shows_this_host_and_that_others_are_missing(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with hosts(postgres_url, 2, agents=(starter,)) as (holder, other):
+            await with_program(holder)
+            cluster = other.store.cluster
+            assert cluster is not None
+
+            async def refuse(session: int, kind: Any, body: bytes) -> Any:
+                raise StorageError("read-only")
+
+            monkeypatch.setattr(cluster, "ask", refuse)
+            (part,) = (await other.session("alice").tree()).children
+            assert (part.kind, part.name, part.state) == ("host", "other hosts", "no answer")
+            await holder.session("alice").stop()
+
+    run(main)
+
+
+def test_the_sessions_of_a_principal_include_background_work_of_other_hosts(postgres_url: str) -> None:
+    async def main() -> None:
+        async with hosts(postgres_url, 2, agents=(starter,)) as (holder, other):
+            pid = await with_program(holder)
+            while (await holder.session("alice").info()).run_id:
+                await asyncio.sleep(0.005)
+            assert (await stop_principal(other, "nobody")).sessions == ()
+            assert (await stop_principal(other, "local")).sessions == ("alice",)
             assert not is_alive(pid)
 
     run(main)

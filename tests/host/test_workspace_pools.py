@@ -138,6 +138,27 @@ def test_a_run_that_cannot_resume_ends_at_once_and_its_session_waits(postgres_ur
     run(main)
 
 
+@pytest.mark.parametrize("replayable", [True, False])
+def test_a_run_whose_rescuer_lacks_its_agent_is_ended_or_left_to_its_pool(postgres_url: str, replayable: bool) -> None:
+    async def main() -> None:
+        await left_by_a_host_of_pool_a(postgres_url)
+        stranger = PostgresStore(postgres_url, lease_s=20.0)
+        await stranger.open(node_id="stranger", at=2.0)
+        assert await stranger.rescue(at=2.0, served=frozenset(("another",))) == ()
+        await stranger.close()
+        async with host(postgres_url, "b", clerk("b", replayable=replayable)) as other:
+            if not replayable:
+                assert (await (await other.session("alice").expect("m1"))).state == "interrupted"
+                return
+            await until(lambda: other.awaiting_pool)
+            assert other.admission.statistics().running == 0, "its slot is free"
+            async with host(postgres_url, "a"):
+                assert (await (await other.session("alice").expect("m1"))).text == "a did go"
+        assert works == [("a", "go")]
+
+    run(main)
+
+
 def test_an_interrupt_ends_a_run_that_waits_for_its_files(postgres_url: str) -> None:
     async def main() -> None:
         await left_by_a_host_of_pool_a(postgres_url)

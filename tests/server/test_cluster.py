@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from holdfast import Run
+from holdfast.host.node_requests import NodeRequests
 from holdfast.protocol.messages import Access, Grant
 from holdfast.storage.postgres import PostgresStore
 from tests.server.live import Live, live
@@ -154,5 +157,77 @@ def test_a_stop_of_a_server_that_is_gone_is_unknown(postgres_url: str) -> None:
             assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_stop"), "it failed"
             await gone.close()
             assert (await two.http.get(f"{at}/s_1")).status_code == 404
+
+    run(main)
+
+
+def test_other_servers_know_a_stop_without_the_contents_of_the_messages_that_it_withdrew(postgres_url: str) -> None:
+    async def main() -> None:
+        async with live(endless, store=PostgresStore(postgres_url)) as one, server(postgres_url) as two:
+            await one.begun("alice")
+            await one.post("alice", "a secret")
+            at = (await one.http.post("/v1/sessions/alice/stop?wait=0", json={"grace_s": 60})).headers["location"]
+            await one.http.post("/v1/sessions/alice/interrupt", json={"grace_s": 0.1})
+            while (told := await two.http.get(at)).status_code == 202:
+                await asyncio.sleep(0.01)
+            ((own,), (other,)) = ((await one.http.get(at)).json()["withdrawn"], told.json()["withdrawn"])
+            assert own["content"] == "a secret"
+            assert other == {**own, "content": ""}
+
+    run(main)
+
+
+def test_a_stop_is_answered_although_it_takes_long_to_share_it(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.server.stop_tickets._SHARE_S", 0.05)
+
+    async def main() -> None:
+        async with server(postgres_url) as one:
+            await one.begun("alice")
+            cluster = one.host.store.cluster
+            assert cluster is not None
+            shared: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            monkeypatch.setattr(cluster, "save_stop", lambda *_: shared)
+            answer = await one.http.post("/v1/sessions/alice/stop?wait=0", json={})
+            assert answer.status_code in (200, 202)
+            shared.set_result(None)
+
+    run(main)
+
+
+def test_the_newest_stops_of_a_principal_are_kept(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.storage.postgres.cluster._STOPS", 3)
+
+    async def main() -> None:
+        store: Any = PostgresStore(postgres_url)
+        await store.open(node_id="n", at=1.0)
+        for principal in ("alice", "bob"):
+            for n in range(5):
+                await store.cluster.save_stop(f"{principal} {n}", principal, "s", b"x")
+        for principal in ("alice", "bob"):
+            found = [await store.cluster.find_stop(f"{principal} {n}", principal, "s") for n in range(5)]
+            assert found == [None, None, b"x", b"x", b"x"]
+        assert await store.cluster.find_stop("alice 4", "bob", "s") is None
+        await store.cluster.sweep()
+        assert await store.cluster.find_stop("alice 4", "alice", "s") == b"x"
+        await store.close()
+
+    run(main)
+
+
+def test_a_shutdown_waits_for_no_host_that_does_not_answer(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def works(run: Run) -> None:
+        run.background(lambda: asyncio.sleep(1000), name="server")
+
+    async def main() -> None:
+        async with live(works, store=PostgresStore(postgres_url), grace_s=5.0) as holder:
+            await holder.post("alice", "go", query="?wait=20")
+            async with live(works, store=PostgresStore(postgres_url), grace_s=5.0) as other:
+                monkeypatch.setattr(NodeRequests, "look", lambda _: None)
+                stopping = asyncio.ensure_future(other.http.post("/v1/sessions/alice/stop?wait=0", json={}))
+                await stopping
+                async with asyncio.timeout(20):  # the limit of the request would be 32 s
+                    await other.end()
 
     run(main)

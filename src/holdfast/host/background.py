@@ -8,6 +8,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import Draining, HoldfastError, LimitExceeded
+from holdfast.host.store_retry import retry
 from holdfast.logs import log_failure, one_line
 from holdfast.protocol.send_options import SendOptions
 from holdfast.runtime import Scope
@@ -46,8 +47,8 @@ class Background:
         self._sender = sender
         self._active: Counter[str] = Counter()
         self._cluster = cluster
-        self._noted: dict[int, asyncio.Future[None]] = {}
-        """Sessions with background work here, and whether the store has noted it, so that other hosts can stop it."""
+        self._noted: dict[int, tuple[int, asyncio.Task[bool]]] = {}
+        """Sessions with background work here: the epoch and the task that record this, so that others can stop it."""
 
     def start(self, actor: LiveSession, work: Callable[[], Awaitable[Any]], *, name: str) -> None:
         """Start background work of a session.
@@ -94,21 +95,20 @@ class Background:
         noted = self._note(actor)
         context.variables.copy().run(begin)
 
-    def _note(self, actor: LiveSession) -> asyncio.Future[None] | None:
-        """Record that this host has background work of the session; return a future of that, if it is needed."""
-        if self._cluster is None:
-            return None
-        noted = self._noted.get(actor.session)
-        if noted is None or (noted.done() and noted.exception() is not None):
-            noted = self._noted[actor.session] = self._cluster.note_background(actor.session, is_active=True)
-        return noted
+    def _note(self, actor: LiveSession) -> asyncio.Task[bool] | None:
+        """Record that this host has background work of the session, once under each epoch; return the task of that.
 
-    def note_again(self) -> None:
-        """Record all background work of this host under its new epoch."""
-        for session in self._noted:
-            assert self._cluster is not None
-            noted = self._noted[session] = self._cluster.note_background(session, is_active=True)
-            noted.add_done_callback(lambda done: done.exception())
+        Its result is whether the work may begin.
+        """
+        cluster = self._cluster
+        if cluster is None:
+            return None
+        epoch, noted = self._noted.get(actor.session, (0, None))
+        if noted is None or epoch != cluster.epoch or (noted.done() and (noted.exception() or not noted.result())):
+            note = retry(self._context, "background", lambda: cluster.note_background(actor.session, is_active=True))
+            noted = self._context.start_task(note, "note background")
+            self._noted[actor.session] = (cluster.epoch, noted)
+        return noted
 
     def _note_end(self, actor: LiveSession) -> None:
         """Record that the session has no background work here any more, if so. If that fails, others ask in vain."""
@@ -117,12 +117,15 @@ class Background:
             ended.add_done_callback(lambda done: done.exception())
 
     async def _outcome(
-        self, actor: LiveSession, work: Callable[[], Awaitable[Any]], name: str, noted: asyncio.Future[None] | None
+        self, actor: LiveSession, work: Callable[[], Awaitable[Any]], name: str, noted: asyncio.Task[bool] | None
     ) -> str | None:
-        """Run `work` and return a message with its result or error; return None if `work` returned None."""
+        """Run `work` and return a message with its result or error; return None if `work` returned None.
+
+        Work of a session that was stopped in the meantime is not run.
+        """
         try:
-            if noted is not None:
-                await asyncio.shield(noted)
+            if noted is not None and not await asyncio.shield(noted):
+                return None
             outcome = await work()
         except Exception as error:
             log_failure(_log, f"background work {name!r} failed", error, principal=actor.principal, session=actor.key)

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.errors import HoldfastError
 from holdfast.host.coalesced_tasks import CoalescedTasks
+from holdfast.protocol.stopping import Cause
 from holdfast.storage.port import Claim
 
 if TYPE_CHECKING:
-    from holdfast.host.background import Background
     from holdfast.host.log_follower import LogFollower
     from holdfast.host.node_requests import NodeRequests
     from holdfast.host.recovery import RunRecovery
@@ -40,6 +40,8 @@ _READY_DELAY_S: Final = 0.02
 """Delay after a signal: the host that queued the session claims it first, if it has room."""
 _AFTER_LEASE_S: Final = 0.02
 _RETRY_S: Final = 0.25
+_SWEEP_S: Final = 600.0
+"""Interval at which old requests and stops are dropped."""
 _ALL: Final = 0
 """Key of the look for ready sessions, which is about no session in particular."""
 
@@ -51,7 +53,6 @@ class ClusterWatch:
         cluster: the hosts that share the store.
         follower: follows the logs of sessions.
         node_requests: carries out what other hosts ask for.
-        background: the background work on this host.
     """
 
     def __init__(
@@ -65,7 +66,6 @@ class ClusterWatch:
         cluster: Cluster,
         follower: LogFollower,
         node_requests: NodeRequests,
-        background: Background,
     ) -> None:
         self._context = context = parts.context
         self._parts = parts
@@ -76,14 +76,13 @@ class ClusterWatch:
         self._cluster = cluster
         self._follower = follower
         self._node_requests = node_requests
-        self._background = background
         self._ready = CoalescedTasks(context, self._claim_ready, name="ready", delay_s=_READY_DELAY_S)
         self._lease_look: asyncio.Future[None] | None = None
         """Resolves when the leases are to be looked at before their time."""
         self._tasks: list[asyncio.Task[None]] = []
         self._unknown: set[Lease] = set()
         self._epoch = 0
-        """The epoch under which this host's background work is recorded."""
+        """The epoch under which this host has begun the background work that it has."""
         self._has_warned = False
         self.awaiting_pool: Mapping[str, int] = {}
         """How many sessions wait for a host of each pool that no host declares now."""
@@ -99,6 +98,7 @@ class ClusterWatch:
                 (self._repeat(self._poll, self._context.settings.cluster_poll_s), "poll the cluster"),
                 (self._repeat(self._reconcile, lease_s), "compare runs"),
                 (self._watch_leases(lease_s), "watch leases"),
+                (self._repeat(self._sweep, _SWEEP_S), "sweep"),
             )
         ]
         for task in self._tasks:
@@ -141,6 +141,7 @@ class ClusterWatch:
 
     async def _poll(self) -> None:
         """Look at everything that other hosts may have changed. Raises `StorageError`."""
+        self._end_background_of_before()
         self._node_requests.look()
         await self._follower.poll()
         self._parts.directory.awaited.look_again()
@@ -149,6 +150,21 @@ class ClusterWatch:
         await self._look_for_missing_pools()
         if not self._context.lifecycle.draining:
             self._scheduler.look()
+
+    def _end_background_of_before(self) -> None:
+        """Stop the background work of an epoch that was ended: for others it is gone, and its programs are dead."""
+        if self._epoch == self._cluster.epoch:
+            return
+        self._epoch = self._cluster.epoch
+        cause = Cause(
+            kind="lease_lost",
+            reason="the lease of the host was over",
+            origin=self._context.node_id,
+            at=self._context.now(),
+        )
+        for live in self._parts.directory.live.values():
+            if live.background:
+                live.stop_background(self._context, cause, grace_s=None)
 
     async def _claim_ready(self, _: int) -> None:
         """Queue sessions that no host has claimed yet, if there is a free slot."""
@@ -201,6 +217,9 @@ class ClusterWatch:
             )
         self._has_warned = True
 
+    async def _sweep(self) -> None:
+        await self._cluster.sweep()
+
     # ── runs that are in the store only ──────────────────────────────────────────────────────────────────────────
 
     async def _reconcile(self) -> None:
@@ -209,9 +228,6 @@ class ClusterWatch:
         Two looks must agree on a run that is not known: its claim may be under way at the first one. A run that lived
         before the look, and still does, was given to another host if this one does not hold it in the store.
         """
-        if self._epoch != self._cluster.epoch:
-            self._epoch = self._cluster.epoch
-            self._background.note_again()
         before = [run for run in self._launcher.live.values() if run.phase == "running"]
         held = set(await self._cluster.held())
         for run in before:

@@ -126,7 +126,6 @@ class HostParts:
                 cluster=cluster,
                 follower=follower,
                 node_requests=node_requests,
-                background=self.background,
             )
         self.of_sessions = SessionParts(
             context=context,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from holdfast.protocol.stopping import Cause, StopReceipt
     from holdfast.runtime import Scope
 
-__all__ = ["LiveRun", "LiveSession", "SharedSession", "stop_background"]
+__all__ = ["LiveRun", "LiveSession", "SharedSession"]
 
 
 class LiveRun(Protocol):
@@ -88,6 +88,7 @@ class LiveSession:
 
     __slots__ = (
         "_background",
+        "_background_stops",
         "active",
         "deleted",
         "deleted_seq",
@@ -111,6 +112,7 @@ class LiveSession:
         self.deleted_seq = 0
         self.active: LiveRun | None = None
         self._background: dict[Scope, None] | None = None
+        self._background_stops: tuple[Cause, dict[Scope, asyncio.Task[StopReceipt]]] | None = None
         self.idle_since = 0.0
 
     def publish(self, events: Sequence[Stored]) -> None:
@@ -132,6 +134,21 @@ class LiveSession:
         if self._background is None:
             self._background = {}
         return self._background
+
+    def stop_background(
+        self, context: HostContext, cause: Cause, *, grace_s: float | None
+    ) -> list[asyncio.Task[StopReceipt]]:
+        """Stop the session's background work on this host; return a task for each piece of it.
+
+        A stop may be carried out more than once for the same cause. Then the tasks of the earlier times are returned
+        too, so that the receipts are complete.
+        """
+        before = self._background_stops
+        stops = {} if before is None or before[0] != cause else before[1]
+        for scope in list(self.background):
+            stops[scope] = context.start_task(scope.stop(cause=cause, grace_s=grace_s), "stop background")
+        self._background_stops = (cause, stops)
+        return list(stops.values())
 
 
 class SharedSession(LiveSession):
@@ -164,13 +181,3 @@ class SharedSession(LiveSession):
             self.seen = max(self.seen, events[-1].seq)
         elif events:
             self._on_behind(self)
-
-
-def stop_background(
-    context: HostContext, live: LiveSession, cause: Cause, *, grace_s: float | None
-) -> list[asyncio.Task[StopReceipt]]:
-    """Stop a session's background work on this host; return a task for each piece of it."""
-    return [
-        context.start_task(scope.stop(cause=cause, grace_s=grace_s), "stop background")
-        for scope in list(live.background)
-    ]

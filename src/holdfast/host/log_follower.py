@@ -24,9 +24,11 @@ from holdfast.protocol.events import (
     RunRestarted,
     RunResumed,
     RunStopping,
+    SessionDeletedEvent,
     decode_event,
 )
 from holdfast.protocol.states import TERMINAL_MESSAGE_STATES
+from holdfast.protocol.stopping import Cause
 
 if TYPE_CHECKING:
     from holdfast.host.context import HostContext
@@ -181,6 +183,11 @@ class LogFollower:
                     run = self._launcher.live.get(run_id)
                     if run is not None:
                         run.request_stop(cause, grace_s=grace_s)
+                    if cause.kind == "stop":
+                        live.stop_background(self._context, cause, grace_s=grace_s)
+                case SessionDeletedEvent(reason=reason, at=at):
+                    cause = Cause(kind="stop", reason=reason, origin=live.key, at=at)
+                    live.stop_background(self._context, cause, grace_s=None)
                 case RunResumed(run_id=run_id, answer=answer):
                     run = self._launcher.live.get(run_id)
                     if run is not None:

@@ -6,12 +6,13 @@ Invariants
 - A host has a row for each session with background work, written before the work begins. So a stop at any host reaches
   all of it.
 - A host that is gone does not reply, and neither does a host that is frozen until its lease is over. Their programs are
-  killed by then, so the receipt has the proof ``lease``.
+  killed by then, so the receipt has the proof ``lease``, also of the first stop after the host was gone.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -19,7 +20,6 @@ import msgspec
 
 from holdfast.errors import StorageError
 from holdfast.host.coalesced_tasks import CoalescedTasks
-from holdfast.host.live_session import stop_background
 from holdfast.host.store_retry import retry
 from holdfast.protocol.messages import TreeNode
 from holdfast.protocol.stopping import Cause, StopReceipt, join_receipts
@@ -71,7 +71,8 @@ class NodeRequests:
         self._cluster = cluster
         self._follower = follower
         self._looks = CoalescedTasks(context, self._look, name="requests")
-        self._handling: set[int] = set()
+        self._handling: dict[int, asyncio.Task[bytes]] = {}
+        """The requests that this host carries out, each once; until a look shows that the reply was recorded."""
 
     # ── asking ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -98,8 +99,11 @@ class NodeRequests:
 
     async def complete_tree(self, own: TreeNode, session: int) -> TreeNode:
         """Return this host's tree of a session with those of the other hosts that have a part of the session."""
-        requests = await self._cluster.ask(session, "tree", own.name.encode())
-        others = [_tree_of(reply) for reply in await self._replies(requests, session, _TREE_S)]
+        try:
+            requests = await self._cluster.ask(session, "tree", own.name.encode())
+            others = [_tree_of(reply) for reply in await self._replies(requests, session, _TREE_S)]
+        except StorageError:  # a read-only database, for example
+            others = [TreeNode(kind="host", name="other hosts", state="no answer")]
         if not others:
             return own
         runs = any(part.state == "running" for other in others for part in other.children)
@@ -107,7 +111,9 @@ class NodeRequests:
         return msgspec.structs.replace(own, state=state, children=(*own.children, *others))
 
     async def _replies(self, requests: Sequence[int], session: int, limit_s: float) -> Sequence[NodeReply]:
-        """Wait for the replies to requests about a session, at most `limit_s`, and drop the requests.
+        """Wait for the replies to requests about a session, at most `limit_s` and until this host must end.
+
+        Requests without a reply stay, so that a host that looks later still carries them out.
 
         Raises:
             StorageError: if the store does not answer.
@@ -116,17 +122,18 @@ class NodeRequests:
             return ()
         context, cluster = self._context, self._cluster
         ends_at = context.loop.time() + limit_s
-        try:
-            while True:
-                changed = self._follower.change(session)
-                replies = await retry(context, "replies", lambda: cluster.replies(requests))
-                left_s = ends_at - context.loop.time()
-                if left_s <= 0 or all(reply.body is not None or reply.is_gone for reply in replies):
-                    return replies
-                await asyncio.wait((changed,), timeout=min(left_s, _LOOK_EVERY_S, context.settings.cluster_poll_s))
-        finally:
-            dropped = cluster.drop_requests(requests)
-            dropped.add_done_callback(lambda done: done.exception())  # if that failed, they are dropped later
+        while True:
+            changed = self._follower.change(session)
+            replies = await retry(context, "replies", lambda: cluster.replies(requests))
+            left_s = 0.0 if context.lifecycle.past_deadline else ends_at - context.loop.time()
+            if left_s <= 0 or all(reply.body is not None or reply.is_gone for reply in replies):
+                break
+            await asyncio.wait((changed,), timeout=min(left_s, _LOOK_EVERY_S, context.settings.cluster_poll_s))
+        over = [
+            request for request, reply in zip(requests, replies, strict=True) if reply.body is not None or reply.is_gone
+        ]
+        cluster.drop_requests(over).add_done_callback(_ignore)  # those that stay are swept later
+        return replies
 
     # ── answering ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -135,20 +142,22 @@ class NodeRequests:
         self._looks.request(0)
 
     async def _look(self, _: int) -> None:
-        for request in await self._cluster.requests():
-            if request.request_id not in self._handling:
-                self._handling.add(request.request_id)
-                self._context.start_task(self._handle(request), "handle a request")
+        done = [request_id for request_id, handling in self._handling.items() if handling.done()]
+        found = await self._cluster.requests()
+        for request in found:
+            handling = self._handling.get(request.request_id)
+            if handling is None:
+                handle = self._carry_out(request)
+                handling = self._handling[request.request_id] = self._context.start_task(handle, "handle a request")
+                handling.add_done_callback(functools.partial(self._handled, request))
+            elif request.request_id in done:  # the reply was not recorded
+                self._handled(request, handling)
+        for request_id in {*done} - {request.request_id for request in found}:
+            del self._handling[request_id]
 
-    async def _handle(self, request: NodeRequest) -> None:
-        context = self._context
-        try:
-            body = await self._carry_out(request)
-            await retry(context, "reply", lambda: self._cluster.reply(request, body))
-        except StorageError as error:
-            context.store_failed(None, None, "reply", error)
-        finally:
-            self._handling.discard(request.request_id)
+    def _handled(self, request: NodeRequest, handling: asyncio.Task[bytes]) -> None:
+        if not handling.cancelled() and handling.exception() is None:
+            self._cluster.reply(request, handling.result()).add_done_callback(_ignore)  # a later look finds out
 
     async def _carry_out(self, request: NodeRequest) -> bytes:
         match request.kind:
@@ -157,7 +166,7 @@ class NodeRequests:
                 live = self._directory.live.get(request.session)
                 receipts = []
                 if live is not None:
-                    stops = stop_background(self._context, live, asked.cause, grace_s=asked.grace_s)
+                    stops = live.stop_background(self._context, asked.cause, grace_s=asked.grace_s)
                     receipts = [await stop for stop in stops]
                     self._directory.forget_walls(live)
                 nothing = StopReceipt(scope=asked.key, cause=asked.cause)
@@ -167,6 +176,12 @@ class NodeRequests:
                 state = "draining" if self._context.lifecycle.draining else "open"
                 node = TreeNode(kind="host", name=self._context.node_id, state=state, children=(part,))
                 return msgspec.json.encode(node)
+
+
+def _ignore(done: asyncio.Future[None]) -> None:
+    """Retrieve the error of a write that is repeated, or that another write makes up for."""
+    if not done.cancelled():
+        done.exception()
 
 
 def _receipt_of(reply: NodeReply, key: str, cause: Cause, elapsed_s: float) -> StopReceipt:

@@ -135,7 +135,7 @@ class RunRecovery:
         try:
             history = await read_run_history(context, claim)
             obstacle = self._parts.restart_rules.obstacle(history)
-            if obstacle is None and self._is_elsewhere(claim):
+            if obstacle is None and self._parts.is_elsewhere(claim):
                 await retry(
                     context, "park", lambda: context.store.park(claim.lease, at=context.now(), handed_over=True)
                 )
@@ -158,11 +158,6 @@ class RunRecovery:
             raise
         recovered.ends.append(self._end(history, obstacle))
         recovered.interrupted.append(run)
-
-    def _is_elsewhere(self, claim: Claim) -> bool:
-        """Return whether only other hosts have the files that the run needs."""
-        cluster, pool = self._context.store.cluster, claim.workspace_pool
-        return cluster is not None and pool is not None and pool != cluster.workspace_pool
 
     async def _start(self, recovered: _Recovered) -> None:
         """Start all runs together, once the others have ended: whatever session they act on, its run is live or ended.

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from holdfast.host.session_directory import SessionDirectory
     from holdfast.host.slot_queue import SlotQueue
     from holdfast.host.thread_pools import ThreadPools
+    from holdfast.storage.port import Claim
 
 __all__ = ["RunParts"]
 
@@ -70,3 +71,8 @@ class RunParts:
         self.limits = RunLimits(
             call_timeout_s=context.settings.tool_timeout_s, step_timeout_s=context.settings.step_timeout_s
         )
+
+    def is_elsewhere(self, claim: Claim) -> bool:
+        """Return whether only other hosts have the files that the run needs."""
+        cluster, pool = self.context.store.cluster, claim.workspace_pool
+        return cluster is not None and pool is not None and pool != cluster.workspace_pool

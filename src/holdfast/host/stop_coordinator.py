@@ -6,7 +6,6 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import StorageError
-from holdfast.host.live_session import stop_background
 from holdfast.host.run_execution import nothing_to_stop
 from holdfast.protocol.messages import Message, Settlement
 from holdfast.protocol.stopping import Cause, StopReceipt, join_receipts
@@ -90,7 +89,7 @@ class StopCoordinator:
             elif result.run_id is not None:
                 stops.append(self._remote.stop(result.session, principal, result.run_id, cause, grace_s=grace_s))
             if background and actor is not None:
-                stops.extend(stop_background(context, actor, cause, grace_s=grace_s))
+                stops.extend(actor.stop_background(context, cause, grace_s=grace_s))
             if isinstance(result, StopDone) and result.requests and self._node_requests is not None:
                 asking = self._node_requests.receipts(result.requests, result.session, key, cause, grace_s=grace_s)
                 elsewhere.append(context.start_task(asking, "stop background elsewhere"))

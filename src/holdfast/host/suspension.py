@@ -111,14 +111,15 @@ class Suspension:
         return run_id in self._resuming
 
     async def _resume(self, claim: Claim, resuming: _Resuming) -> None:
-        run_id = claim.lease.run_id
+        context, run_id = self._context, claim.lease.run_id
         history = RunHistory(claim)
         obstacle: HoldfastError | None = None
         receipt: StopReceipt | None = None
+        parked = False
 
         async def prepare() -> None:
-            nonlocal history, receipt
-            history = await read_run_history(self._context, claim)
+            nonlocal history, receipt, parked
+            history = await read_run_history(context, claim)
             # A repeated claim lacks the mark `handed_over`; a run that waited for answers is replayable.
             if claim.handed_over or not history.journal().replayable:
                 lost = self._parts.restart_rules.obstacle(history)
@@ -127,11 +128,16 @@ class Suspension:
                     receipt = self._parts.restart_rules.receipt_of_end(history, resuming.cause)
             else:
                 self._check(history)
-            if resuming.cause is None:
+            if resuming.cause is not None:
+                return
+            if self._parts.is_elsewhere(claim):
+                await context.store.park(claim.lease, at=context.now(), handed_over=True)
+                parked = True
+            else:
                 await self._restart(history)
 
         try:
-            await retry_until_drain(self._context, prepare)
+            await retry_until_drain(context, prepare)
         except StorageError as error:
             if not isinstance(error, (StaleFence, StoreCorrupt)):  # the next start finds the run and resumes it
                 self._parts.queue.release(claim.principal)
@@ -141,7 +147,11 @@ class Suspension:
         except HoldfastError as error:
             obstacle = error
         # No await from here on: an interrupt reaches the live run, or was noted above.
-        if obstacle is None and resuming.cause is None:
+        if parked:
+            self._parts.queue.release(claim.principal)
+            if resuming.cause is not None:  # it was interrupted after it was parked again
+                self._parts.queue.enqueue_when_due(claim.lease.session, claim.principal, 0.0)
+        elif obstacle is None and resuming.cause is None:
             self._launcher.start(claim, history=history)
         else:
             status: Literal["failed", "interrupted"] = "failed" if resuming.cause is None else "interrupted"

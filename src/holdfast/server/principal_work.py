@@ -68,6 +68,8 @@ async def _stop(session: Session) -> bool:
 
 async def _sessions(host: Host, principal: str) -> list[str]:
     in_background = {actor.key for actor in host.actors.values() if actor.principal == principal and actor.background}
+    if host.store.cluster is not None:
+        in_background |= await host.store.cluster.background_of(principal)
 
     def has_work(view: SessionView) -> bool:
         return view.state != "deleted" and (view.run_id is not None or view.waiting > 0 or view.key in in_background)

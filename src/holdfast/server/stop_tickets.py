@@ -30,6 +30,8 @@ _PRINCIPALS = 10_000
 """Maximum number of principals whose results are kept. The principals with the newest results are kept."""
 
 _FAILED = b""
+_SHARE_S = 1.0
+"""Time that a response waits until other servers know its stop."""
 
 StopResult = StopReceipt | SessionStop
 
@@ -107,11 +109,11 @@ class Stops:
         return ticket
 
     async def share(self, ticket: StopTicket) -> None:
-        """Record a stop for the other servers, if there are any. If that fails, only this server knows it."""
+        """Record a stop for the other servers, if any. If that fails or takes long, only this server knows it."""
         if self._cluster is not None and not ticket.shared:
             ticket.shared = True
-            with suppress(StorageError):
-                await self._save(self._cluster, ticket)
+            saving = self._group.create_task(self._save(self._cluster, ticket), name=f"share a stop of {ticket.key}")
+            await asyncio.wait((saving,), timeout=_SHARE_S)
 
     async def find(self, principal: str, key: str, stop_id: str) -> StopTicket:
         """Return a stop of the principal's session `key`, of this server or another one.
@@ -132,13 +134,17 @@ class Stops:
         return ticket
 
     async def _save(self, cluster: Cluster, ticket: StopTicket) -> None:
-        """Record a stop as it is now. One that failed is unknown to other servers, so that it is requested again."""
+        """Record a stop as it is now, without the contents of withdrawn messages.
+
+        One that failed is unknown to other servers, so that it is requested again.
+        """
         result = ticket.result
         body = None
         if result.done():
             failed = result.cancelled() or result.exception() is not None
-            body = _FAILED if failed else msgspec.json.encode(result.result())
-        await cluster.save_stop(ticket.stop_id, ticket.principal, ticket.key, body)
+            body = _FAILED if failed else msgspec.json.encode(_without_content(result.result()))
+        with suppress(StorageError):
+            await cluster.save_stop(ticket.stop_id, ticket.principal, ticket.key, body)
 
     async def _carry(self, ticket: StopTicket, stop: Callable[[], Awaitable[StopResult]], charge: Charge) -> None:
         result = ticket.result
@@ -153,8 +159,7 @@ class Stops:
             del self._open[ticket.stop_id]
             self._keep(ticket)
             if self._cluster is not None and ticket.shared:
-                with suppress(StorageError):
-                    await self._save(self._cluster, ticket)
+                await self._save(self._cluster, ticket)
 
     def _keep(self, ticket: StopTicket) -> None:
         done = self._done.pop(ticket.principal, None) or OrderedDict()
@@ -164,6 +169,13 @@ class Stops:
             done.popitem(last=False)
         if len(self._done) > _PRINCIPALS:
             del self._done[next(iter(self._done))]
+
+
+def _without_content(result: StopResult) -> StopResult:
+    if not isinstance(result, SessionStop):
+        return result
+    withdrawn = tuple(msgspec.structs.replace(message, content="") for message in result.withdrawn)
+    return msgspec.structs.replace(result, withdrawn=withdrawn)
 
 
 def _ticket_of(stop_id: str, principal: str, key: str, found: bytes | Literal["pending"]) -> StopTicket:

@@ -144,11 +144,11 @@ class Tables(Protocol):
         """Return the sessions with a run that another epoch holds (parked runs excluded), the oldest run first."""
         ...
 
-    def ask_others(self, session: int, kind: RequestKind, body: bytes, *, holder: bool = False) -> Sequence[int]:
-        """Ask the other nodes that have background work of the session to do something; return the requests' ids.
+    def ask_others(self, session: int, kind: RequestKind, body: bytes) -> Sequence[int]:
+        """Ask the other nodes that have a part of the session to do something; return the requests' ids.
 
-        Parameters:
-            holder: whether to ask the node that holds the session's run, too.
+        A ``stop`` is asked of nodes with background work, also of those that are gone and cannot reply; a ``tree`` of
+        the living nodes with the run or background work.
         """
         ...
 

@@ -88,12 +88,19 @@ class Cluster(Protocol):
         """Return how many sessions wait for a node of each ``workspace_pool`` that no node with a lease declares."""
         ...
 
-    def note_background(self, session: int, *, is_active: bool) -> asyncio.Future[None]:
-        """Record whether this node has background work of the session, so that other nodes can ask for its stop."""
+    def note_background(self, session: int, *, is_active: bool) -> asyncio.Future[bool]:
+        """Record whether this node has background work of the session, so that other nodes can ask for its stop.
+
+        If the session was stopped or deleted before, the result is false and the work must not begin.
+        """
+        ...
+
+    async def background_of(self, principal: str) -> frozenset[str]:
+        """Return the keys of the principal's sessions that have background work at any node."""
         ...
 
     async def ask(self, session: int, kind: RequestKind, body: bytes) -> Sequence[int]:
-        """Ask the other nodes that have the run or background work of the session; return the requests' ids.
+        """Ask the other living nodes that have the run or background work of the session; return the requests' ids.
 
         Parameters:
             kind, body: what to do, for the handler of the other node.
@@ -117,7 +124,14 @@ class Cluster(Protocol):
         ...
 
     def save_stop(self, stop_id: str, principal: str, key: str, body: bytes | None) -> asyncio.Future[None]:
-        """Record a stop of the principal's session, with its result once there is one, for an hour."""
+        """Record a stop of the principal's session, with its result once there is one.
+
+        The newest 1,000 of a principal are kept, for an hour.
+        """
+        ...
+
+    def sweep(self) -> asyncio.Future[None]:
+        """Drop requests and stops of more than an hour ago, and background work of hosts that are long gone."""
         ...
 
     async def find_stop(self, stop_id: str, principal: str, key: str) -> bytes | Literal["pending"] | None:

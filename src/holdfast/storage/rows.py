@@ -27,6 +27,7 @@ __all__ = [
     "CLOCKS_DIFFER_S",
     "HANDED_OVER",
     "NOBODY",
+    "WITHOUT_FILES",
     "EndedRun",
     "HistoryRow",
     "KnownMessage",
@@ -45,6 +46,8 @@ CLOCKS_DIFFER_S: Final = 1.0
 the host that accepted it is ahead."""
 HANDED_OVER: Final = ""
 """``resumed_as`` of a run that was parked because its holder ended, by a node that does not have the run's agent."""
+WITHOUT_FILES: Final = "without files"
+"""The same, by a node that has the agent and not the session's files: the run can resume where they are."""
 
 
 class Mail(NamedTuple):
@@ -88,7 +91,7 @@ class SessionRow:
         taken: messages of the active run. The run took the last ``steered`` messages of this list after its start.
         rolled_back: whether the active run is to be rolled back.
         resumed_as: run id with which a claim resumed the active run, kept to recognize a repeated claim; or
-            `HANDED_OVER`.
+            `HANDED_OVER` or `WITHOUT_FILES`.
         questions: open questions of the active run, oldest first.
         answered: ids of the active run's answered questions, each with the seq of its ``run.resumed`` event.
     """

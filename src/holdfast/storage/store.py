@@ -108,7 +108,8 @@ class Store:
         """Start the next run of a session that has due messages and no run, or resume its parked run.
 
         Return `NotReady` if neither is possible, if the run's agent is not among `served` (None serves all agents), or
-        if the session has files in another ``workspace_pool``; but an interrupted run may be claimed without them.
+        if the session has files in another ``workspace_pool``. Without them, a node may claim only a run that was
+        interrupted, or that a node without its agent has parked in a `rescue`: to end it, or to park it again.
         """
         return self._write("claim", lambda tables: transactions.claim(tables, session, run_id, at, served))
 
@@ -224,7 +225,7 @@ class Store:
 
         Parameters:
             restarts: whether the run was at work instead of suspended, so that its next claim is a further attempt.
-            handed_over: whether this node has rescued the run and cannot continue it. The next claim has the same mark.
+            handed_over: whether this node took the run over without having its files. The next claim has the same mark.
         """
         return self._write(
             "park", lambda tables: transactions.park(tables, lease, at, restarts=restarts, handed_over=handed_over)

@@ -1,5 +1,6 @@
 """Sessions with files stay with the nodes of the pool that has the files."""
 
+import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
@@ -139,7 +140,7 @@ def test_sessions_are_counted_whose_pool_no_live_node_declares(postgres_url):
             await plain.send(message(6, key="k1"))
             await with_files(other, 7, key="of b")
             assert await plain.cluster.sessions_without_pool() == {}
-            epoch = one.cluster._epoch()
+            epoch = one.cluster.epoch
             end_lease(postgres_url, epoch)
             assert await plain.cluster.sessions_without_pool() == {"a": 2}
             assert await other.cluster.sessions_without_pool() == {"a": 2}
@@ -159,5 +160,62 @@ def test_a_run_without_its_lease_ties_no_session(postgres_url):
             with pytest.raises(StaleFence):
                 await one.use_workspace(claim.lease)
             assert (await one.send(message(1))).claim.workspace_pool is None
+
+    run(main)
+
+
+def test_a_write_of_another_node_does_not_erase_the_pool(postgres_url):
+    """The other node has read the row before the session is tied, and writes it afterwards."""
+
+    async def main():
+        async with nodes(postgres_url, "a", "b") as (one, other):
+            claim = (await one.send(message(0))).claim
+            loop = asyncio.get_running_loop()
+            sharing = other.backend._connection._sharing
+            lock = sharing.lock
+
+            def lock_later(sessions):
+                sharing.lock = lock
+                asyncio.run_coroutine_threadsafe(tie(), loop).result(20)
+                lock(sessions)
+
+            async def tie():
+                await one.use_workspace(claim.lease)
+
+            sharing.lock = lock_later
+            assert (await other.send(message(1))).disposition == "queued"
+            await one.commit_run(ended(claim))
+            assert await ready_at(other) == []
+            assert await ready_at(one) == [claim.lease.session]
+
+    run(main)
+
+
+def test_a_nul_in_a_reason_hides_no_waiting_session(postgres_url):
+    async def main():
+        async with nodes(postgres_url, None, None) as (one, other):
+            claim = (await one.send(message(0))).claim
+            await one.park(claim.lease, at=3.0, restarts=True)
+            waits = (await one.send(message(5, key="another", room=False))).session
+            cause = Cause(kind="user", reason="a\0b\\0 \\u0000", at=4.0)
+            await one.interrupt(InterruptRequest(principal="p", key="k", cause=cause, at=4.0))
+            assert await ready_at(other) == [claim.lease.session, waits]
+            assert (await other.claim(claim.lease.session, run_id="r9", at=5.0)).interrupt.reason == cause.reason
+
+    run(main)
+
+
+def test_a_run_whose_rescuer_lacks_its_agent_is_judged_by_any_node_that_has_it(postgres_url):
+    async def main():
+        async with nodes(postgres_url, "a", "a", "b", "b") as (gone, one, stranger, other):
+            session = (await with_files(gone)).lease.session
+            await gone.close()
+            assert await stranger.rescue(at=5.0, served=frozenset(("another",))) == ()
+            assert await ready_at(other) == [session], "it may end the run, if that cannot resume"
+            taken = await other.claim(session, run_id="r9", at=6.0)
+            assert (taken.handed_over, taken.workspace_pool) == (True, "a")
+            assert await other.park(taken.lease, at=6.0, handed_over=True) == Parked(ready=True)
+            assert await ready_at(other) == [], "it is judged"
+            assert (await one.claim(session, run_id="r10", at=7.0)).handed_over
 
     run(main)

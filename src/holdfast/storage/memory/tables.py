@@ -188,7 +188,7 @@ class MemoryTables:
         ]
         return sorted(rows, key=lambda row: (row.started_at, row.session))
 
-    def ask_others(self, session: int, kind: RequestKind, body: bytes, *, holder: bool = False) -> Sequence[int]:
+    def ask_others(self, session: int, kind: RequestKind, body: bytes) -> Sequence[int]:
         return ()
 
     def add_session(self, row: SessionRow) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Final, Literal, TypeVar, cast
 
 from holdfast.storage.backend import Reads, Tables
 from holdfast.storage.cluster import Signals
@@ -17,6 +17,9 @@ from holdfast.storage.values import Lease, NodeReply, NodeRequest, Ready, Reques
 __all__ = ["PostgresCluster"]
 
 _T = TypeVar("_T")
+
+_STOPS: Final = 1000
+"""Maximum number of recorded stops of a principal."""
 
 
 class PostgresCluster:
@@ -58,17 +61,28 @@ class PostgresCluster:
     async def sessions_without_pool(self) -> Mapping[str, int]:
         return await self._read(lambda reads: reads.sessions_without_pool())
 
-    def note_background(self, session: int, *, is_active: bool) -> asyncio.Future[None]:
-        name = "mark_background" if is_active else "unmark_background"
-        return self._write("background", lambda tables: _only_write(tables, name, session))
+    def note_background(self, session: int, *, is_active: bool) -> asyncio.Future[bool]:
+        def note(tables: Tables) -> bool:
+            if not is_active:
+                _only_write(tables, "unmark_background", session)
+                return True
+            row = tables.get(session)
+            if row is None or row.deleted_at is not None or (row.cause is not None and row.cause.kind == "stop"):
+                return False
+            tables.save(row)  # a stop elsewhere comes before this, and is seen here, or after it, and asks for it
+            _only_write(tables, "mark_background", session)
+            return True
+
+        return self._write("background", note)
+
+    async def background_of(self, principal: str) -> frozenset[str]:
+        return await self._read(lambda reads: reads.background_of(principal))
 
     async def ask(self, session: int, kind: RequestKind, body: bytes) -> Sequence[int]:
         epoch = self.epoch
         if not await self._read(lambda reads: reads.is_elsewhere(epoch, session)):
             return ()
-        asked: asyncio.Future[Sequence[int]] = self._write(
-            "ask", lambda tables: tables.ask_others(session, kind, body, holder=True)
-        )
+        asked: asyncio.Future[Sequence[int]] = self._write("ask", lambda tables: tables.ask_others(session, kind, body))
         return await asked
 
     async def requests(self) -> Sequence[NodeRequest]:
@@ -95,9 +109,16 @@ class PostgresCluster:
     def save_stop(self, stop_id: str, principal: str, key: str, body: bytes | None) -> asyncio.Future[None]:
         def save(tables: Tables) -> None:
             _only_write(tables, "save_stop", stop_id, principal, key, body)
-            _only_write(tables, "drop_old_stops")
+            _only_write(tables, "drop_more_stops", principal, principal, _STOPS)
 
         return self._write("save stop", save)
+
+    def sweep(self) -> asyncio.Future[None]:
+        def sweep(tables: Tables) -> None:
+            for name in ("drop_old_stops", "drop_old_requests", "drop_old_background"):
+                _only_write(tables, name)
+
+        return self._write("sweep", sweep)
 
     async def find_stop(self, stop_id: str, principal: str, key: str) -> bytes | Literal["pending"] | None:
         return await self._read(lambda reads: reads.find_stop(stop_id, principal, key))

@@ -39,7 +39,7 @@ class NodeReads(SqlReads):
 
     def is_elsewhere(self, epoch: int, session: int) -> bool:
         """Return whether another node has the session's run or background work; `epoch` is that of this node."""
-        return bool(self._nodes.query("parts_elsewhere", epoch, session, True, session))
+        return bool(self._nodes.query("living_parts_elsewhere", session, session, epoch))
 
     def requests(self, epoch: int) -> tuple[NodeRequest, ...]:
         """See `Cluster.requests`; `epoch` is the current one of this node."""
@@ -56,6 +56,10 @@ class NodeReads(SqlReads):
             for request_id, body, lives in self._nodes.query("replies", list(request_ids))
         }
         return tuple(found.get(request_id, gone) for request_id in request_ids)
+
+    def background_of(self, principal: str) -> frozenset[str]:
+        """See `Cluster.background_of`."""
+        return frozenset(key for (key,) in self._nodes.query("background_of", principal))
 
     def find_stop(self, stop_id: str, principal: str, key: str) -> bytes | Literal["pending"] | None:
         """See `Cluster.find_stop`."""

@@ -60,10 +60,17 @@ class SharedUse:
         self._has_locks = True
         self._database.execute(statement(name), (list(sessions),))
 
-    def ask(self, session: int, kind: RequestKind, body: bytes, epoch: int, *, holder: bool) -> Sequence[int]:
-        epochs = [other for (other,) in self._database.query("parts_elsewhere", epoch, session, holder, session)]
+    def ask(self, session: int, kind: RequestKind, body: bytes, epoch: int) -> Sequence[int]:
+        if kind == "stop":
+            self.lock((session,))  # background work that is being noted (`PostgresCluster.note_background`) is seen
+            found = self._database.query("parts_elsewhere", session, epoch)
+        else:
+            found = self._database.query("living_parts_elsewhere", session, session, epoch)
+        epochs = [other for (other,) in found]
         if not epochs:
             return ()
+        if kind == "stop":
+            self._database.query("drop_background_of_ended", session)
         self.hints.setdefault("request", {})[session] = None
         return [request_id for (request_id,) in self._database.query("ask_nodes", session, kind, body, epochs)]
 
@@ -81,7 +88,7 @@ class SharedUse:
         database.execute(statement("cut_writers"), (overdue,))
         database.execute(statement("end_writers"), (overdue,))
         held = [session for (session,) in database.query("held_sessions", overdue)]
-        for name in ("drop_active", "drop_writers", "drop_background", "drop_stale_requests"):
+        for name in ("drop_active", "drop_writers", "drop_requests_of"):
             database.execute(statement(name), (overdue,))
         database.execute(statement("drop_nodes"))
         return held

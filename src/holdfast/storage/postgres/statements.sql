@@ -21,6 +21,7 @@ CREATE TABLE active (
     session bigint NOT NULL,
     PRIMARY KEY (epoch, session)
 );
+CREATE INDEX session_pool ON session (workspace_pool) WHERE ready_since IS NOT NULL AND workspace_pool IS NOT NULL;
 -- background: which nodes have background work of a session.
 CREATE TABLE background (
     epoch bigint NOT NULL,
@@ -47,6 +48,7 @@ CREATE TABLE stop_result (
     at timestamptz NOT NULL DEFAULT clock_timestamp(),
     body bytea
 );
+CREATE INDEX stop_result_of ON stop_result (principal, at);
 -- Parts of large attachments are read without the rest.
 ALTER TABLE attachment ALTER COLUMN body SET STORAGE EXTERNAL;
 -- These rows change with each run: keep room on their pages, and look after them often.
@@ -59,6 +61,7 @@ ALTER TABLE writer SET (fillfactor = 50, autovacuum_vacuum_threshold = 200, auto
 -- From version 1 of the tables to version 2. Nodes of version 1 may still be in use: they ignore both columns.
 ALTER TABLE session ADD COLUMN workspace_pool text COLLATE "C";
 ALTER TABLE node ADD COLUMN workspace_pool text COLLATE "C";
+CREATE INDEX session_pool ON session (workspace_pool) WHERE ready_since IS NOT NULL AND workspace_pool IS NOT NULL;
 CREATE TABLE background (
     epoch bigint NOT NULL,
     session bigint NOT NULL,
@@ -82,6 +85,7 @@ CREATE TABLE stop_result (
     at timestamptz NOT NULL DEFAULT clock_timestamp(),
     body bytea
 );
+CREATE INDEX stop_result_of ON stop_result (principal, at);
 
 -- name: schema_table
 -- holdfast_schema: version of the tables, and the oldest version that a Holdfast may know and still use them.
@@ -179,17 +183,18 @@ SELECT session, next_seq - 1 FROM session WHERE session = ANY(?)
 
 -- name: ready_for
 -- Parameters: workspace_pool, time, the same plus `CLOCKS_DIFFER_S`, agents, limit. A message that was accepted after the
--- second time is due, as in the transaction `claim`. A parked run that was interrupted may be ended in any pool. Parked
--- runs have a limit of their own.
+-- second time is due, as in the transaction `claim`. A parked run that was interrupted, or that was handed over by a node
+-- without its agent (`HANDED_OVER`), is judged in any pool. Parked runs have a limit of their own. JSON may contain a NUL,
+-- which PostgreSQL does not accept in a text.
 SELECT session, principal, key, agent, due_at, run FROM (
     SELECT *, row_number() OVER (PARTITION BY parked ORDER BY nth, ready_since, session) AS place FROM (
         SELECT *, row_number() OVER (PARTITION BY principal, parked ORDER BY ready_since, session) AS nth FROM (
             SELECT session, principal, key, agent, due_at, run, ready_since, run_id IS NOT NULL AS parked,
-                CASE WHEN run_id IS NOT NULL THEN convert_from(run, 'UTF8')::json END AS live,
+                CASE WHEN run_id IS NOT NULL THEN replace(convert_from(run, 'UTF8'), '\u0000', '\u0001')::json END AS live,
                 workspace_pool IS NULL OR workspace_pool = CAST(? AS text) AS is_here
             FROM session WHERE ready_since IS NOT NULL AND (run_id IS NOT NULL OR due_at <= ? OR ready_since > ?)
         ) AS waiting
-        WHERE coalesce(live ->> 'agent', agent) = ANY(?) AND (is_here OR live -> 'cause' IS NOT NULL)
+        WHERE coalesce(live ->> 'agent', agent) = ANY(?) AND (is_here OR live -> 'cause' IS NOT NULL OR live ->> 'resumed_as' = '')
     ) AS found
 ) AS placed WHERE place <= ? ORDER BY nth, ready_since, session
 
@@ -214,12 +219,20 @@ DELETE FROM active WHERE epoch = ANY(?)
 -- name: drop_writers
 DELETE FROM writer WHERE epoch = ANY(?)
 
--- name: drop_background
-DELETE FROM background WHERE epoch = ANY(?)
+-- name: drop_background_of_ended
+-- Of nodes that are gone, once a stop has told that.
+DELETE FROM background WHERE session = ? AND NOT EXISTS (
+    SELECT 1 FROM node WHERE node.epoch = background.epoch AND NOT ended) RETURNING 1
 
--- name: drop_stale_requests
--- Those of nodes that have ended, and those whose asker is long gone.
-DELETE FROM node_request WHERE epoch = ANY(?) OR at < clock_timestamp() - interval '1 hour'
+-- name: drop_old_background
+DELETE FROM background WHERE NOT EXISTS (SELECT 1 FROM node WHERE node.epoch = background.epoch) RETURNING 1
+
+-- name: drop_requests_of
+DELETE FROM node_request WHERE epoch = ANY(?)
+
+-- name: drop_old_requests
+-- Those that nobody waits for any more.
+DELETE FROM node_request WHERE at < clock_timestamp() - interval '1 hour' RETURNING 1
 
 -- name: drop_nodes
 DELETE FROM node WHERE ended AND lease_until < clock_timestamp() - interval '7 days'
@@ -242,11 +255,20 @@ INSERT INTO background (epoch, session) VALUES (?, ?) ON CONFLICT DO NOTHING RET
 DELETE FROM background WHERE epoch = ? AND session = ? RETURNING 1
 
 -- name: parts_elsewhere
--- Parameters: epoch, session, whether the holder of the run counts, session. The other nodes with a part of the session.
-SELECT epoch FROM node WHERE NOT ended AND lease_until > clock_timestamp() AND epoch <> ? AND (
+-- The other nodes with background work of the session, also those that are gone: nobody saw the end of their work.
+SELECT epoch FROM background WHERE session = ? AND epoch <> ?
+
+-- name: living_parts_elsewhere
+-- Parameters: session, session, epoch. The other nodes with a part of the session that can answer.
+SELECT epoch FROM node WHERE NOT ended AND lease_until > clock_timestamp() AND (
     epoch IN (SELECT background.epoch FROM background WHERE background.session = ?)
-    OR (CAST(? AS boolean)
-        AND epoch = (SELECT holder FROM session WHERE session.session = ? AND run_id IS NOT NULL)))
+    OR epoch = (SELECT holder FROM session WHERE session.session = ? AND run_id IS NOT NULL)
+) AND epoch <> ?
+
+-- name: background_of
+-- Keys of the principal's sessions with background work at any node, as far as a stop has not told that it is gone.
+SELECT DISTINCT session.key FROM session JOIN background ON background.session = session.session
+WHERE session.principal = ? AND session.deleted_at IS NULL
 
 -- name: ask_nodes
 -- A row for each of these nodes. Parameters: session, kind, body, epochs.
@@ -274,6 +296,12 @@ ON CONFLICT (stop_id) DO UPDATE SET body = excluded.body RETURNING 1
 
 -- name: drop_old_stops
 DELETE FROM stop_result WHERE at < clock_timestamp() - interval '1 hour' RETURNING 1
+
+-- name: drop_more_stops
+-- Parameters: principal, principal, number of its newest stops that are kept.
+DELETE FROM stop_result WHERE principal = ? AND at < (
+    SELECT min(at) FROM (SELECT at FROM stop_result WHERE principal = ? ORDER BY at DESC LIMIT ?) AS newest
+) RETURNING 1
 
 -- name: find_stop
 -- Without a result, only while the node that stops is there.

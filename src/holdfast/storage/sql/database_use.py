@@ -40,12 +40,11 @@ class Sharing(Protocol):
         """Return the sessions with a run that an epoch holds which has ended; `epoch` is the current one."""
         ...
 
-    def ask(self, session: int, kind: RequestKind, body: bytes, epoch: int, *, holder: bool) -> Sequence[int]:
-        """Ask the other nodes that have background work of a session to do something; return the requests' ids.
+    def ask(self, session: int, kind: RequestKind, body: bytes, epoch: int) -> Sequence[int]:
+        """Ask the other nodes that have a part of a session to do something (see `Tables.ask_others`).
 
         Parameters:
             epoch: the current one.
-            holder: whether to ask the node that holds the session's run, too.
         """
         ...
 
@@ -77,5 +76,5 @@ class ExclusiveUse:
     def orphans(self, epoch: int) -> Sequence[int]:
         return [session for (session,) in self._database.query("orphans", epoch)]
 
-    def ask(self, session: int, kind: RequestKind, body: bytes, epoch: int, *, holder: bool) -> Sequence[int]:
+    def ask(self, session: int, kind: RequestKind, body: bytes, epoch: int) -> Sequence[int]:
         return ()

@@ -78,13 +78,14 @@ VALUES [[(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?
 
 -- name: save_sessions
 -- A row is (session; fence, next_seq and run_id as they were; then the columns in the order below). The write itself
--- checks them: a row that was changed concurrently is not written, and the row count shows it.
+-- checks them: a row that was changed concurrently is not written, and the row count shows it. The workspace_pool is not
+-- checked: once a node has set it, it stays.
 UPDATE session SET
     agent = new.column5, updated_at = new.column6, next_seq = new.column7, next_n = new.column8,
     fence = new.column9, holder = new.column10, run_id = new.column11, run = new.column12, append_nth = new.column13,
     append_seq = new.column14, sweep = new.column15, last_run_id = new.column16, history_id = new.column17,
     waiting = new.column18, ready_since = new.column19, due_at = new.column20, question_due = new.column21,
-    deleted_at = new.column22, workspace_pool = new.column23
+    deleted_at = new.column22, workspace_pool = coalesce(session.workspace_pool, new.column23)
 FROM (VALUES
     [[(CAST(? AS bigint), CAST(? AS bigint), CAST(? AS bigint), CAST(? AS text),
     CAST(? AS text), CAST(? AS double precision), CAST(? AS bigint), CAST(? AS bigint),

@@ -342,8 +342,8 @@ class SqlTables:
         """Return the rows of a statement about the nodes that share the database."""
         return self._database.query(name, *parameters)
 
-    def ask_others(self, session: int, kind: RequestKind, body: bytes, *, holder: bool = False) -> Sequence[int]:
-        return self._sharing.ask(session, kind, body, self.epoch, holder=holder)
+    def ask_others(self, session: int, kind: RequestKind, body: bytes) -> Sequence[int]:
+        return self._sharing.ask(session, kind, body, self.epoch)
 
     def add_session(self, row: SessionRow) -> None:
         self._saves.new[row.session] = self._keep(row)
