@@ -62,7 +62,7 @@ class Stops:
 
     Parameters:
         budget: budget that limits the number of stops in progress.
-        cluster: the servers that share the store; None if there are no others.
+        cluster: the servers that share the store; None if only this server uses it.
     """
 
     __slots__ = ("_budget", "_cluster", "_done", "_group", "_open")
