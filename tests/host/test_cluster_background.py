@@ -210,7 +210,7 @@ def test_a_session_without_parts_elsewhere_costs_no_request(postgres_url: str) -
 
 def test_background_work_ends_although_the_host_that_was_told_to_stop_it_is_gone(postgres_url: str) -> None:
     async def main() -> None:
-        async with hosts(postgres_url, 1, agents=(starter,)) as (holder,):
+        async with hosts(f"{postgres_url}&signals=off", 1, agents=(starter,)) as (holder,):
             pid = await with_program(holder)
             gone = PostgresStore(postgres_url)
             await gone.open(node_id="gone", at=1.0)

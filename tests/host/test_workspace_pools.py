@@ -247,11 +247,14 @@ def test_a_host_that_declares_a_pool_is_not_warned_that_files_stay_behind(
     monkeypatch.setattr(holdfast.Agent, "executes", True)
 
     async def main() -> None:
-        async with host(postgres_url, None), host(postgres_url, "a") as one:
+        other = PostgresStore(postgres_url, lease_s=20.0)
+        await other.open(node_id="other", at=1.0)
+        async with host(postgres_url, "a") as one:
             watch = one.parts.cluster_watch
             assert watch is not None
             await until(lambda: watch._has_warned)
             assert "leaves its workspace behind" not in caplog.text
+        await other.close()
 
     run(main)
 
