@@ -30,7 +30,7 @@ def pgbouncer(server: Path, database: str = "postgres") -> Iterator[Path]:
         config.write_text(
             f"[databases]\n{database} = host={server} user=holdfast\n"
             f"[pgbouncer]\nunix_socket_dir = {folder}\nlisten_port = 5432\nauth_type = any\n"
-            "pool_mode = transaction\ndefault_pool_size = 4\nmax_client_conn = 100\n"
+            "pool_mode = transaction\ndefault_pool_size = 4\nmax_client_conn = 100\nserver_login_retry = 0.2\n"
         )
         folder.chmod(0o755)
         user = NOBODY if os.geteuid() == 0 else None  # it refuses to run as root
