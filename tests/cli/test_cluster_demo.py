@@ -59,6 +59,14 @@ def test_servers_keep_every_promise_through_each_fault(fault: str, tmp_path: Pat
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("fault", ["kill", "cut signals"])
+def test_servers_keep_every_promise_that_notify_each_other_over_nats(fault: str, tmp_path: Path) -> None:
+    recorder, counts = storm(tmp_path, fault, nats=True)
+    assert counts.faults == Counter([fault])
+    assert cluster_figures(Facts(recorder.records)).lost == 0
+
+
+@pytest.mark.nightly
 @needs_pgbouncer
 @pytest.mark.parametrize("fault", ["kill", "freeze 3", "cut off 2", "lost replies", "database crash"])
 def test_servers_keep_every_promise_behind_a_pgbouncer(fault: str, tmp_path: Path) -> None:
@@ -97,7 +105,7 @@ def test_a_broken_promise_fails_the_command_and_keeps_its_history(
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr("holdfast.proof.storm.cluster.cluster_storm", conduct)
-    assert command.cluster_demo(seconds=1.0, nodes=2, seed=7, json=False) == Exit.FAILED
+    assert command.cluster_demo(seconds=1.0, nodes=2, seed=7, nats=False, json=False) == Exit.FAILED
     told = capsys.readouterr()
     assert "BROKEN while it ran   P4 two runs at once" in told.out
     assert "stale writes refused  3" in told.out
@@ -112,5 +120,5 @@ def test_missing_packages_are_named(
 ) -> None:
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == missing else found(name))
-    assert command.cluster_demo(seconds=1.0, nodes=2, seed=7, json=False) != Exit.OK
+    assert command.cluster_demo(seconds=1.0, nodes=2, seed=7, nats=False, json=False) != Exit.OK
     assert "pip install 'holdfast-agents[cluster-demo]'" in capsys.readouterr().err

@@ -38,6 +38,7 @@ def cluster_demo(
     seconds: Annotated[float, typer.Option("--seconds", help="Inject faults for this many seconds.", min=0.1)] = 60.0,
     nodes: Annotated[int, typer.Option("--nodes", help="Number of servers.", min=2, max=9)] = 3,
     seed: Annotated[int | None, typer.Option("--seed", help="Random seed (default: random).")] = None,
+    nats: Annotated[bool, typer.Option("--nats", help="Notify over a NATS server, not over PostgreSQL.")] = False,
     json: Json = False,
 ) -> Exit:
     """Test a cluster of servers under load and faults. Exit with 1 if a promise is broken."""
@@ -47,9 +48,10 @@ def cluster_demo(
     seed = int(ids.node_id()[-7:], 16) if seed is None else seed
     try:
         check_installed()
-        note(f"cluster-demo: seed {seed}; about {seconds + _EXTRA_S:.0f} s: {nodes} nodes on one PostgreSQL")
+        servers = "one PostgreSQL and one NATS server" if nats else "one PostgreSQL"
+        note(f"cluster-demo: seed {seed}; about {seconds + _EXTRA_S:.0f} s: {nodes} nodes on {servers}")
         with sigterm_interrupts():
-            report, figures, counts = _demonstrate(seconds, nodes, seed)
+            report, figures, counts = _demonstrate(seconds, nodes, seed, nats=nats)
     except HoldfastError as error:
         say_error(error, as_json=json)
         return exit_of(error)
@@ -67,7 +69,7 @@ def cluster_demo(
     return Exit.OK if passed else Exit.FAILED
 
 
-def _demonstrate(seconds: float, nodes: int, seed: int) -> tuple[Report, ClusterFigures, ClusterCounts]:
+def _demonstrate(seconds: float, nodes: int, seed: int, *, nats: bool) -> tuple[Report, ClusterFigures, ClusterCounts]:
     """Run the storm and judge it. If it does not pass, its history is kept in a folder, whose path is printed."""
     from holdfast.proof.checker.facts import Facts
     from holdfast.proof.checker.judgement import judge_facts
@@ -89,6 +91,7 @@ def _demonstrate(seconds: float, nodes: int, seed: int) -> tuple[Report, Cluster
             lease_s=_LEASE_S,
             seed=seed,
             progress=StormProgress(),
+            nats=nats,
         )
         counts = asyncio.run(work)
         note(f"judging {len(recorder.records):,} records")

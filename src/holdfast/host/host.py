@@ -451,8 +451,13 @@ class Host:
 
 
 def _opened(url: str, settings: Settings) -> Store:
-    pool = settings.workspace_pool or None
-    return open_store(url, lease_s=settings.lease_s, direct=settings.store_direct, workspace_pool=pool)
+    return open_store(
+        url,
+        lease_s=settings.lease_s,
+        direct=settings.store_direct,
+        workspace_pool=settings.workspace_pool or None,
+        signals=settings.signals,
+    )
 
 
 def _configured_store(settings: Settings) -> str:

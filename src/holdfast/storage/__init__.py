@@ -11,7 +11,9 @@ from holdfast.store_url import shown_store
 __all__ = ["MemoryStore", "SqliteStore", "open_store"]
 
 
-def open_store(url: str, *, lease_s: float = 10.0, direct: str = "", workspace_pool: str | None = None) -> Store:
+def open_store(
+    url: str, *, lease_s: float = 10.0, direct: str = "", workspace_pool: str | None = None, signals: str = ""
+) -> Store:
     """Return the store for a URL. The caller must ``open()`` the store.
 
     Parameters:
@@ -20,6 +22,7 @@ def open_store(url: str, *, lease_s: float = 10.0, direct: str = "", workspace_p
         lease_s: PostgreSQL: duration of the host's lease, after which other hosts may take over its runs.
         direct: PostgreSQL: URL for signals, which bypasses a pgbouncer; empty: `url`.
         workspace_pool: PostgreSQL: name of the pool of hosts that share this host's workspaces; None declares no pool.
+        signals: PostgreSQL: URLs of NATS servers to exchange signals over; empty: over PostgreSQL.
 
     Raises:
         ConfigurationError: if the URL has none of these forms.
@@ -30,15 +33,15 @@ def open_store(url: str, *, lease_s: float = 10.0, direct: str = "", workspace_p
     if url.startswith("sqlite:///") and len(url) > len("sqlite:///"):
         return SqliteStore(url.removeprefix("sqlite:///"))
     if url.startswith(("postgresql://", "postgres://")):
-        return _open_postgres(url, lease_s, direct, workspace_pool)
+        return _open_postgres(url, lease_s, direct, workspace_pool, signals)
     shown = shown_store(url)
     hint = "use sqlite:///file.db or memory://" if "://" in url or not url else f"use sqlite:///{shown} or memory://"
     raise ConfigurationError(f"unknown store {shown!r}", hint=hint)
 
 
-def _open_postgres(url: str, lease_s: float, direct: str, workspace_pool: str | None) -> Store:
+def _open_postgres(url: str, lease_s: float, direct: str, workspace_pool: str | None, signals: str) -> Store:
     try:
         from holdfast.storage.postgres import PostgresStore
     except ImportError as error:
         raise MissingExtra("the PostgreSQL store", extra="postgres") from error
-    return PostgresStore(url, lease_s=lease_s, direct=direct, workspace_pool=workspace_pool)
+    return PostgresStore(url, lease_s=lease_s, direct=direct, workspace_pool=workspace_pool, signals=signals)

@@ -40,7 +40,8 @@ def old_store(url, name):
 
 def columns(url):
     with psycopg.connect(url) as connection:
-        return connection.execute(COLUMNS).fetchall(), connection.execute("SELECT * FROM holdfast_schema").fetchall()
+        versions = connection.execute("SELECT version, usable_from FROM holdfast_schema").fetchall()
+        return connection.execute(COLUMNS).fetchall(), versions
 
 
 def test_migrated_tables_are_those_that_a_new_database_gets(postgres_database):

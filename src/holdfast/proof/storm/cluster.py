@@ -46,6 +46,7 @@ from holdfast.proof.storm.bounds import LIMITS, PRINCIPALS, SETTINGS
 from holdfast.proof.storm.database_link import DatabaseLink
 from holdfast.proof.storm.killing import make_keys
 from holdfast.proof.storm.load import Load
+from holdfast.proof.storm.nats_server import NatsServer
 from holdfast.proof.storm.postgres_server import PostgresServer
 from holdfast.proof.storm.recorder import StormRecorder
 from holdfast.proof.storm.server import OwnServer, free_port
@@ -159,8 +160,10 @@ class _ClusterStorm:
         chance: random.Random,
         progress: Progress,
         stack: AsyncExitStack,
+        carrier: NatsServer | None,
     ) -> None:
         self._stack = stack
+        self._carrier = carrier
         self.recorder = recorder
         self.database = database
         self.nodes = nodes
@@ -288,7 +291,12 @@ class _ClusterStorm:
     async def _cut_signals(self) -> None:
         self.progress("signals: the connections that listen are ended, again and again")
         for _ in range(_CUTS):
-            await asyncio.to_thread(self.database.cut_listeners)
+            if self._carrier is None:
+                await asyncio.to_thread(self.database.cut_listeners)
+            else:
+                await asyncio.to_thread(self._carrier.stop)
+                await self.watch(_CUT_EVERY_S)
+                await asyncio.to_thread(self._carrier.start)
             await self.watch(_CUT_EVERY_S)
 
     # ── checks ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -375,6 +383,7 @@ async def cluster_storm(
     progress: Progress,
     rate: float = 30.0,
     faults: Sequence[str] = FAULTS,
+    nats: bool = False,
     pooler: Callable[[Path], AbstractContextManager[Path]] | None = None,
 ) -> ClusterCounts:
     """Run a storm over `nodes` servers on a PostgreSQL of its own, and return what was counted.
@@ -388,11 +397,12 @@ async def cluster_storm(
         lease_s: lease of the servers, in seconds.
         progress: called with progress messages.
         faults: the faults to inject in turn; see `FAULTS`. Each one that has begun is waited for.
+        nats: whether the servers exchange signals over a NATS server of the storm's own.
         pooler: starts a pgbouncer in front of the database whose socket is in this folder, and yields the folder of its
             own socket; None for no pgbouncer. It does not follow a failover.
 
     Raises:
-        MissingExtra: if the packages for a PostgreSQL server are not installed.
+        MissingExtra: if the packages for a PostgreSQL or NATS server are not installed.
         ServerUnreachable: if a server cannot be started.
     """
     limits = msgspec.structs.replace(
@@ -415,6 +425,7 @@ async def cluster_storm(
         if pooler is not None:
             front = await asyncio.to_thread(stack.enter_context, pooler(database.folder))
             options = "&prepared_statements=off"
+        carrier = None if not nats else await asyncio.to_thread(stack.enter_context, NatsServer())
         keys = await make_keys(database.url())
         settings = msgspec.structs.replace(SETTINGS, principal_rate_per_s=0.0, lease_s=lease_s, cluster_poll_s=0.5)
         storm, numbers = ids.node_id(), itertools.count(1)
@@ -427,7 +438,11 @@ async def cluster_storm(
             link = await stack.enter_async_context(DatabaseLink(Path(way), front))
             direct = database.url() if pooler is not None else ""
             of_node = msgspec.structs.replace(
-                settings, store=link.url() + options, store_direct=direct, port=free_port()
+                settings,
+                store=link.url() + options,
+                store_direct=direct,
+                signals="" if carrier is None else carrier.url(),
+                port=free_port(),
             )
             server = OwnServer(home, recorder, limits, storm, of_node, numbers=numbers)
             access = await stack.enter_async_context(RemoteAccess(server.url, users))
@@ -438,7 +453,7 @@ async def cluster_storm(
         load = Load(cluster, recorder, limits, sessions=sessions, rate=rate, seed=seed)
         running = _ClusterStorm(
             recorder, database, own, cluster, load, storm=storm, lease_s=lease_s, chance=chance, progress=progress,
-            stack=stack,
+            stack=stack, carrier=carrier,
         )  # fmt: skip
         try:
             await running.run(seconds, faults)

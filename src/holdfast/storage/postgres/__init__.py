@@ -17,11 +17,21 @@ class PostgresStore(Store):
         lease_s: duration of the node's lease, after which other nodes may take over its runs.
         direct: URL for signals, which bypasses a pgbouncer; empty: `url`.
         workspace_pool: name of the pool of nodes that share this node's workspaces; None declares no pool.
+        signals: comma-separated URLs of NATS servers (``nats://…`` or ``tls://…``) to exchange signals over; empty for
+            PostgreSQL itself. All nodes must use the same.
     """
 
     backend: PostgresBackend
 
     def __init__(
-        self, url: str, *, lease_s: float = LEASE_S, direct: str = "", workspace_pool: str | None = None
+        self,
+        url: str,
+        *,
+        lease_s: float = LEASE_S,
+        direct: str = "",
+        workspace_pool: str | None = None,
+        signals: str = "",
     ) -> None:
-        super().__init__(PostgresBackend(url, lease_s=lease_s, direct=direct, workspace_pool=workspace_pool))
+        super().__init__(
+            PostgresBackend(url, lease_s=lease_s, direct=direct, workspace_pool=workspace_pool, signals=signals)
+        )

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from holdfast.errors import StorageError, StoreLocked
+from holdfast.errors import MissingExtra, StorageError, StoreLocked
 from holdfast.storage.backend import Counters, Reads, Tables
 from holdfast.storage.postgres.address import PostgresAddress
 from holdfast.storage.postgres.cluster import PostgresCluster
@@ -28,6 +28,9 @@ from holdfast.storage.postgres.write_connection import PostgresWriteConnection
 from holdfast.storage.sql.readers import Readers
 from holdfast.storage.sql.writer import Writer
 from holdfast.storage.values import StoreHealth
+
+if TYPE_CHECKING:
+    from holdfast.storage.postgres.nats_signals import NatsSignals
 
 __all__ = ["LEASE_S", "PostgresBackend"]
 
@@ -46,18 +49,29 @@ class PostgresBackend:
         lease_s: duration of the node's lease, after which other nodes may take over its runs.
         direct: URL for signals, which bypasses a pgbouncer; empty: `url`.
         workspace_pool: see `Cluster.workspace_pool`.
+        signals: URLs of NATS servers to exchange signals over; empty: over PostgreSQL (see `NatsSignals`).
     """
 
     engine = "postgresql"
 
     def __init__(
-        self, url: str, *, lease_s: float = LEASE_S, direct: str = "", workspace_pool: str | None = None
+        self,
+        url: str,
+        *,
+        lease_s: float = LEASE_S,
+        direct: str = "",
+        workspace_pool: str | None = None,
+        signals: str = "",
     ) -> None:
         self.address = PostgresAddress.parse(url)
         self.counters = Counters()
         self.lease_s = lease_s
         self.lease: NodeLease | None = None
-        self._signals = NotificationSignals(PostgresAddress.parse(direct) if direct else self.address)
+        self._signals: NotificationSignals | NatsSignals
+        if signals:
+            self._signals = _nats_signals(signals)
+        else:
+            self._signals = NotificationSignals(PostgresAddress.parse(direct) if direct else self.address)
         self.cluster = PostgresCluster(
             self._signals,
             workspace_pool=workspace_pool,
@@ -69,6 +83,8 @@ class PostgresBackend:
         self._writer: Writer | None = None
         self._readers: Readers | None = None
         self._server_version = ""
+        self.cluster_id = ""
+        """Id of the nodes that share the database, once it is open."""
 
     @property
     def path(self) -> str:
@@ -98,9 +114,10 @@ class PostgresBackend:
             await writer.close()
             raise
         self._server_version = connection.server_version
+        self.cluster_id = connection.cluster_id
         self.counters = tables.counters
         lease.start()
-        self._signals.start()
+        self._signals.start(self.cluster_id)
         self.lease = lease
         self._connection = connection
         self._writer = writer
@@ -137,6 +154,14 @@ class PostgresBackend:
     def read(self, query: Callable[[Reads], _T]) -> asyncio.Future[_T]:
         readers = self._readers
         return _not_open() if readers is None else readers.submit(query)
+
+
+def _nats_signals(servers: str) -> NatsSignals:
+    try:
+        from holdfast.storage.postgres.nats_signals import NatsSignals
+    except ImportError as error:
+        raise MissingExtra("signals over NATS", extra="nats") from error
+    return NatsSignals(servers)
 
 
 def _not_open() -> asyncio.Future[Any]:

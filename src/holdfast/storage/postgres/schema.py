@@ -110,4 +110,5 @@ def _create(connection: _Connection, shown: str) -> None:
         for text in texts:
             for one in text.split(";\n"):
                 connection.execute(one)
-        connection.execute(statement("set_schema_version"), (SCHEMA_VERSION, _USABLE_FROM))
+        versions = (SCHEMA_VERSION, _USABLE_FROM)
+        connection.execute(statement("set_schema_version"), (*versions, *versions))

@@ -59,6 +59,7 @@ ALTER TABLE writer SET (fillfactor = 50, autovacuum_vacuum_threshold = 200, auto
 
 -- name: migrate_postgres_1
 -- From version 1 of the tables to version 2. Nodes of version 1 may still be in use: they ignore both columns.
+ALTER TABLE holdfast_schema ADD COLUMN cluster_id text COLLATE "C" NOT NULL DEFAULT gen_random_uuid()::text;
 ALTER TABLE session ADD COLUMN workspace_pool text COLLATE "C";
 ALTER TABLE node ADD COLUMN workspace_pool text COLLATE "C";
 CREATE INDEX session_pool ON session (workspace_pool) WHERE ready_since IS NOT NULL AND workspace_pool IS NOT NULL;
@@ -88,10 +89,12 @@ CREATE TABLE stop_result (
 CREATE INDEX stop_result_of ON stop_result (principal, at);
 
 -- name: schema_table
--- holdfast_schema: version of the tables, and the oldest version that a Holdfast may know and still use them.
+-- holdfast_schema: version of the tables, the oldest version that a Holdfast may know and still use them, and the id of the
+-- nodes that share them, for signals outside of the database.
 CREATE TABLE IF NOT EXISTS holdfast_schema (
     version bigint NOT NULL,
-    usable_from bigint NOT NULL
+    usable_from bigint NOT NULL,
+    cluster_id text NOT NULL DEFAULT gen_random_uuid()::text
 )
 
 -- name: schema_exists
@@ -104,8 +107,11 @@ LOCK TABLE holdfast_schema IN ACCESS EXCLUSIVE MODE
 SELECT version, usable_from FROM holdfast_schema
 
 -- name: set_schema_version
-WITH former AS (DELETE FROM holdfast_schema)
-INSERT INTO holdfast_schema (version, usable_from) VALUES (?, ?)
+WITH updated AS (UPDATE holdfast_schema SET version = ?, usable_from = ? RETURNING 1)
+INSERT INTO holdfast_schema (version, usable_from) SELECT ?, ? WHERE NOT EXISTS (SELECT 1 FROM updated)
+
+-- name: cluster_id
+SELECT cluster_id FROM holdfast_schema
 
 -- name: server
 SELECT current_setting('server_version_num')::int, current_setting('server_version'),

@@ -104,6 +104,8 @@ class PostgresWriteConnection:
         """Whether another node has ended the current epoch."""
         self._sums_read_at = 0.0
         self.server_version = ""
+        self.cluster_id = ""
+        """Id of the nodes that share the database."""
         self.problem: str | None = None
         """Why the last transaction could not be written, whatever it was, for display; None if it could."""
 
@@ -112,6 +114,7 @@ class PostgresWriteConnection:
         try:
             self.server_version = check_server(connection, self._address.shown)
             prepare_schema(connection, self._address.shown)
+            ((self.cluster_id,),) = connection.execute(statement("cluster_id")).fetchall()
             self._database = PostgresDatabase(connection)
             self._sharing = SharedUse(self._database)
             self._tables = SqlTables(

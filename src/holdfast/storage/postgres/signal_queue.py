@@ -1,0 +1,132 @@
+"""The hints that wait to be sent to the other nodes, and those that were heard, whatever carries them.
+
+- Hints that wait are merged. Hints of kind ``changed`` wait for up to `PACE_S`, so that a stream costs few of them.
+- While the connection is lost, hints are dropped: the other nodes poll.
+- A message is a kind and session numbers, in ASCII: ``changed 7 12``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Final
+
+from holdfast.clock import system_clock
+from holdfast.storage.cluster import OnSignals, SignalKind
+
+__all__ = ["OFF", "PACE_S", "SignalQueue"]
+
+PACE_S: Final = 0.01
+OFF: Final = "signals are off"
+_KINDS: Final[tuple[SignalKind, ...]] = ("interrupt", "request", "ready", "changed")
+_URGENT: Final = ("interrupt", "request", "ready")
+_TOGETHER: Final = 350
+"""Maximum number of sessions in one message: a notification of PostgreSQL may have 8000 bytes, a number 19 digits."""
+_LIMIT: Final = 10_000
+"""Maximum number of sessions that wait to be sent; more are left to the polls of the other nodes."""
+
+_Hints = dict[SignalKind, dict[int, None]]
+
+
+class SignalQueue:
+    """The part of `holdfast.storage.cluster.Signals` that does not depend on what carries them.
+
+    A subclass has a thread that sends what `take` returns, and passes what it receives to `hear`.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: _Hints = {}
+        self._heard: _Hints = {}
+        self._listener: tuple[asyncio.AbstractEventLoop, OnSignals] | None = None
+        self._sent_at = 0.0
+        self._closing = False
+        self.sent = 0
+        self.received = 0
+        self.problem: str | None = OFF
+
+    def wake(self) -> None:
+        """Wake the thread, because something waits to be sent, or because it is to end. Thread-safe."""
+        raise NotImplementedError
+
+    def send(self, kind: SignalKind, sessions: Iterable[int]) -> None:
+        """See `Signals.send`."""
+        with self._lock:
+            if self.problem is not None or self._closing:
+                return
+            was_urgent = self._is_urgent()
+            is_first = not self._waiting
+            waiting = self._waiting.setdefault(kind, {})
+            if len(waiting) < _LIMIT:
+                waiting.update(dict.fromkeys(sessions))
+            wakes = is_first or (self._is_urgent() and not was_urgent)
+        if wakes:
+            self.wake()
+
+    def listen(self, on_signals: OnSignals) -> None:
+        """See `Signals.listen`."""
+        self._listener = (asyncio.get_running_loop(), on_signals)
+
+    def _is_urgent(self) -> bool:
+        return any(kind in self._waiting for kind in _URGENT)
+
+    # ── for the thread ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def take(self) -> list[str]:
+        """Take the messages that are to be sent now, and count them."""
+        with self._lock:
+            paced = self._sent_at + PACE_S > system_clock.monotonic()
+            if paced and not self._is_urgent() and not self._closing:
+                return []
+            hints, self._waiting = self._waiting, {}
+        messages = [text for kind in _KINDS if kind in hints for text in _messages(kind, hints[kind])]
+        if messages:
+            self.sent += len(messages)
+            self._sent_at = system_clock.monotonic()
+        return messages
+
+    def wait_s(self) -> float | None:
+        """Return how long to wait until `take` has something; None until `wake` is called."""
+        with self._lock:
+            return max(0.0, self._sent_at + PACE_S - system_clock.monotonic()) if self._waiting else None
+
+    def lost(self, problem: str) -> None:
+        """Drop what waits, because the connection is lost for this reason."""
+        with self._lock:
+            self.problem = problem
+            self._waiting.clear()
+
+    def hear(self, message: str) -> None:
+        """Note a message of another node; ignore those that this module did not write."""
+        kind, _, numbers = message.partition(" ")
+        for known in _KINDS:
+            if kind == known:
+                self.received += 1
+                with suppress(ValueError):
+                    sessions = [int(number) for number in numbers.split()]
+                    with self._lock:
+                        self._heard.setdefault(known, {}).update(dict.fromkeys(sessions))
+
+    def deliver(self) -> None:
+        """Pass what was heard to the loop. What is heard before the loop takes it is merged."""
+        listener = self._listener
+        with self._lock:
+            if not self._heard or listener is None:
+                return
+        loop, on_signals = listener
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(self._pass_on, on_signals)
+
+    def _pass_on(self, on_signals: OnSignals) -> None:
+        with self._lock:
+            heard, self._heard = self._heard, {}
+        if heard:
+            on_signals({kind: tuple(sessions) for kind, sessions in heard.items()})
+
+
+def _messages(kind: SignalKind, sessions: Mapping[int, None]) -> list[str]:
+    numbers = [str(session) for session in sessions]
+    parts = range(0, max(1, len(numbers)), _TOGETHER)
+    return [" ".join((kind, *numbers[start : start + _TOGETHER])) for start in parts]
