@@ -1,4 +1,4 @@
-"""Signals between nodes over a NATS server, for clusters of so many nodes that notifications cost the database much.
+"""Signals between nodes over a NATS server, for large clusters, where notifications cost the database much.
 
 Nothing depends on NATS: while its servers do not answer, the nodes poll, as they do without notifications. Messages are
 those of `SignalQueue`, on one subject for each store. Importing this module requires the extra ``nats``.
