@@ -71,6 +71,7 @@ COMES_WITH = {
     "jwt": "pyjwt",
     "langchain-core": "langgraph",
     "mcp-types": "mcp",
+    "nats": "nats-py",
     "pydantic-ai": "pydantic-ai-slim",
 }
 

@@ -55,9 +55,8 @@ class NatsSignals(SignalQueue):
 
     def start(self, cluster_id: str) -> None:
         """Start to exchange signals with the nodes of the store that `cluster_id` identifies."""
-        self._closing = False
+        self.begin()
         self._subject = f"holdfast.{cluster_id}.signals"
-        self.problem = "not connected yet"
         self._thread = threading.Thread(target=self._run, name="holdfast-signals", daemon=True)
         self._thread.start()
 
@@ -66,9 +65,7 @@ class NatsSignals(SignalQueue):
         thread, self._thread = self._thread, None
         if thread is None:
             return
-        with self._lock:
-            self._closing = True
-        self.wake()
+        self.end()
         thread.join()
         self.problem = OFF
 
@@ -98,12 +95,12 @@ class NatsSignals(SignalQueue):
 
     async def _exchange(self) -> None:
         self._loop = asyncio.get_running_loop()
-        while not self._closing:
+        while not self.is_closing:
             try:
                 await self._serve()
             except (Error, OSError, TimeoutError) as error:
                 self.lost(f"NATS ({self.shown}) does not answer: {type(error).__name__}")
-            if not self._closing:
+            if not self.is_closing:
                 await self._sleep_at_most(_RECONNECT_S)
 
     async def _serve(self) -> None:
@@ -141,7 +138,7 @@ class NatsSignals(SignalQueue):
             while not is_lost:
                 for message in self.take():
                     await client.publish(self._subject, message.encode())
-                if self._closing:
+                if self.is_closing:
                     await client.flush()
                     return
                 await self._sleep_at_most(self.wait_s())

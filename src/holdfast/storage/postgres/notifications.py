@@ -47,8 +47,7 @@ class NotificationSignals(SignalQueue):
     def start(self, cluster_id: str) -> None:
         """Start to exchange signals; `cluster_id` identifies the store."""
         if self._address.signals:
-            self._closing = False
-            self.problem = "not connected yet"
+            self.begin()
             self._wakeup, self._wake_end = socket.socketpair()
             self._thread = threading.Thread(target=self._run, name="holdfast-signals", daemon=True)
             self._thread.start()
@@ -58,9 +57,7 @@ class NotificationSignals(SignalQueue):
         thread, self._thread = self._thread, None
         if thread is None:
             return
-        with self._lock:
-            self._closing = True
-        self.wake()
+        self.end()
         thread.join()
         self.problem = OFF
         self._wakeup.close()
@@ -72,7 +69,7 @@ class NotificationSignals(SignalQueue):
             self._wake_end.send(b"\0", socket.MSG_DONTWAIT)
 
     def _run(self) -> None:
-        while not self._closing:
+        while not self.is_closing:
             try:
                 self._serve()
             except (psycopg.Error, HoldfastError, OSError) as error:
@@ -81,7 +78,7 @@ class NotificationSignals(SignalQueue):
                 if self._connection is not None:
                     self._connection.close()
                     self._connection = None
-            if not self._closing:
+            if not self.is_closing:
                 poll = select.poll()
                 poll.register(self._wakeup.fileno(), select.POLLIN)
                 poll.poll(_RECONNECT_S * 1000)
@@ -99,7 +96,7 @@ class NotificationSignals(SignalQueue):
             messages = self.take()
             if messages:
                 connection.execute(statement("notify"), (messages,))
-            if self._closing:
+            if self.is_closing:
                 return
             self.deliver()
             wait_s = self.wait_s()

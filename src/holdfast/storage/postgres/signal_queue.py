@@ -42,7 +42,7 @@ class SignalQueue:
         self._heard: _Hints = {}
         self._listener: tuple[asyncio.AbstractEventLoop, OnSignals] | None = None
         self._sent_at = 0.0
-        self._closing = False
+        self.is_closing = False
         self.sent = 0
         self.received = 0
         self.problem: str | None = OFF
@@ -54,7 +54,7 @@ class SignalQueue:
     def send(self, kind: SignalKind, sessions: Iterable[int]) -> None:
         """See `Signals.send`."""
         with self._lock:
-            if self.problem is not None or self._closing:
+            if self.problem is not None or self.is_closing:
                 return
             was_urgent = self._is_urgent()
             is_first = not self._waiting
@@ -72,13 +72,24 @@ class SignalQueue:
     def _is_urgent(self) -> bool:
         return any(kind in self._waiting for kind in _URGENT)
 
+    def begin(self) -> None:
+        """Prepare for the start of the thread."""
+        self.is_closing = False
+        self.problem = "not connected yet"
+
+    def end(self) -> None:
+        """Let the thread send what waits, and end."""
+        with self._lock:
+            self.is_closing = True
+        self.wake()
+
     # ── for the thread ───────────────────────────────────────────────────────────────────────────────────────────
 
     def take(self) -> list[str]:
         """Take the messages that are to be sent now, and count them."""
         with self._lock:
             paced = self._sent_at + PACE_S > system_clock.monotonic()
-            if paced and not self._is_urgent() and not self._closing:
+            if paced and not self._is_urgent() and not self.is_closing:
                 return []
             hints, self._waiting = self._waiting, {}
         messages = [text for kind in _KINDS if kind in hints for text in _messages(kind, hints[kind])]
