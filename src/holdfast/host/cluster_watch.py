@@ -164,7 +164,7 @@ class ClusterWatch:
         )
         for live in self._parts.directory.live.values():
             if live.background:
-                live.stop_background(self._context, cause, grace_s=None)
+                live.stop_background(self._context.start_task, cause, grace_s=None)
 
     async def _claim_ready(self, _: int) -> None:
         """Queue sessions that no host has claimed yet, if there is a free slot."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from holdfast.host.budgets import FREE_BYTES
 from holdfast.protocol.events import shown
@@ -11,9 +11,8 @@ from holdfast.runtime import Broadcast
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
-    from holdfast.host.context import HostContext
     from holdfast.protocol.events import Stored
     from holdfast.protocol.run_phases import RunPhase
     from holdfast.protocol.stopping import Cause, StopReceipt
@@ -136,17 +135,25 @@ class LiveSession:
         return self._background
 
     def stop_background(
-        self, context: HostContext, cause: Cause, *, grace_s: float | None
+        self,
+        start_task: Callable[[Coroutine[Any, Any, StopReceipt], str], asyncio.Task[StopReceipt]],
+        cause: Cause,
+        *,
+        grace_s: float | None,
     ) -> list[asyncio.Task[StopReceipt]]:
         """Stop the session's background work on this host; return a task for each piece of it.
 
         A stop may be carried out more than once for the same cause. Then the tasks of the earlier times are returned
         too, so that the receipts are complete.
+
+        Parameters:
+            start_task: `HostContext.start_task`.
+            grace_s: grace period of the stop, in seconds; None uses the default.
         """
         before = self._background_stops
         stops = {} if before is None or before[0] != cause else before[1]
         for scope in list(self.background):
-            stops[scope] = context.start_task(scope.stop(cause=cause, grace_s=grace_s), "stop background")
+            stops[scope] = start_task(scope.stop(cause=cause, grace_s=grace_s), "stop background")
         self._background_stops = (cause, stops)
         return list(stops.values())
 

@@ -166,7 +166,7 @@ class NodeRequests:
                 live = self._directory.live.get(request.session)
                 receipts = []
                 if live is not None:
-                    stops = live.stop_background(self._context, asked.cause, grace_s=asked.grace_s)
+                    stops = live.stop_background(self._context.start_task, asked.cause, grace_s=asked.grace_s)
                     receipts = [await stop for stop in stops]
                     self._directory.forget_walls(live)
                 nothing = StopReceipt(scope=asked.key, cause=asked.cause)

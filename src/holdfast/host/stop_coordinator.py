@@ -89,7 +89,7 @@ class StopCoordinator:
             elif result.run_id is not None:
                 stops.append(self._remote.stop(result.session, principal, result.run_id, cause, grace_s=grace_s))
             if background and actor is not None:
-                stops.extend(actor.stop_background(context, cause, grace_s=grace_s))
+                stops.extend(actor.stop_background(context.start_task, cause, grace_s=grace_s))
             if isinstance(result, StopDone) and result.requests and self._node_requests is not None:
                 asking = self._node_requests.receipts(result.requests, result.session, key, cause, grace_s=grace_s)
                 elsewhere.append(context.start_task(asking, "stop background elsewhere"))
