@@ -137,16 +137,11 @@ def test_background_work_begins_once_other_hosts_can_find_it(postgres_url: str) 
         async with hosts(postgres_url, 1, agents=(starter,)) as (host,):
             cluster = host.store.cluster
             assert cluster is not None
-            held: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-            note = cluster.note_background
-
-            def note_later(session: int, *, is_active: bool) -> asyncio.Future[bool]:
-                return held if is_active else note(session, is_active=False)
-
-            cluster.note_background = note_later  # type: ignore[method-assign]
+            held: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+            cluster.note_background = lambda session, run_id: held  # type: ignore[method-assign]
             await host.session("alice").ask("brief")
             assert begun == []
-            held.set_result(True)
+            held.set_result(cluster.epoch)
             while not begun:
                 await asyncio.sleep(0.001)
 
@@ -343,16 +338,19 @@ def test_one_error_of_the_store_does_not_keep_background_work_from_beginning(pos
             assert cluster is not None
             note = cluster.note_background
 
-            def fail_once(session: int, *, is_active: bool) -> asyncio.Future[bool]:
+            def fail_once(session: int, run_id: str) -> asyncio.Future[int]:
                 cluster.note_background = note  # type: ignore[method-assign]
-                failed: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+                failed: asyncio.Future[int] = asyncio.get_running_loop().create_future()
                 failed.set_exception(StorageError("busy"))
                 return failed
 
             cluster.note_background = fail_once  # type: ignore[method-assign]
-            await host.session("alice").ask("brief")
+            await host.session("alice").send("go and wait")
             while not begun:
                 await asyncio.sleep(0.005)
+            await host.session("alice").stop()
+            while rows(postgres_url, "background"):
+                await asyncio.sleep(0.01)
 
     run(main)
 
@@ -386,5 +384,91 @@ def test_the_sessions_of_a_principal_include_background_work_of_other_hosts(post
             assert (await stop_principal(other, "nobody")).sessions == ()
             assert (await stop_principal(other, "local")).sessions == ("alice",)
             assert not is_alive(pid)
+
+    run(main)
+
+
+def test_an_old_stop_that_is_read_late_ends_no_newer_work(postgres_url: str) -> None:
+    async def main() -> None:
+        async with hosts(f"{postgres_url}&signals=off", 2, agents=(starter,), cluster_poll_s=30.0) as (one, two):
+            await with_program(one)
+            stopping = asyncio.ensure_future(two.session("alice").stop("enough"))
+            while not rows(postgres_url, "node_request"):
+                await asyncio.sleep(0.005)
+            newer = await with_program(one, "once more")
+            watch = one.parts.cluster_watch
+            assert watch is not None
+            await watch._poll()
+            assert (await stopping).receipt.stopped.programs == 1
+            assert is_alive(newer)
+            await one.session("alice").stop()
+
+    run(main)
+
+
+def test_work_of_the_new_epoch_goes_on(postgres_url: str) -> None:
+    async def main() -> None:
+        async with hosts(postgres_url, 2, agents=(starter,)) as (holder, other):
+            old = await with_program(holder)
+            ((epoch, _),) = rows(postgres_url, "background")
+            end_lease(postgres_url, epoch)
+            await other.store.rescue(at=5.0)
+            new = await with_program(holder, "once more", key="bob")
+            watch = holder.parts.cluster_watch
+            assert watch is not None
+            await watch._poll()
+            while is_alive(old):
+                await asyncio.sleep(0.005)
+            assert is_alive(new)
+            await holder.session("bob").stop()
+
+    run(main)
+
+
+def test_work_whose_run_has_ended_before_it_could_be_recorded_does_not_begin(postgres_url: str) -> None:
+    async def main() -> None:
+        async with hosts(postgres_url, 1, agents=(starter,)) as (host,):
+            cluster = host.store.cluster
+            assert cluster is not None
+            note = cluster.note_background
+            failures = 0
+
+            def fail_at_first(session: int, run_id: str) -> asyncio.Future[int]:
+                nonlocal failures
+                failures += 1
+                if failures > 2:
+                    return note(session, run_id)
+                failed: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+                failed.set_exception(StorageError("busy"))
+                return failed
+
+            cluster.note_background = fail_at_first  # type: ignore[method-assign]
+            await host.session("alice").ask("brief")
+            while any(live.background for live in host.directory.live.values()):
+                await asyncio.sleep(0.005)
+            assert (begun, failures) == ([], 3), "a stop in the meantime would have missed it"
+            assert rows(postgres_url, "background") == []
+
+    run(main)
+
+
+def test_a_request_that_fails_is_repeated(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    carry_out = NodeRequests._carry_out
+    tries: list[int] = []
+
+    async def fail_once(self: NodeRequests, request: Any) -> bytes:
+        tries.append(request.request_id)
+        if len(tries) == 1:
+            raise RuntimeError("once")
+        return await carry_out(self, request)
+
+    monkeypatch.setattr(NodeRequests, "_carry_out", fail_once)
+
+    async def main() -> None:
+        async with hosts(f"{postgres_url}&signals=off", 2, agents=(starter,)) as (holder, other):
+            pid = await with_program(holder)
+            assert (await other.session("alice").stop()).receipt.outcome == "gone"
+            assert not is_alive(pid)
+            assert len(tries) == 2
 
     run(main)

@@ -57,7 +57,7 @@ MUTANTS = (
         of="P5",
         breaks="a host runs a session whose files only another host has, and its agent finds an empty folder",
         file="storage/transactions/runs.py",
-        old="    if is_judged and is_elsewhere(tables, row):",
+        old="    if needs_files and is_elsewhere(tables, row):",
         new="    if row.deleted_at is not None and is_elsewhere(tables, row):",
         tests=(f"{POOLS}::test_only_nodes_with_the_files_of_a_session_start_its_runs",),
     ),
@@ -102,8 +102,8 @@ MUTANTS = (
         of="P3",
         breaks="background work of a session begins although a stop was recorded before, and nothing ends it",
         file="storage/postgres/cluster.py",
-        old='or (row.cause is not None and row.cause.kind == "stop"):',
-        new="or row.cause is row:",
+        old="or row.run_id != run_id or row.cause is not None:",
+        new="or row.run_id != run_id:",
         tests=(
             "tests/host/test_cluster_background.py"
             "::test_work_that_begins_after_a_stop_that_its_host_does_not_know_yet_is_stopped",

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from holdfast.errors import Draining, HoldfastError, LimitExceeded
+from holdfast.errors import Draining, HoldfastError, LimitExceeded, StorageError
+from holdfast.host.live_session import BackgroundOrigin
 from holdfast.host.store_retry import retry
 from holdfast.logs import log_failure, one_line
 from holdfast.protocol.send_options import SendOptions
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from holdfast.host.message_sender import MessageSender
     from holdfast.host.thread_pools import ThreadPools
     from holdfast.host.tree import TaskTree
-    from holdfast.storage.port import Cluster
+    from holdfast.storage.port import Claim, Cluster
 
 __all__ = ["Background"]
 
@@ -47,11 +49,11 @@ class Background:
         self._sender = sender
         self._active: Counter[str] = Counter()
         self._cluster = cluster
-        self._noted: dict[int, tuple[int, asyncio.Task[bool]]] = {}
-        """Sessions with background work here: the epoch and the task that record this, so that others can stop it."""
+        self._noted: dict[int, asyncio.Task[int]] = {}
+        """Sessions with background work here, and the tasks that record it; see `BackgroundOrigin`."""
 
-    def start(self, actor: LiveSession, work: Callable[[], Awaitable[Any]], *, name: str) -> None:
-        """Start background work of a session.
+    def start(self, actor: LiveSession, work: Callable[[], Awaitable[Any]], *, name: str, claim: Claim) -> None:
+        """Start background work of a session, for the run of `claim`.
 
         Raises:
             Draining: if the host is shutting down.
@@ -87,37 +89,43 @@ class Background:
 
         def begin() -> None:
             scope.open()
-            actor.background[scope] = None
+            actor.background[scope] = BackgroundOrigin(claim.started_seq, noted)
             self._active[actor.principal] += 1
             _ = scope.spawn(report(), name=name)
             scope.close_when_done(ended)
 
-        noted = self._note(actor)
+        noted = self._note(actor, claim.lease.run_id)
         context.variables.copy().run(begin)
 
-    def _note(self, actor: LiveSession) -> asyncio.Task[bool] | None:
+    def _note(self, actor: LiveSession, run_id: str) -> asyncio.Task[int] | None:
         """Record that this host has background work of the session, once under each epoch; return the task of that.
 
-        Its result is whether the work may begin.
+        Its result is the epoch, or 0 if the work may not begin, because the run or its session was stopped.
         """
         cluster = self._cluster
         if cluster is None:
             return None
-        epoch, noted = self._noted.get(actor.session, (0, None))
-        if noted is None or epoch != cluster.epoch or (noted.done() and (noted.exception() or not noted.result())):
-            note = retry(self._context, "background", lambda: cluster.note_background(actor.session, is_active=True))
-            noted = self._context.start_task(note, "note background")
-            self._noted[actor.session] = (cluster.epoch, noted)
+        noted = self._noted.get(actor.session)
+        if noted is None or (noted.done() and (noted.exception() or noted.result() != cluster.epoch)):
+            note = retry(self._context, "background", lambda: cluster.note_background(actor.session, run_id))
+            noted = self._noted[actor.session] = self._context.start_task(note, "note background")
         return noted
 
     def _note_end(self, actor: LiveSession) -> None:
-        """Record that the session has no background work here any more, if so. If that fails, others ask in vain."""
-        if not actor.background and self._cluster is not None and self._noted.pop(actor.session, None) is not None:
-            ended = self._cluster.note_background(actor.session, is_active=False)
-            ended.add_done_callback(lambda done: done.exception())
+        """Record that the session has no background work here any more, if so."""
+        noted = None if actor.background else self._noted.pop(actor.session, None)
+        if noted is not None:
+            self._context.start_task(self._forget(actor.session, noted), "forget background")
+
+    async def _forget(self, session: int, noted: asyncio.Task[int]) -> None:
+        """Drop the record of background work, unless there is new work. If that fails, others ask in vain."""
+        await asyncio.wait((noted,))
+        if session not in self._noted and self._cluster is not None:
+            with suppress(StorageError):
+                await self._cluster.drop_background(session)
 
     async def _outcome(
-        self, actor: LiveSession, work: Callable[[], Awaitable[Any]], name: str, noted: asyncio.Task[bool] | None
+        self, actor: LiveSession, work: Callable[[], Awaitable[Any]], name: str, noted: asyncio.Task[int] | None
     ) -> str | None:
         """Run `work` and return a message with its result or error; return None if `work` returned None.
 

@@ -84,6 +84,7 @@ class ClusterWatch:
         self._epoch = 0
         """The epoch under which this host has begun the background work that it has."""
         self._has_warned = False
+        self._signals_problem: str | None = None
         self.awaiting_pool: Mapping[str, int] = {}
         """How many sessions wait for a host of each pool that no host declares now."""
 
@@ -142,6 +143,7 @@ class ClusterWatch:
     async def _poll(self) -> None:
         """Look at everything that other hosts may have changed. Raises `StorageError`."""
         self._end_background_of_before()
+        self._look_at_signals()
         self._node_requests.look()
         await self._follower.poll()
         self._parts.directory.awaited.look_again()
@@ -150,6 +152,17 @@ class ClusterWatch:
         await self._look_for_missing_pools()
         if not self._context.lifecycle.draining:
             self._scheduler.look()
+
+    def _look_at_signals(self) -> None:
+        """Report once if this host does not hear of others any more, except by polling."""
+        signals = self._cluster.signals
+        before, problem = self._signals_problem, signals.problem if signals.has_tried else None
+        self._signals_problem = problem
+        if problem is not None and problem != before and self._context.settings.signals:
+            poll_s = self._context.settings.cluster_poll_s
+            text = f"{problem}; until it does, hosts notice changes of others every {poll_s:g} s"
+            _log.warning("%s", text)
+            self._context.report("store", text)
 
     def _end_background_of_before(self) -> None:
         """Stop the background work of an epoch that was ended: for others it is gone, and its programs are dead."""
@@ -163,8 +176,10 @@ class ClusterWatch:
             at=self._context.now(),
         )
         for live in self._parts.directory.live.values():
-            if live.background:
-                live.stop_background(self._context.start_task, cause, grace_s=None)
+            for scope, origin in list(live.background.items()):
+                noted = origin.noted
+                if noted is not None and noted.done() and (noted.exception() or noted.result() != self._epoch):
+                    self._context.start_task(scope.stop(cause=cause), "stop background")
 
     async def _claim_ready(self, _: int) -> None:
         """Queue sessions that no host has claimed yet, if there is a free slot."""

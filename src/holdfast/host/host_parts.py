@@ -173,6 +173,8 @@ class HostParts:
         """End a run that is not in memory. The store has already recorded its interrupt."""
         return self.remote_stops.stop(session, principal, run_id, cause, grace_s=None)
 
-    def start_background(self, actor: LiveSession, work: Callable[[], Awaitable[Any]], *, name: str) -> None:
-        """Start background work of a session. Raises `Draining`, `LimitExceeded`."""
-        self.background.start(actor, work, name=name)
+    def start_background(
+        self, actor: LiveSession, work: Callable[[], Awaitable[Any]], *, name: str, claim: Claim
+    ) -> None:
+        """Start background work of a session, for the run of `claim`. Raises `Draining`, `LimitExceeded`."""
+        self.background.start(actor, work, name=name, claim=claim)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from holdfast.host.budgets import FREE_BYTES
 from holdfast.protocol.events import shown
@@ -18,7 +18,20 @@ if TYPE_CHECKING:
     from holdfast.protocol.stopping import Cause, StopReceipt
     from holdfast.runtime import Scope
 
-__all__ = ["LiveRun", "LiveSession", "SharedSession"]
+__all__ = ["BackgroundOrigin", "LiveRun", "LiveSession", "SharedSession"]
+
+
+class BackgroundOrigin(NamedTuple):
+    """Where background work comes from.
+
+    Parameters:
+        started_seq: seq of the event with which the run started that began the work.
+        noted: the record of the work in a store that other hosts use: its result is the epoch of this host under which
+            others can find it, or 0 if it may not begin. None if no other host uses the store.
+    """
+
+    started_seq: int
+    noted: asyncio.Task[int] | None
 
 
 class LiveRun(Protocol):
@@ -110,7 +123,7 @@ class LiveSession:
         self.deleted = False
         self.deleted_seq = 0
         self.active: LiveRun | None = None
-        self._background: dict[Scope, None] | None = None
+        self._background: dict[Scope, BackgroundOrigin] | None = None
         self._background_stops: tuple[Cause, dict[Scope, asyncio.Task[StopReceipt]]] | None = None
         self.idle_since = 0.0
 
@@ -128,8 +141,8 @@ class LiveSession:
         return self.active is None and not self._background and not self.readers
 
     @property
-    def background(self) -> dict[Scope, None]:
-        """Scopes of this session's background work, oldest first."""
+    def background(self) -> dict[Scope, BackgroundOrigin]:
+        """Scopes of this session's background work, oldest first, each with its origin."""
         if self._background is None:
             self._background = {}
         return self._background
@@ -140,6 +153,7 @@ class LiveSession:
         cause: Cause,
         *,
         grace_s: float | None,
+        before_seq: int | None = None,
     ) -> list[asyncio.Task[StopReceipt]]:
         """Stop the session's background work on this host; return a task for each piece of it.
 
@@ -149,10 +163,13 @@ class LiveSession:
         Parameters:
             start_task: `HostContext.start_task`.
             grace_s: grace period of the stop, in seconds; None uses the default.
+            before_seq: seq of the session at the stop: work of runs that started later goes on. None stops all work.
         """
         before = self._background_stops
         stops = {} if before is None or before[0] != cause else before[1]
-        for scope in list(self.background):
+        for scope, origin in list(self.background.items()):
+            if before_seq is not None and origin.started_seq >= before_seq:
+                continue
             stops[scope] = start_task(scope.stop(cause=cause, grace_s=grace_s), "stop background")
         self._background_stops = (cause, stops)
         return list(stops.values())

@@ -183,8 +183,6 @@ class LogFollower:
                     run = self._launcher.live.get(run_id)
                     if run is not None:
                         run.request_stop(cause, grace_s=grace_s)
-                    if cause.kind == "stop":
-                        live.stop_background(self._context.start_task, cause, grace_s=grace_s)
                 case SessionDeletedEvent(reason=reason, at=at):
                     cause = Cause(kind="stop", reason=reason, origin=live.key, at=at)
                     live.stop_background(self._context.start_task, cause, grace_s=None)

@@ -153,10 +153,16 @@ class NodeRequests:
             elif request.request_id in done:  # the reply was not recorded
                 self._handled(request, handling)
         for request_id in {*done} - {request.request_id for request in found}:
-            del self._handling[request_id]
+            self._handling.pop(request_id, None)
 
     def _handled(self, request: NodeRequest, handling: asyncio.Task[bytes]) -> None:
-        if not handling.cancelled() and handling.exception() is None:
+        if handling.cancelled():
+            return
+        error = handling.exception()
+        if error is not None:
+            del self._handling[request.request_id]  # a later look repeats it
+            self._context.store_failed(None, None, f"request {request.kind!r} of another host", error)
+        else:
             self._cluster.reply(request, handling.result()).add_done_callback(_ignore)  # a later look finds out
 
     async def _carry_out(self, request: NodeRequest) -> bytes:
@@ -166,7 +172,9 @@ class NodeRequests:
                 live = self._directory.live.get(request.session)
                 receipts = []
                 if live is not None:
-                    stops = live.stop_background(self._context.start_task, asked.cause, grace_s=asked.grace_s)
+                    stops = live.stop_background(
+                        self._context.start_task, asked.cause, grace_s=asked.grace_s, before_seq=asked.before_seq
+                    )
                     receipts = [await stop for stop in stops]
                     self._directory.forget_walls(live)
                 nothing = StopReceipt(scope=asked.key, cause=asked.cause)

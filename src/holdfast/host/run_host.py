@@ -191,7 +191,7 @@ class RunHostAdapter:
 
     def background(self, work: Callable[[], Awaitable[Any]], *, name: str) -> None:
         """Start `work` as background work of the session."""
-        self._observer.start_background(self._actor, work, name=name)
+        self._observer.start_background(self._actor, work, name=name, claim=self._claim)
 
     async def grants(self) -> Sequence[Grant]:
         """Return the grants that hold in the run's session now."""

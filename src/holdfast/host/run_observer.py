@@ -39,5 +39,7 @@ class RunObserver(Protocol):
     def stop_unloaded(self, session: int, principal: str, run_id: str, cause: Cause) -> asyncio.Task[StopReceipt]:
         """End a run that is not in memory. The store has already recorded its interrupt."""
 
-    def start_background(self, actor: LiveSession, work: Callable[[], Awaitable[Any]], *, name: str) -> None:
-        """Start background work of a session. Raises `Draining`, `LimitExceeded`."""
+    def start_background(
+        self, actor: LiveSession, work: Callable[[], Awaitable[Any]], *, name: str, claim: Claim
+    ) -> None:
+        """Start background work of a session, for the run of `claim`. Raises `Draining`, `LimitExceeded`."""

@@ -16,7 +16,7 @@ from typing import Literal
 import msgspec
 
 from holdfast import ids
-from holdfast.errors import StorageError, UnknownStop
+from holdfast.errors import HoldfastError, UnknownStop
 from holdfast.host.budgets import Budget, Charge
 from holdfast.protocol.messages import SessionStop
 from holdfast.protocol.stopping import StopReceipt
@@ -143,7 +143,7 @@ class Stops:
         if result.done():
             failed = result.cancelled() or result.exception() is not None
             body = _FAILED if failed else msgspec.json.encode(_without_content(result.result()))
-        with suppress(StorageError):
+        with suppress(HoldfastError):
             await cluster.save_stop(ticket.stop_id, ticket.principal, ticket.key, body)
 
     async def _carry(self, ticket: StopTicket, stop: Callable[[], Awaitable[StopResult]], charge: Charge) -> None:

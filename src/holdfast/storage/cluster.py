@@ -41,6 +41,11 @@ class Signals(Protocol):
         """Why signals are not exchanged at the moment, for display; None if they are."""
         ...
 
+    @property
+    def has_tried(self) -> bool:
+        """Whether a connection was tried since the store was opened, so that `problem` is known."""
+        ...
+
     def send(self, kind: SignalKind, sessions: Iterable[int]) -> None:
         """Send hints to the other nodes soon. Thread-safe; it neither waits nor fails."""
         ...
@@ -88,11 +93,16 @@ class Cluster(Protocol):
         """Return how many sessions wait for a node of each ``workspace_pool`` that no node with a lease declares."""
         ...
 
-    def note_background(self, session: int, *, is_active: bool) -> asyncio.Future[bool]:
-        """Record whether this node has background work of the session, so that other nodes can ask for its stop.
+    def note_background(self, session: int, run_id: str) -> asyncio.Future[int]:
+        """Record that this node has background work of the session, so that other nodes can ask for its stop.
 
-        If the session was stopped or deleted before, the result is false and the work must not begin.
+        The result is the epoch under which it is recorded. It is 0, and the work must not begin, if the run that begins
+        it has ended or was interrupted, or if the session was deleted: the work could be missed by an earlier stop.
         """
+        ...
+
+    def drop_background(self, session: int) -> asyncio.Future[None]:
+        """Record that this node has no background work of the session any more."""
         ...
 
     async def background_of(self, principal: str) -> frozenset[str]:

@@ -502,11 +502,13 @@ class StopRequest(msgspec.Struct, frozen=True):
 
     Parameters:
         key: key of the session.
+        before_seq: seq of the session's next event at the stop: background work of later runs goes on.
         grace_s: grace period of the stop, in seconds; None lets the other node choose.
     """
 
     key: str
     cause: Cause
+    before_seq: int
     grace_s: float | None = None
 
 

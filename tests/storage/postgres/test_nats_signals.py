@@ -2,7 +2,9 @@
 
 import asyncio
 import datetime
+import gc
 import ipaddress
+import threading
 import traceback
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -27,6 +29,16 @@ from tests.storage.postgres.test_races import message, run
 from tests.storage.postgres.test_signals import Heard, connected
 
 SECRET = "do-not-print-me"
+
+# If nats-py does not connect, it leaves the socket to the garbage collection.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@pytest.fixture(autouse=True)
+def collected() -> Iterator[None]:
+    """What a test leaves to the garbage collection is collected before the next test."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture(scope="module")
@@ -145,8 +157,6 @@ def test_a_password_is_needed_where_it_is_asked_for_and_shown_nowhere(postgres_u
     )
 
 
-# nats-py leaves the socket of a handshake that failed to the garbage collection.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_tls_server_is_trusted_only_by_its_authority(
     postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,3 +201,70 @@ def self_signed(folder: Path) -> Path:
     )
     (folder / "certificate.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
     return folder / "certificate.pem"
+
+
+def test_a_server_without_tls_gets_no_password_from_a_node_that_requires_tls(postgres_url: str) -> None:
+    config = f'authorization {{ user: "holdfast", password: "{SECRET}" }}'
+
+    async def main() -> None:
+        with NatsServer(config) as server:
+            async with nodes(server.url(f"holdfast:{SECRET}@", "tls"), postgres_url) as (one,):
+                while one.cluster.signals.problem == "not connected yet":
+                    await asyncio.sleep(0.01)
+                assert "does not work" in one.cluster.signals.problem
+
+    run(main)
+
+
+def test_a_node_closes_at_once_although_its_server_does_not_answer(postgres_url: str) -> None:
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async def main() -> None:
+        async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            for url in (f"nats://127.0.0.1:{port}", "nats://127.0.0.1:1"):
+                store = PostgresStore(postgres_url, signals=url)
+                await store.open(node_id="n", at=1.0)
+                async with asyncio.timeout(4):  # the time of a connection attempt is 5 s
+                    await store.close()
+
+    run(main)
+
+
+def test_a_peer_that_speaks_nonsense_ends_no_thread(postgres_url: str) -> None:
+    async def babble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"x" * 200_000)
+        await writer.drain()
+        writer.close()
+
+    async def main() -> None:
+        async with await asyncio.start_server(babble, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            async with nodes(f"nats://127.0.0.1:{port}", postgres_url) as (one,):
+                while one.cluster.signals.problem == "not connected yet":
+                    await asyncio.sleep(0.01)
+                assert any(thread.name == "holdfast-signals" for thread in threading.enumerate())
+
+    run(main)
+
+
+def test_a_user_who_may_not_use_the_subject_is_reported(postgres_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    config = """authorization {
+        users = [{ user: "holdfast", password: "x", permissions: { publish: "other", subscribe: "other" } }]
+    }"""
+
+    async def echo(run: holdfast.Run) -> str:
+        return run.text
+
+    async def main() -> None:
+        with NatsServer(config) as server:
+            settings = Settings(cluster_poll_s=0.05, signals=server.url("holdfast:x@"))
+            async with holdfast.Host(echo, store=postgres_url, settings=settings) as host:
+                while "does not let this user publish and subscribe" not in caplog.text:
+                    await asyncio.sleep(0.01)
+                assert host.statistics().counts["incidents_store"] >= 1
+                assert await host.session("a").ask("b") == "b"
+
+    run(main)

@@ -61,19 +61,19 @@ class PostgresCluster:
     async def sessions_without_pool(self) -> Mapping[str, int]:
         return await self._read(lambda reads: reads.sessions_without_pool())
 
-    def note_background(self, session: int, *, is_active: bool) -> asyncio.Future[bool]:
-        def note(tables: Tables) -> bool:
-            if not is_active:
-                _only_write(tables, "unmark_background", session)
-                return True
+    def note_background(self, session: int, run_id: str) -> asyncio.Future[int]:
+        def note(tables: Tables) -> int:
             row = tables.get(session)
-            if row is None or row.deleted_at is not None or (row.cause is not None and row.cause.kind == "stop"):
-                return False
+            if row is None or row.deleted_at is not None or row.run_id != run_id or row.cause is not None:
+                return 0
             tables.save(row)  # a stop elsewhere comes before this, and is seen here, or after it, and asks for it
             _only_write(tables, "mark_background", session)
-            return True
+            return tables.epoch
 
         return self._write("background", note)
+
+    def drop_background(self, session: int) -> asyncio.Future[None]:
+        return self._write("background", lambda tables: _only_write(tables, "unmark_background", session))
 
     async def background_of(self, principal: str) -> frozenset[str]:
         return await self._read(lambda reads: reads.background_of(principal))

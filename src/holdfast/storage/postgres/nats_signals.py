@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from nats.aio.client import Client
@@ -24,6 +24,8 @@ __all__ = ["NatsSignals"]
 _RECONNECT_S: Final = 0.5
 _CONNECT_S: Final = 5
 _CLOSE_S: Final = 2.0
+_LOOK_S: Final = 0.1
+"""Interval at which a pending connection attempt is given up if the store is being closed."""
 _PING_S: Final = 10
 """Interval of pings; after two without an answer, the connection counts as lost."""
 
@@ -42,10 +44,11 @@ class NatsSignals(SignalQueue):
     def __init__(self, servers: str) -> None:
         super().__init__()
         self._servers = [server.strip() for server in servers.split(",")]
-        for server in self._servers:
-            if urlsplit(server).scheme not in ("nats", "tls") or not urlsplit(server).hostname:
-                raise ConfigurationError("invalid NATS URL", hint="use nats://user:password@host:4222 or tls://…")
-        self.shown = ", ".join(f"{urlsplit(server).hostname}" for server in self._servers)
+        parsed = [_parsed(server) for server in self._servers]
+        self._requires_tls = parsed[0][0] == "tls"
+        if any(scheme != parsed[0][0] for scheme, _ in parsed):
+            raise ConfigurationError("NATS URLs of both kinds, nats:// and tls://", hint="use tls:// for all servers")
+        self.shown = ", ".join(host for _, host in parsed)
         """The hosts, for display."""
         self._subject = ""
         self._thread: threading.Thread | None = None
@@ -98,46 +101,64 @@ class NatsSignals(SignalQueue):
         while not self.is_closing:
             try:
                 await self._serve()
-            except (Error, OSError, TimeoutError) as error:
-                self.lost(f"NATS ({self.shown}) does not answer: {type(error).__name__}")
+            except Exception as error:  # whatever a peer sends: the next connection may be better
+                self.lost(f"NATS ({self.shown}) does not work: {type(error).__name__}")
             if not self.is_closing:
                 await self._sleep_at_most(_RECONNECT_S)
 
     async def _serve(self) -> None:
         """Exchange signals on a new connection until the store is closed or the connection is lost."""
-        is_lost = False
+        is_lost = is_denied = False
 
         async def on_lost() -> None:
             nonlocal is_lost
             is_lost = True
             self._on_wake()
 
-        async def on_error(_: Exception) -> None:
-            """Do nothing: errors of the connection end it, and others concern single messages."""
+        async def on_error(error: Exception) -> None:
+            nonlocal is_denied
+            if "permissions violation" in str(error).casefold():
+                is_denied = True
+                self.lost(f"NATS ({self.shown}) does not let this user publish and subscribe on {self._subject}")
 
         async def on_message(message: Msg) -> None:
             self.hear(message.data.decode("ascii", "replace"))
             self.deliver()
 
-        client = Client()
-        await client.connect(  # a client that did not connect cannot be closed
-            self._servers,
-            name="holdfast",
-            no_echo=True,
-            allow_reconnect=False,
-            connect_timeout=_CONNECT_S,
-            ping_interval=_PING_S,
-            disconnected_cb=on_lost,
-            closed_cb=on_lost,
-            error_cb=on_error,
+        client = _Client(requires_tls=self._requires_tls)
+        connecting = asyncio.get_running_loop().create_task(
+            client.connect(
+                self._servers,
+                name="holdfast",
+                no_echo=True,
+                allow_reconnect=False,
+                max_reconnect_attempts=1,
+                reconnect_time_wait=0,
+                connect_timeout=_CONNECT_S,
+                ping_interval=_PING_S,
+                disconnected_cb=on_lost,
+                closed_cb=on_lost,
+                error_cb=on_error,
+            )
         )
+        while not connecting.done():
+            if self.is_closing:
+                connecting.cancel()  # a client that did not connect cannot be closed
+            await asyncio.wait((connecting,), timeout=_LOOK_S)
+        if connecting.cancelled():
+            return
+        connecting.result()
         try:
             await client.subscribe(self._subject, cb=on_message)
             await client.flush()
-            self.problem = None
+            if not is_denied:
+                self.works()
             while not is_lost:
-                for message in self.take():
+                messages = self.take()
+                for message in messages:
                     await client.publish(self._subject, message.encode())
+                if messages:
+                    self.on_sent(len(messages))
                 if self.is_closing:
                     await client.flush()
                     return
@@ -147,3 +168,34 @@ class NatsSignals(SignalQueue):
             with suppress(Error, OSError, TimeoutError):
                 async with asyncio.timeout(_CLOSE_S):
                     await client.close()
+
+
+class _Client(Client):
+    """A client that sends nothing to a server without TLS if TLS is required.
+
+    nats-py itself starts TLS only if the server asks for it. So anyone on the path could prevent it, and read the
+    password.
+    """
+
+    def __init__(self, *, requires_tls: bool) -> None:
+        super().__init__()
+        self._requires_tls = requires_tls
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        if initial_connection and self._requires_tls and not info.get("tls_required"):
+            raise Error("the server has no TLS")
+        await super()._process_info(info, initial_connection)
+
+
+def _parsed(server: str) -> tuple[str, str]:
+    """Return the scheme and host of a server's URL. Raises `ConfigurationError`, without showing the URL."""
+    try:
+        parts = urlsplit(server)
+        if parts.scheme in ("nats", "tls") and parts.hostname and (parts.port is None or parts.port > 0):
+            return parts.scheme, parts.hostname
+    except ValueError:
+        pass
+    raise ConfigurationError(
+        "invalid NATS URL",
+        hint="use nats://user:password@host:4222 or tls://…; percent-encode special characters in the password",
+    )

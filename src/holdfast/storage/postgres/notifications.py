@@ -81,14 +81,15 @@ class NotificationSignals(SignalQueue):
             if not self.is_closing:
                 poll = select.poll()
                 poll.register(self._wakeup.fileno(), select.POLLIN)
-                poll.poll(_RECONNECT_S * 1000)
+                if poll.poll(_RECONNECT_S * 1000):
+                    self._wakeup.recv(4096)  # else the next pauses would end at once
 
     def _serve(self) -> None:
         """Exchange signals on a new connection until the store is closed or the connection is lost."""
         connection = self._connection = connect(self._address)
         connection.add_notify_handler(lambda notify: self._note(notify.payload, notify.pid))
         connection.execute(statement("listen"))
-        self.problem = None
+        self.works()
         poll = select.poll()  # not select(), which has a limit on descriptors
         for source in (connection, self._wakeup):
             poll.register(source.fileno(), select.POLLIN)
@@ -96,6 +97,7 @@ class NotificationSignals(SignalQueue):
             messages = self.take()
             if messages:
                 connection.execute(statement("notify"), (messages,))
+                self.on_sent(len(messages))
             if self.is_closing:
                 return
             self.deliver()

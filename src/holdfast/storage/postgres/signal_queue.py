@@ -46,6 +46,7 @@ class SignalQueue:
         self.sent = 0
         self.received = 0
         self.problem: str | None = OFF
+        self.has_tried = False
 
     def wake(self) -> None:
         """Wake the thread, because something waits to be sent, or because it is to end. Thread-safe."""
@@ -75,6 +76,7 @@ class SignalQueue:
     def begin(self) -> None:
         """Prepare for the start of the thread."""
         self.is_closing = False
+        self.has_tried = False
         self.problem = "not connected yet"
 
     def end(self) -> None:
@@ -86,17 +88,18 @@ class SignalQueue:
     # ── for the thread ───────────────────────────────────────────────────────────────────────────────────────────
 
     def take(self) -> list[str]:
-        """Take the messages that are to be sent now, and count them."""
+        """Take the messages that are to be sent now. Call `on_sent` when they are sent."""
         with self._lock:
             paced = self._sent_at + PACE_S > system_clock.monotonic()
             if paced and not self._is_urgent() and not self.is_closing:
                 return []
             hints, self._waiting = self._waiting, {}
-        messages = [text for kind in _KINDS if kind in hints for text in _messages(kind, hints[kind])]
-        if messages:
-            self.sent += len(messages)
-            self._sent_at = system_clock.monotonic()
-        return messages
+        return [text for kind in _KINDS if kind in hints for text in _messages(kind, hints[kind])]
+
+    def on_sent(self, count: int) -> None:
+        """Note that so many messages were sent."""
+        self.sent += count
+        self._sent_at = system_clock.monotonic()
 
     def wait_s(self) -> float | None:
         """Return how long to wait until `take` has something; None until `wake` is called."""
@@ -107,7 +110,13 @@ class SignalQueue:
         """Drop what waits, because the connection is lost for this reason."""
         with self._lock:
             self.problem = problem
+            self.has_tried = True
             self._waiting.clear()
+
+    def works(self) -> None:
+        """Note that the connection is there."""
+        self.problem = None
+        self.has_tried = True
 
     def hear(self, message: str) -> None:
         """Note a message of another node; ignore those that this module did not write."""

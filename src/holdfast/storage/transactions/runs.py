@@ -77,8 +77,8 @@ def claim(
         return NotReady(waiting=len(row.waiting), busy=row.run_id is not None)
     if row.run_id is not None and row.holder == tables.epoch and run_id in (row.run_id, row.resumed_as):
         return claim_again(tables, row)
-    is_judged = row.cause is None and row.resumed_as != HANDED_OVER  # else a node may end it without its files
-    if is_judged and is_elsewhere(tables, row):
+    needs_files = row.cause is None and row.resumed_as != HANDED_OVER  # else a node may end it without them
+    if needs_files and is_elsewhere(tables, row):
         return NotReady(waiting=len(row.waiting), busy=row.run_id is not None)
     if row.run_id is not None:
         return resume(tables, row, run_id, at) or NotReady(waiting=len(row.waiting), busy=True)

@@ -67,7 +67,7 @@ def stop_session(tables: Tables, request: InterruptRequest) -> Stopped:
         run_id=row.run_id,
         withdrawn=withdrawn,
         events=log.write(tables, row.run_id, request.at),
-        requests=_stop_elsewhere(tables, row, StopRequest(row.key, request.cause, request.grace_s)),
+        requests=_stop_elsewhere(tables, row, StopRequest(row.key, request.cause, row.next_seq, request.grace_s)),
     )
 
 
@@ -94,5 +94,5 @@ def delete_session(tables: Tables, principal: str, key: str, at: float, cause: C
         run_id=row.run_id,
         withdrawn=withdrawn,
         events=events,
-        requests=_stop_elsewhere(tables, row, StopRequest(key, cause)),
+        requests=_stop_elsewhere(tables, row, StopRequest(key, cause, row.next_seq)),
     )
