@@ -163,7 +163,7 @@ class LiveSession:
         Parameters:
             start_task: `HostContext.start_task`.
             grace_s: grace period of the stop, in seconds; None uses the default.
-            before_seq: seq of the session at the stop: work of runs that started later goes on. None stops all work.
+            before_seq: seq of the session at the stop: work of runs that started later continues. None stops all.
         """
         before = self._background_stops
         stops = {} if before is None or before[0] != cause else before[1]

@@ -502,7 +502,7 @@ class StopRequest(msgspec.Struct, frozen=True):
 
     Parameters:
         key: key of the session.
-        before_seq: seq of the session's next event at the stop: background work of later runs goes on.
+        before_seq: seq of the session's next event at the stop: background work of later runs continues.
         grace_s: grace period of the stop, in seconds; None lets the other node choose.
     """
 

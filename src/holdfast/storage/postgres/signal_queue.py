@@ -97,7 +97,7 @@ class SignalQueue:
         return [text for kind in _KINDS if kind in hints for text in _messages(kind, hints[kind])]
 
     def on_sent(self, count: int) -> None:
-        """Note that so many messages were sent."""
+        """Note that `count` messages were sent."""
         self.sent += count
         self._sent_at = system_clock.monotonic()
 
