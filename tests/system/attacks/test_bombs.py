@@ -15,6 +15,9 @@ from tests.system.attacks.harness import ATTACKER, AttackedServer, attacked_serv
 
 pytestmark = pytest.mark.skipif(not procfs.supported(), reason="programs are watched only on Linux")
 
+_NOISE = 1.15
+"""Factor by which two measurements of a p99 may differ without a reason."""
+
 _AGENTS = tuple(f"tests.system.attacks.agents:{name}" for name in ("echo", "endless", "command"))
 _QUOTAS = {
     "principal_program_memory_bytes": 300_000_000,
@@ -96,7 +99,7 @@ def test_a_bystander_hardly_notices_all_bombs_at_once(tmp_path: Path) -> None:
             assert server.quiet is not None
             assert server.attacked is not None
             print(f"p99 {server.attacked.p99_s * 1000:.1f} ms, {server.quiet.p99_s * 1000:.1f} ms in quiet")
-            allowed = max(5 * server.quiet.p99_s, 0.020)
+            allowed = max(5 * server.quiet.p99_s, 0.020) * _NOISE
             assert server.attacked.p99_s <= allowed, (server.attacked.p99_s, server.quiet.p99_s, os.cpu_count())
 
     asyncio.run(body())
