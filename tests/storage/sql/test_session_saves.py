@@ -18,7 +18,7 @@ from holdfast.testing.suites.store import STORE_CHECKS, run_store_check
 
 COLUMNS = (
     "agent, updated_at, next_seq, next_n, fence, holder, run_id, run, append_nth, append_seq, sweep, last_run_id,"
-    " history_id, waiting, ready_since, due_at, question_due, deleted_at"
+    " history_id, waiting, ready_since, due_at, question_due, deleted_at, workspace_pool"
 )
 
 
