@@ -47,7 +47,7 @@ DATA_FOLDER = ".holdfast"
 _STORE_NAME = "holdfast.db"
 DEFAULT_STORE = f"sqlite:///{DATA_FOLDER}/{_STORE_NAME}"
 _PREFIX = "HOLDFAST_"
-_SECRET = ("jwt_secret", "signals", "store", "store_direct")
+_SECRET = ("jwt_secret", "nats", "store", "store_direct")
 """Settings whose invalid values no error shows."""
 _SECRET_LENGTH = 32
 _STORED_BYTES = 10_000_000_000
@@ -125,7 +125,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     cluster_poll_s: Annotated[
         float, Meta(ge=0.05, description="PostgreSQL: interval at which a host looks for changes of other hosts")
     ] = 2.0
-    signals: Annotated[
+    nats: Annotated[
         str,
         Meta(
             description="PostgreSQL: NATS servers over which hosts notify each other, such as "
@@ -366,7 +366,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def __repr__(self) -> str:
         values = msgspec.structs.asdict(self)
         values |= {"store": shown_store(self.store), "store_direct": shown_store(self.store_direct)}
-        values |= {name: "***" for name in ("jwt_secret", "signals") if values[name]}
+        values |= {name: "***" for name in ("jwt_secret", "nats") if values[name]}
         return f"Settings({', '.join(f'{name}={value!r}' for name, value in values.items())})"
 
 

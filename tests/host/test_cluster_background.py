@@ -15,7 +15,7 @@ from holdfast.protocol.messages import TreeNode
 from holdfast.protocol.stopping import Cause
 from holdfast.runtime import current_scope
 from holdfast.server.principal_work import stop_principal
-from holdfast.storage.port import InterruptRequest
+from holdfast.storage.port import Cluster, InterruptRequest
 from holdfast.storage.postgres import PostgresStore
 from tests.host.test_cluster import hosts, run, url
 from tests.storage.postgres.test_races import end_lease
@@ -132,13 +132,32 @@ def test_the_tree_at_any_host_shows_what_others_have_of_the_session(url: str) ->
     run(main)
 
 
-def test_background_work_begins_once_other_hosts_can_find_it(postgres_url: str) -> None:
+class FailingNotes:
+    """`Cluster.note_background` that fails at the first `failures` calls."""
+
+    def __init__(self, cluster: Cluster, failures: int) -> None:
+        self._note = cluster.note_background
+        self._failures = failures
+        self.calls = 0
+
+    def __call__(self, session: int, run_id: str) -> asyncio.Future[int]:
+        self.calls += 1
+        if self.calls > self._failures:
+            return self._note(session, run_id)
+        failed: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        failed.set_exception(StorageError("busy"))
+        return failed
+
+
+def test_background_work_begins_once_other_hosts_can_find_it(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def main() -> None:
         async with hosts(postgres_url, 1, agents=(starter,)) as (host,):
             cluster = host.store.cluster
             assert cluster is not None
             held: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-            cluster.note_background = lambda session, run_id: held  # type: ignore[method-assign]
+            monkeypatch.setattr(cluster, "note_background", lambda session, run_id: held)
             await host.session("alice").ask("brief")
             assert begun == []
             held.set_result(cluster.epoch)
@@ -302,7 +321,9 @@ def test_a_stop_that_was_answered_too_late_is_carried_out_nevertheless(
     run(main)
 
 
-def test_a_request_is_carried_out_once_however_often_it_is_read(postgres_url: str) -> None:
+def test_a_request_is_carried_out_once_however_often_it_is_read(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def main() -> None:
         async with hosts(postgres_url, 2, agents=(starter,)) as (holder, other):
             await with_program(holder)
@@ -317,34 +338,29 @@ def test_a_request_is_carried_out_once_however_often_it_is_read(postgres_url: st
                 seen.extend(await read())
                 return tuple(seen)
 
-            cluster.requests = read_again  # type: ignore[method-assign]
+            monkeypatch.setattr(cluster, "requests", read_again)
             assert (await other.session("alice").stop("enough")).receipt.outcome == "gone"
             assert len(seen) > 0
             again = await with_program(holder, "once more")
             await requests._look(0)
             await requests._look(0)
-            await asyncio.sleep(0.05)
+            for handling in list(requests._handling.values()):
+                await handling
             assert is_alive(again), "the stop was before it began"
-            cluster.requests = read  # type: ignore[method-assign]
+            monkeypatch.undo()
             await other.session("alice").stop()
 
     run(main)
 
 
-def test_one_error_of_the_store_does_not_keep_background_work_from_beginning(postgres_url: str) -> None:
+def test_one_error_of_the_store_does_not_keep_background_work_from_beginning(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def main() -> None:
         async with hosts(postgres_url, 1, agents=(starter,)) as (host,):
             cluster = host.store.cluster
             assert cluster is not None
-            note = cluster.note_background
-
-            def fail_once(session: int, run_id: str) -> asyncio.Future[int]:
-                cluster.note_background = note  # type: ignore[method-assign]
-                failed: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-                failed.set_exception(StorageError("busy"))
-                return failed
-
-            cluster.note_background = fail_once  # type: ignore[method-assign]
+            monkeypatch.setattr(cluster, "note_background", FailingNotes(cluster, 1))
             await host.session("alice").send("go and wait")
             while not begun:
                 await asyncio.sleep(0.005)
@@ -425,28 +441,19 @@ def test_work_of_the_new_epoch_goes_on(postgres_url: str) -> None:
     run(main)
 
 
-def test_work_whose_run_has_ended_before_it_could_be_recorded_does_not_begin(postgres_url: str) -> None:
+def test_work_whose_run_has_ended_before_it_could_be_recorded_does_not_begin(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def main() -> None:
         async with hosts(postgres_url, 1, agents=(starter,)) as (host,):
             cluster = host.store.cluster
             assert cluster is not None
-            note = cluster.note_background
-            failures = 0
-
-            def fail_at_first(session: int, run_id: str) -> asyncio.Future[int]:
-                nonlocal failures
-                failures += 1
-                if failures > 2:
-                    return note(session, run_id)
-                failed: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-                failed.set_exception(StorageError("busy"))
-                return failed
-
-            cluster.note_background = fail_at_first  # type: ignore[method-assign]
+            notes = FailingNotes(cluster, 2)
+            monkeypatch.setattr(cluster, "note_background", notes)
             await host.session("alice").ask("brief")
             while any(live.background for live in host.directory.live.values()):
                 await asyncio.sleep(0.005)
-            assert (begun, failures) == ([], 3), "a stop in the meantime would have missed it"
+            assert (begun, notes.calls) == ([], 3), "a stop in the meantime would have missed it"
             assert rows(postgres_url, "background") == []
 
     run(main)

@@ -2,6 +2,8 @@
 
 - Every `cluster_poll_s`, it looks at everything that other hosts may have changed. Signals only make it look earlier.
 - It takes over the runs of a host as soon as that host's lease has ended.
+- It carries out what other hosts ask for (`NodeRequests`), tells which sessions wait for a ``workspace_pool`` that no
+  host has, and drops old requests.
 - It compares the runs that it holds in the store with those in its memory: a claim whose reply was lost for good
   would otherwise hold its session as long as this host lives.
 """
@@ -158,9 +160,9 @@ class ClusterWatch:
         signals = self._cluster.signals
         before, problem = self._signals_problem, signals.problem if signals.has_tried else None
         self._signals_problem = problem
-        if problem is not None and problem != before and self._context.settings.signals:
+        if problem is not None and problem != before and self._context.settings.nats:
             poll_s = self._context.settings.cluster_poll_s
-            text = f"{problem}; until it does, hosts notice changes of others every {poll_s:g} s"
+            text = f"{problem}; until this is mended, hosts notice changes of others only every {poll_s:g} s"
             _log.warning("%s", text)
             self._context.report("store", text)
 

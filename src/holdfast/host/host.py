@@ -456,7 +456,7 @@ def _opened(url: str, settings: Settings) -> Store:
         lease_s=settings.lease_s,
         direct=settings.store_direct,
         workspace_pool=settings.workspace_pool or None,
-        signals=settings.signals,
+        nats=settings.nats,
     )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from holdfast.clock import system_clock
-from holdfast.protocol.stopping import Cause
+from holdfast.protocol.stopping import LEASE_LOST, Cause
 from holdfast.runtime.process_host import process_host
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class LeaseGuard:
         after_s = self._lease_s * _ABANDON_AFTER
         cause = Cause(
             kind="lease_lost",
-            reason="the host could not renew its lease",
+            reason=LEASE_LOST,
             origin=self._context.node_id,
             at=self._context.now(),
         )

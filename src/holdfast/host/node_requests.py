@@ -40,7 +40,6 @@ _MARGIN_S: Final = 5.0
 _LOOK_EVERY_S: Final = 0.5
 """Interval at which replies are looked for without a signal."""
 
-
 _decode_stop = msgspec.json.Decoder(StopRequest).decode
 _decode_receipt = msgspec.json.Decoder(StopReceipt).decode
 _decode_tree = msgspec.json.Decoder(TreeNode).decode

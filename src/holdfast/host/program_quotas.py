@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from holdfast.protocol.stopping import LEASE_LOST
 from holdfast.runtime.process_host import process_host
 from holdfast.runtime.processes import procfs
 from holdfast.runtime.processes.meter_link import MeterLink
@@ -116,7 +117,7 @@ class Watched:
     def ended_because(self) -> str:
         """Why the host or the kernel ended the program: its principal used too much, or the host's lease ended."""
         if not self.reason and self.tree is not None and self.tree.lease_ended:
-            return "the host could not renew its lease"
+            return LEASE_LOST
         if not self.reason and self.tree is not None and self.tree.out_of_memory:
             return self._out_of_memory
         return self.reason

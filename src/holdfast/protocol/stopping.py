@@ -6,9 +6,19 @@ These are plain dataclasses, so that `holdfast.runtime` needs only the standard 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
-__all__ = ["Abandoned", "Cause", "CauseKind", "Outcome", "Proof", "StopCounts", "StopReceipt", "join_receipts"]
+__all__ = [
+    "LEASE_LOST",
+    "Abandoned",
+    "Cause",
+    "CauseKind",
+    "Outcome",
+    "Proof",
+    "StopCounts",
+    "StopReceipt",
+    "join_receipts",
+]
 
 CauseKind = Literal[
     "user",
@@ -26,6 +36,9 @@ CauseKind = Literal[
 
 Outcome = Literal["gone", "quarantined", "unknown"]
 Proof = Literal["observed", "lease"]
+
+LEASE_LOST: Final = "the host could not renew its lease"
+"""Reason with which a host stops its own runs and programs before another host may take them over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,11 +30,11 @@ _PRINCIPALS = 10_000
 """Maximum number of principals whose results are kept. The principals with the newest results are kept."""
 
 _FAILED = b""
+"""What is recorded of a stop that failed."""
 _SHARE_S = 1.0
 """Time that a response waits until other servers know its stop."""
 
 StopResult = StopReceipt | SessionStop
-
 
 _decode_receipt = msgspec.json.Decoder(StopReceipt).decode
 _decode_stop = msgspec.json.Decoder(SessionStop).decode

@@ -12,7 +12,7 @@ __all__ = ["MemoryStore", "SqliteStore", "open_store"]
 
 
 def open_store(
-    url: str, *, lease_s: float = 10.0, direct: str = "", workspace_pool: str | None = None, signals: str = ""
+    url: str, *, lease_s: float = 10.0, direct: str = "", workspace_pool: str | None = None, nats: str = ""
 ) -> Store:
     """Return the store for a URL. The caller must ``open()`` the store.
 
@@ -22,7 +22,7 @@ def open_store(
         lease_s: PostgreSQL: duration of the host's lease, after which other hosts may take over its runs.
         direct: PostgreSQL: URL for signals, which bypasses a pgbouncer; empty: `url`.
         workspace_pool: PostgreSQL: name of the pool of hosts that share this host's workspaces; None declares no pool.
-        signals: PostgreSQL: URLs of NATS servers to exchange signals over; empty: over PostgreSQL.
+        nats: PostgreSQL: URLs of NATS servers to exchange signals over; empty: over PostgreSQL.
 
     Raises:
         ConfigurationError: if the URL has none of these forms.
@@ -33,15 +33,15 @@ def open_store(
     if url.startswith("sqlite:///") and len(url) > len("sqlite:///"):
         return SqliteStore(url.removeprefix("sqlite:///"))
     if url.startswith(("postgresql://", "postgres://")):
-        return _open_postgres(url, lease_s, direct, workspace_pool, signals)
+        return _open_postgres(url, lease_s, direct, workspace_pool, nats)
     shown = shown_store(url)
     hint = "use sqlite:///file.db or memory://" if "://" in url or not url else f"use sqlite:///{shown} or memory://"
     raise ConfigurationError(f"unknown store {shown!r}", hint=hint)
 
 
-def _open_postgres(url: str, lease_s: float, direct: str, workspace_pool: str | None, signals: str) -> Store:
+def _open_postgres(url: str, lease_s: float, direct: str, workspace_pool: str | None, nats: str) -> Store:
     try:
         from holdfast.storage.postgres import PostgresStore
     except ImportError as error:
         raise MissingExtra("the PostgreSQL store", extra="postgres") from error
-    return PostgresStore(url, lease_s=lease_s, direct=direct, workspace_pool=workspace_pool, signals=signals)
+    return PostgresStore(url, lease_s=lease_s, direct=direct, workspace_pool=workspace_pool, nats=nats)

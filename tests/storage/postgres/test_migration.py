@@ -20,6 +20,7 @@ COLUMNS = """
 SELECT table_name, column_name, data_type, is_nullable, column_default, collation_name FROM information_schema.columns
 WHERE table_schema = 'public' ORDER BY table_name, column_name
 """
+INDEXES = "SELECT tablename, indexdef FROM pg_indexes WHERE schemaname = 'public' ORDER BY indexdef"
 OLD_SESSION = """
 INSERT INTO session (session, principal, key, created_at, events_since, listed_at, agent, updated_at, next_seq, next_n,
     fence, holder, run_id, run, append_nth, append_seq, sweep, last_run_id, history_id, waiting, ready_since, due_at,
@@ -38,17 +39,17 @@ def old_store(url, name):
         yield own
 
 
-def columns(url):
+def tables(url):
     with psycopg.connect(url) as connection:
         versions = connection.execute("SELECT version, usable_from FROM holdfast_schema").fetchall()
-        return connection.execute(COLUMNS).fetchall(), versions
+        return connection.execute(COLUMNS).fetchall(), connection.execute(INDEXES).fetchall(), versions
 
 
 def test_migrated_tables_are_those_that_a_new_database_gets(postgres_database):
     with old_store(postgres_database, "old_tables") as url, database(postgres_database, "new_tables") as fresh:
         for one in (url, fresh):
             asyncio.run(opened(PostgresStore(one)))
-        assert columns(url) == columns(fresh)
+        assert tables(url) == tables(fresh)
 
 
 def test_nodes_that_start_at_once_migrate_the_tables_once(postgres_database):

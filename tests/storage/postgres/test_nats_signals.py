@@ -48,8 +48,8 @@ def server() -> Iterator[NatsServer]:
 
 
 @asynccontextmanager
-async def nodes(signals: str, *urls: str) -> AsyncIterator[list[Any]]:
-    stores: list[Any] = [PostgresStore(url, lease_s=30.0, signals=signals) for url in urls]
+async def nodes(nats: str, *urls: str) -> AsyncIterator[list[Any]]:
+    stores: list[Any] = [PostgresStore(url, lease_s=30.0, nats=nats) for url in urls]
     for n, store in enumerate(stores):
         await store.open(node_id=f"n{n}", at=1.0)
     try:
@@ -116,7 +116,7 @@ def test_hosts_go_on_without_the_server_and_use_it_again(postgres_url: str) -> N
 
     async def main() -> None:
         with NatsServer() as server:
-            settings = Settings(cluster_poll_s=0.05, signals=server.url())
+            settings = Settings(cluster_poll_s=0.05, nats=server.url())
             async with (
                 holdfast.Host(echo, store=postgres_url, settings=settings) as one,
                 holdfast.Host(echo, store=postgres_url, settings=settings) as two,
@@ -147,11 +147,11 @@ def test_a_password_is_needed_where_it_is_asked_for_and_shown_nowhere(postgres_u
                     await asyncio.sleep(0.01)
                 assert "127.0.0.1" in one.cluster.signals.problem
                 assert SECRET not in one.cluster.signals.problem
-        assert SECRET not in repr(Settings(signals=f"nats://holdfast:{SECRET}@h"))
+        assert SECRET not in repr(Settings(nats=f"nats://holdfast:{SECRET}@h"))
 
     run(main)
     with pytest.raises(ConfigurationError) as caught:
-        PostgresStore("postgresql://h/db", signals=f"http://holdfast:{SECRET}@h:1")
+        PostgresStore("postgresql://h/db", nats=f"http://holdfast:{SECRET}@h:1")
     assert SECRET not in "".join(traceback.format_exception(caught.value)).replace(
         f'http://holdfast:{SECRET}@h:1")', ""
     )
@@ -225,7 +225,7 @@ def test_a_node_closes_at_once_although_its_server_does_not_answer(postgres_url:
         async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
             for url in (f"nats://127.0.0.1:{port}", "nats://127.0.0.1:1"):
-                store = PostgresStore(postgres_url, signals=url)
+                store = PostgresStore(postgres_url, nats=url)
                 await store.open(node_id="n", at=1.0)
                 async with asyncio.timeout(4):  # the time of a connection attempt is 5 s
                     await store.close()
@@ -260,7 +260,7 @@ def test_a_user_who_may_not_use_the_subject_is_reported(postgres_url: str, caplo
 
     async def main() -> None:
         with NatsServer(config) as server:
-            settings = Settings(cluster_poll_s=0.05, signals=server.url("holdfast:x@"))
+            settings = Settings(cluster_poll_s=0.05, nats=server.url("holdfast:x@"))
             async with holdfast.Host(echo, store=postgres_url, settings=settings) as host:
                 while "does not let this user publish and subscribe" not in caplog.text:
                     await asyncio.sleep(0.01)

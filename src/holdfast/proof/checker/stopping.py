@@ -15,14 +15,12 @@ from holdfast.proof.history import (
     WithdrawRequested,
 )
 from holdfast.protocol.events import RunFinished, RunStopping
-from holdfast.protocol.stopping import Cause, StopReceipt
+from holdfast.protocol.stopping import LEASE_LOST, Cause, StopReceipt
 
 __all__ = ["broadcast", "isolation", "no_leaks", "stopped_means_stopped"]
 
 _ASKED = frozenset(("user", "stop", "message", "rollback"))
 """Kinds of causes that require a request."""
-_LEASE_LOST = "the host could not renew its lease"
-"""Reason with which a host stops its runs by itself."""
 
 
 def _branches(attempt: Attempt) -> dict[str, list[Stamp]]:
@@ -105,7 +103,7 @@ def broadcast(facts: Facts, ledger: Ledger) -> None:
             ledger.broken("branches of one run saw different first causes", *told.values())
         for reason, telling in told.items():
             # A host that is cut off stops its run without knowing of an interrupt that another one has recorded.
-            knows = reason != _LEASE_LOST or not facts.is_cut_off(host_pid, telling.at)
+            knows = reason != LEASE_LOST or not facts.is_cut_off(host_pid, telling.at)
             if knows and log_reasons and reason not in log_reasons and run.finished[0].error is None:
                 ledger.broken("a branch saw a cause that the log does not have", telling, run.finished[0])
 

@@ -441,7 +441,7 @@ async def cluster_storm(
                 settings,
                 store=link.url() + options,
                 store_direct=direct,
-                signals="" if carrier is None else carrier.url(),
+                nats="" if carrier is None else carrier.url(),
                 port=free_port(),
             )
             server = OwnServer(home, recorder, limits, storm, of_node, numbers=numbers)

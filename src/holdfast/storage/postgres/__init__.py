@@ -17,7 +17,7 @@ class PostgresStore(Store):
         lease_s: duration of the node's lease, after which other nodes may take over its runs.
         direct: URL for signals, which bypasses a pgbouncer; empty: `url`.
         workspace_pool: name of the pool of nodes that share this node's workspaces; None declares no pool.
-        signals: comma-separated URLs of NATS servers (``nats://…`` or ``tls://…``) to exchange signals over; empty for
+        nats: comma-separated URLs of NATS servers (``nats://…`` or ``tls://…``) to exchange signals over; empty for
             PostgreSQL itself. All nodes must use the same.
     """
 
@@ -30,8 +30,6 @@ class PostgresStore(Store):
         lease_s: float = LEASE_S,
         direct: str = "",
         workspace_pool: str | None = None,
-        signals: str = "",
+        nats: str = "",
     ) -> None:
-        super().__init__(
-            PostgresBackend(url, lease_s=lease_s, direct=direct, workspace_pool=workspace_pool, signals=signals)
-        )
+        super().__init__(PostgresBackend(url, lease_s=lease_s, direct=direct, workspace_pool=workspace_pool, nats=nats))

@@ -49,7 +49,7 @@ class PostgresBackend:
         lease_s: duration of the node's lease, after which other nodes may take over its runs.
         direct: URL for signals, which bypasses a pgbouncer; empty: `url`.
         workspace_pool: see `Cluster.workspace_pool`.
-        signals: URLs of NATS servers to exchange signals over; empty: over PostgreSQL (see `NatsSignals`).
+        nats: URLs of NATS servers to exchange signals over; empty: over PostgreSQL (see `NatsSignals`).
     """
 
     engine = "postgresql"
@@ -61,15 +61,15 @@ class PostgresBackend:
         lease_s: float = LEASE_S,
         direct: str = "",
         workspace_pool: str | None = None,
-        signals: str = "",
+        nats: str = "",
     ) -> None:
         self.address = PostgresAddress.parse(url)
         self.counters = Counters()
         self.lease_s = lease_s
         self.lease: NodeLease | None = None
         self._signals: NotificationSignals | NatsSignals
-        if signals:
-            self._signals = _nats_signals(signals)
+        if nats:
+            self._signals = _nats_signals(nats)
         else:
             self._signals = NotificationSignals(PostgresAddress.parse(direct) if direct else self.address)
         self.cluster = PostgresCluster(

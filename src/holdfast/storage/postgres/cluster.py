@@ -80,7 +80,7 @@ class PostgresCluster:
 
     async def ask(self, session: int, kind: RequestKind, body: bytes) -> Sequence[int]:
         epoch = self.epoch
-        if not await self._read(lambda reads: reads.is_elsewhere(epoch, session)):
+        if not await self._read(lambda reads: reads.has_parts_elsewhere(epoch, session)):
             return ()
         asked: asyncio.Future[Sequence[int]] = self._write("ask", lambda tables: tables.ask_others(session, kind, body))
         return await asked

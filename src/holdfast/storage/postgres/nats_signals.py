@@ -7,7 +7,6 @@ those of `SignalQueue`, on one subject for each store. Importing this module req
 from __future__ import annotations
 
 import asyncio
-import threading
 from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -17,7 +16,7 @@ from nats.aio.msg import Msg
 from nats.errors import Error
 
 from holdfast.errors import ConfigurationError
-from holdfast.storage.postgres.signal_queue import OFF, SignalQueue
+from holdfast.storage.postgres.signal_queue import SignalQueue
 
 __all__ = ["NatsSignals"]
 
@@ -51,26 +50,14 @@ class NatsSignals(SignalQueue):
         self.shown = ", ".join(host for _, host in parsed)
         """The hosts, for display."""
         self._subject = ""
-        self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._sleep: asyncio.Future[None] | None = None
-        self._is_woken = False
+        self._woken: asyncio.Future[None]
+        """Resolves when `wake` is called."""
 
     def start(self, cluster_id: str) -> None:
         """Start to exchange signals with the nodes of the store that `cluster_id` identifies."""
-        self.begin()
         self._subject = f"holdfast.{cluster_id}.signals"
-        self._thread = threading.Thread(target=self._run, name="holdfast-signals", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """Send what waits, and end. It blocks until the thread has ended."""
-        thread, self._thread = self._thread, None
-        if thread is None:
-            return
-        self.end()
-        thread.join()
-        self.problem = OFF
+        self.start_thread()
 
     def wake(self) -> None:
         """See `SignalQueue.wake`."""
@@ -80,24 +67,22 @@ class NatsSignals(SignalQueue):
                 loop.call_soon_threadsafe(self._on_wake)
 
     def _on_wake(self) -> None:
-        self._is_woken = True
-        if self._sleep is not None and not self._sleep.done():
-            self._sleep.set_result(None)
+        if not self._woken.done():
+            self._woken.set_result(None)
 
     async def _sleep_at_most(self, seconds: float | None) -> None:
         """Sleep until `wake` is called, also if that was before, since the last call."""
-        self._sleep = asyncio.get_running_loop().create_future()
-        if not self._is_woken:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await self._sleep
-        self._is_woken = False
+        await asyncio.wait((self._woken,), timeout=seconds)
+        if self._woken.done():
+            self._woken = asyncio.get_running_loop().create_future()
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """See `SignalQueue.run`."""
         asyncio.run(self._exchange())
 
     async def _exchange(self) -> None:
-        self._loop = asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
+        self._woken, self._loop = loop.create_future(), loop
         while not self.is_closing:
             try:
                 await self._serve()

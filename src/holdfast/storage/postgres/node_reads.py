@@ -37,7 +37,7 @@ class NodeReads(SqlReads):
         """See `Cluster.sessions_without_pool`."""
         return dict(self._nodes.query("sessions_without_pool"))
 
-    def is_elsewhere(self, epoch: int, session: int) -> bool:
+    def has_parts_elsewhere(self, epoch: int, session: int) -> bool:
         """Return whether another node has the session's run or background work; `epoch` is that of this node."""
         return bool(self._nodes.query("living_parts_elsewhere", session, session, epoch))
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import select
 import socket
-import threading
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any, Final
 
 import psycopg
@@ -21,11 +20,10 @@ from holdfast.storage.postgres import errors
 from holdfast.storage.postgres.address import PostgresAddress
 from holdfast.storage.postgres.connection import connect
 from holdfast.storage.postgres.database import statement
-from holdfast.storage.postgres.signal_queue import OFF, SignalQueue
+from holdfast.storage.postgres.signal_queue import SignalQueue
 
 __all__ = ["NotificationSignals"]
 
-CHANNEL: Final = "holdfast"
 _RECONNECT_S: Final = 0.5
 
 
@@ -39,36 +37,29 @@ class NotificationSignals(SignalQueue):
     def __init__(self, address: PostgresAddress) -> None:
         super().__init__()
         self._address = address
+        self._sockets = ExitStack()
         self._wakeup: socket.socket
         self._wake_end: socket.socket
-        self._thread: threading.Thread | None = None
         self._connection: psycopg.Connection[Any] | None = None
 
     def start(self, cluster_id: str) -> None:
         """Start to exchange signals; `cluster_id` identifies the store."""
         if self._address.signals:
-            self.begin()
-            self._wakeup, self._wake_end = socket.socketpair()
-            self._thread = threading.Thread(target=self._run, name="holdfast-signals", daemon=True)
-            self._thread.start()
+            self._wakeup, self._wake_end = map(self._sockets.enter_context, socket.socketpair())
+            self.start_thread()
 
     def close(self) -> None:
-        """Send what waits, and end. It blocks until the thread has ended."""
-        thread, self._thread = self._thread, None
-        if thread is None:
-            return
-        self.end()
-        thread.join()
-        self.problem = OFF
-        self._wakeup.close()
-        self._wake_end.close()
+        """See `SignalQueue.close`."""
+        super().close()
+        self._sockets.close()
 
     def wake(self) -> None:
         """See `SignalQueue.wake`."""
         with suppress(OSError):  # it is full or closed: the thread wakes up anyway
             self._wake_end.send(b"\0", socket.MSG_DONTWAIT)
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """See `SignalQueue.run`."""
         while not self.is_closing:
             try:
                 self._serve()

@@ -104,10 +104,10 @@ def _create(connection: _Connection, shown: str) -> None:
         if version == SCHEMA_VERSION:
             return
         if version:
-            texts = [statement(f"migrate_postgres_{older}") for older in range(version, SCHEMA_VERSION)]
+            texts = [statement("migrate_postgres_1")]
         else:
             texts = [statements.for_postgres(statements.block("schema")), statement("postgres_tables")]
-        for text in texts:
+        for text in (*texts, statement("tables_of_version_2")):
             for one in text.split(";\n"):
                 connection.execute(one)
         versions = (SCHEMA_VERSION, _USABLE_FROM)

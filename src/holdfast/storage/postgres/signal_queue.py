@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import threading
 from collections.abc import Iterable, Mapping
@@ -16,10 +17,10 @@ from typing import Final
 from holdfast.clock import system_clock
 from holdfast.storage.cluster import OnSignals, SignalKind
 
-__all__ = ["OFF", "PACE_S", "SignalQueue"]
+__all__ = ["PACE_S", "SignalQueue"]
 
 PACE_S: Final = 0.01
-OFF: Final = "signals are off"
+_OFF: Final = "signals are off"
 _KINDS: Final[tuple[SignalKind, ...]] = ("interrupt", "request", "ready", "changed")
 _URGENT: Final = ("interrupt", "request", "ready")
 _TOGETHER: Final = 350
@@ -30,10 +31,10 @@ _LIMIT: Final = 10_000
 _Hints = dict[SignalKind, dict[int, None]]
 
 
-class SignalQueue:
+class SignalQueue(abc.ABC):
     """The part of `holdfast.storage.cluster.Signals` that does not depend on what carries them.
 
-    A subclass has a thread that sends what `take` returns, and passes what it receives to `hear`.
+    A subclass implements the thread that sends what `take` returns, and passes what it receives to `hear`.
     """
 
     def __init__(self) -> None:
@@ -42,15 +43,39 @@ class SignalQueue:
         self._heard: _Hints = {}
         self._listener: tuple[asyncio.AbstractEventLoop, OnSignals] | None = None
         self._sent_at = 0.0
+        self._thread: threading.Thread | None = None
         self.is_closing = False
         self.sent = 0
         self.received = 0
-        self.problem: str | None = OFF
+        self.problem: str | None = _OFF
         self.has_tried = False
 
+    @abc.abstractmethod
+    def run(self) -> None:
+        """Exchange signals until `is_closing`, in a thread of its own."""
+
+    @abc.abstractmethod
     def wake(self) -> None:
         """Wake the thread, because something waits to be sent, or because it is to end. Thread-safe."""
-        raise NotImplementedError
+
+    def start_thread(self) -> None:
+        """Start the thread."""
+        self.is_closing = False
+        self.has_tried = False
+        self.problem = "not connected yet"
+        self._thread = threading.Thread(target=self.run, name="holdfast-signals", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Send what waits, and end the thread. It blocks until the thread has ended."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        with self._lock:
+            self.is_closing = True
+        self.wake()
+        thread.join()
+        self.problem = _OFF
 
     def send(self, kind: SignalKind, sessions: Iterable[int]) -> None:
         """See `Signals.send`."""
@@ -72,18 +97,6 @@ class SignalQueue:
 
     def _is_urgent(self) -> bool:
         return any(kind in self._waiting for kind in _URGENT)
-
-    def begin(self) -> None:
-        """Prepare for the start of the thread."""
-        self.is_closing = False
-        self.has_tried = False
-        self.problem = "not connected yet"
-
-    def end(self) -> None:
-        """Let the thread send what waits, and end."""
-        with self._lock:
-            self.is_closing = True
-        self.wake()
 
     # ── for the thread ───────────────────────────────────────────────────────────────────────────────────────────
 
