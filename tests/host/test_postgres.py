@@ -54,8 +54,9 @@ def test_runs_are_stopped_before_a_lease_ends_that_cannot_be_renewed(own_postgre
             stopped = asyncio.ensure_future(run.follow())
             with pytest.raises(StorageError):
                 await host.session("bob").send("not accepted")
-            while not run.scope.closed:
-                await asyncio.sleep(0.01)
+            async with asyncio.timeout(20):
+                while not run.scope.closed:
+                    await asyncio.sleep(0.01)
             assert host.store.health().problem is not None
             assert "lease_lost" in [incident.kind for incident in host.incidents.newest]
             await loop.run_in_executor(None, own_postgres.start)

@@ -155,6 +155,15 @@ MUTANTS = (
         tests=(f"{TAKE_OVER}::test_the_runs_of_a_killed_host_go_on_elsewhere_within_its_lease_and_a_second",),
     ),
     Mutant(
+        name="heartbeat outside of the database",
+        of="P4 P11",
+        breaks="a host counts its lease as renewed without the database, and runs beside the host that takes over",
+        file="storage/postgres/node_lease.py",
+        old="            self._drop()\n            return False",
+        new="            self._set_end(sent_at + self._lease_s)\n            self._drop()\n            return False",
+        tests=("tests/host/test_postgres.py::test_runs_are_stopped_before_a_lease_ends_that_cannot_be_renewed",),
+    ),
+    Mutant(
         name="programs that outlive the lease",
         of="P3 P4",
         breaks="the programs of a frozen host go on beside the run that took over",

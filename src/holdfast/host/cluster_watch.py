@@ -160,7 +160,7 @@ class ClusterWatch:
         signals = self._cluster.signals
         before, problem = self._signals_problem, signals.problem if signals.has_tried else None
         self._signals_problem = problem
-        if problem is not None and problem != before and self._context.settings.nats:
+        if problem is not None and before is None and self._context.settings.nats:
             poll_s = self._context.settings.cluster_poll_s
             text = f"{problem}; until this is mended, hosts notice changes of others only every {poll_s:g} s"
             _log.warning("%s", text)

@@ -268,3 +268,29 @@ def test_a_user_who_may_not_use_the_subject_is_reported(postgres_url: str, caplo
                 assert await host.session("a").ask("b") == "b"
 
     run(main)
+
+
+def test_an_outage_is_reported_once_although_its_reasons_change(
+    postgres_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def echo(run: holdfast.Run) -> str:
+        return run.text
+
+    async def main() -> None:
+        with NatsServer() as server:
+            settings = Settings(cluster_poll_s=0.05, nats=server.url())
+            async with holdfast.Host(echo, store=postgres_url, settings=settings) as host:
+                watch, cluster = host.parts.cluster_watch, host.store.cluster
+                assert watch is not None
+                assert cluster is not None
+                while cluster.signals.problem is not None:
+                    await asyncio.sleep(0.01)
+                server.stop()
+                reasons: set[str] = set()
+                while len(reasons) < 2:  # the loss, and a failed attempt
+                    if cluster.signals.problem is not None:
+                        reasons.add(cluster.signals.problem)
+                    await watch._poll()
+                assert caplog.text.count("until this is mended") == 1
+
+    run(main)
