@@ -23,14 +23,18 @@ def server(url: str) -> Any:
     return live(store=PostgresStore(url), cluster_poll_s=0.05)
 
 
-async def events(of: Live, key: str, receipt: dict[str, Any], headers: dict[str, str]) -> str:
-    """The events after a receipt, until the stream ends."""
+async def events(
+    of: Live, key: str, receipt: dict[str, Any], headers: dict[str, str], *, begun: asyncio.Future[None]
+) -> str:
+    """The events after a receipt, until the stream ends; `begun` resolves once the run's own event has been read."""
     path = f"/v1/sessions/{key}/events?after={receipt['cursor']}"
     text = ""
     async with of.http.stream("GET", path, headers=headers) as answer:
         assert answer.status_code == 200
         async for part in answer.aiter_text():
             text += part
+            if "waiting" in text and not begun.done():
+                begun.set_result(None)
     return text
 
 
@@ -62,9 +66,11 @@ def test_a_key_that_is_made_or_revoked_at_one_server_holds_at_the_other_within_a
                 await asyncio.sleep(0.01)
             path = "/v1/sessions/s/messages"
             sent = await two.http.post(path, json={"content": "go", "agent": "endless"}, headers=headers)
-            stream = asyncio.ensure_future(events(two, "s", sent.json(), headers))
+            begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            stream = asyncio.ensure_future(events(two, "s", sent.json(), headers, begun=begun))
+            await begun
             await one.app.keys.revoke(record.key_id)
-            assert "waiting" in await stream
+            assert '"reason":"unauthorized"' in await stream
             answer = await two.http.get("/v1/sessions", headers=headers)
             assert answer.status_code == 401
             assert admin
