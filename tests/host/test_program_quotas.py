@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from holdfast.host.program_quotas import REACTION_S, shown_bytes
 from holdfast.runtime.processes import procfs
+from holdfast.runtime.processes.meter_link import MeterLink
 from tests.host.placed_programs import MIB, Place, run, scope_of
 
 pytestmark = pytest.mark.skipif(not procfs.supported(), reason="programs are watched only on Linux")
@@ -180,9 +183,11 @@ def test_no_meter_runs_once_no_program_does(tmp_path: Path, monkeypatch: pytest.
         place = Place(tmp_path)
         before = meters()
         async with scope_of(place) as scope:
-            process, _ = await place.start(scope, "input()")
-            while not (mine := meters() - before):  # they run a little longer than the program
+            source = "import os, time\nwhile not os.path.exists('end'): time.sleep(0.01)"
+            process, _ = await place.start(scope, source)
+            while not (mine := meters() - before):
                 await asyncio.sleep(0.01)
+            (tmp_path / "end").touch()
             await process.wait_gone()
             while any(procfs.command_name(pid) for pid in mine):
                 await asyncio.sleep(0.1)
@@ -223,6 +228,46 @@ def test_a_full_workspace_refuses_programs_until_files_are_deleted(tmp_path: Pat
             (tmp_path / "large").unlink()
             await place.quotas.measure("alice", tmp_path)
             assert place.quotas.known_fault("alice", tmp_path) == ""
+
+    run(body)
+
+
+def test_what_a_program_wrote_is_measured_although_it_ended_before_it_was_watched(tmp_path: Path) -> None:
+    async def body() -> None:
+        place = Place(tmp_path, disk_bytes=4 * MIB)
+        async with scope_of(place) as scope:
+            source = f"open('large', 'wb').write(bytes({6 * MIB}))"
+            process = await scope.process([sys.executable, "-I", "-S", "-c", source], cwd=tmp_path)
+            await process.wait_gone()
+            assert place.quotas.watch("alice", process, folder=tmp_path).ended_because == ""
+            while not place.quotas.usage()["disk"].get("alice"):
+                await asyncio.sleep(0.02)
+            assert "delete files" in place.quotas.known_fault("alice", tmp_path)
+
+    run(body)
+
+
+def test_a_measurement_whose_request_was_lost_is_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A meter that is about to end leaves the request unread."""
+    ask, asked = MeterLink.ask, []
+
+    def lossy(link: MeterLink, message: tuple[Any, ...]) -> None:
+        asked.append(message)
+        if len(asked) > 1:
+            ask(link, message)
+
+    monkeypatch.setattr(MeterLink, "ask", lossy)
+    monkeypatch.setattr("holdfast.host.program_quotas._ASK_AGAIN_S", 0.01)
+
+    async def body() -> None:
+        quotas = Place(tmp_path, disk_bytes=4 * MIB).quotas
+        (tmp_path / "large").write_bytes(bytes(6 * MIB))
+        await quotas.measure("alice", tmp_path)
+        assert "delete files" in quotas.known_fault("alice", tmp_path)
+        assert len(asked) > 1
+        quotas.close()
 
     run(body)
 

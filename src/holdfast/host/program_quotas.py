@@ -51,6 +51,7 @@ REACTION_S = 0.25
 """Time from the use of too much to the end of the program: a look every 0.1 s, its duration, and the kill."""
 
 _MEASURE_S = 10.0
+_ASK_AGAIN_S = 1.0
 _SCRATCH = (b"/tmp", b"/dev/shm")
 """Where a walled program has file systems of its own in memory, which count as its memory."""
 _KNOWN_FOLDERS = 10_000
@@ -214,10 +215,13 @@ class ProgramQuotas:
         watched = Watched(principal, tree if isinstance(tree, ReaperTree) else None, out_of_memory)
         if watched.tree is None:
             return watched
+        known = None if folder is None else self._folder(principal, folder, shared)
         if tree.gone.value is not None:
             self._tell_memory(watched)
+            if known is not None:
+                self._ask_to_measure(principal, known)
             return watched
-        place = _NO_PLACE if folder is None else self._place(principal, self._folder(principal, folder, shared))
+        place = _NO_PLACE if known is None else self._place(principal, known)
         with self._lock:
             number = next(self._numbers)
             self._watched[number] = watched
@@ -367,10 +371,11 @@ class ProgramQuotas:
 
         with self._lock:
             known.measured.append(wake)
-        self._meters()[1].ask(("measure", principal, self._place(principal, known)))
         try:
             async with asyncio.timeout(_MEASURE_S):
-                await done
+                while not done.done():
+                    self._ask_to_measure(principal, known)  # a meter that is about to end does not answer
+                    await asyncio.wait((done,), timeout=_ASK_AGAIN_S)
         except TimeoutError:
             return
         finally:
@@ -387,6 +392,9 @@ class ProgramQuotas:
                     self._folders.popitem(last=False)
             self._folders.move_to_end((principal, path))
             return known
+
+    def _ask_to_measure(self, principal: str, known: _Folder) -> None:
+        self._meters()[1].ask(("measure", principal, self._place(principal, known)))
 
     def _place(self, principal: str, known: _Folder) -> tuple[bytes, int, int]:
         """Return a workspace as a meter gets it; one whose first size is unknown is measured without a limit."""
@@ -407,7 +415,7 @@ class ProgramQuotas:
             known.is_measured = True
             waiting, known.measured = known.measured, []
         if first:
-            self._meters()[1].ask(("measure", principal, self._place(principal, known)))
+            self._ask_to_measure(principal, known)
         for wake in waiting:
             wake()
 
