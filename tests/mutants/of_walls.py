@@ -16,6 +16,18 @@ WAYS_OUT = ("tests/system/attacks/test_ways_out.py",)
 PROTECTED = (f"{SANDBOX}::test_protected_paths_of_the_workspace_are_read_only",)
 
 MUTANTS = (
+    Mutant(
+        name="a quick program is not measured",
+        of="P13",
+        breaks="programs that end before the host watches them fill the disk beyond their principal's quota",
+        file="host/program_quotas.py",
+        old="            if known is not None:\n                self._ask_to_measure(principal, known)",
+        new="            assert known is None or known",
+        tests=(
+            "tests/host/test_program_quotas.py"
+            "::test_what_a_program_wrote_is_measured_although_it_ended_before_it_was_watched",
+        ),
+    ),
     # system calls
     Mutant(
         name="a set-uid file made in the sandbox",
