@@ -35,6 +35,7 @@ PARTS = (
     "walls",
     "store",
     "cluster",
+    "nats",
     "large",
     "host",
     "loop",

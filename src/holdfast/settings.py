@@ -128,7 +128,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     nats: Annotated[
         str,
         Meta(
-            description="PostgreSQL: NATS servers over which hosts notify each other, such as "
+            description="PostgreSQL: NATS servers over which hosts notify each other and send events, such as "
             "`nats://<user>:<password>@<host>:4222` or `tls://…`, separated by commas; empty: over PostgreSQL"
         ),
     ] = ""

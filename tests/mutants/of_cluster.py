@@ -7,6 +7,7 @@ from tests.mutants.mutant import Mutant
 __all__ = ["MUTANTS"]
 
 CLUSTER = "tests/host/test_cluster.py"
+LIVE_EVENTS = "tests/storage/postgres/test_live_events.py"
 TAKE_OVER = "tests/host/test_cluster_takeover.py"
 POOLS = "tests/storage/postgres/test_workspace_pools.py"
 STOPPED_PROGRAMS = "test_the_programs_of_a_stopped_host_are_dead_when_others_take_its_runs_over"
@@ -201,5 +202,46 @@ MUTANTS = (
         old="    row.attempt += restarts",
         new="    row.attempt += 0",
         tests=("tests/host/test_cluster_handover.py",),
+    ),
+    Mutant(
+        name="events before their commit",
+        of="P7",
+        breaks="a reader at another host is shown events that are never stored",
+        file="storage/postgres/write_connection.py",
+        old="""
+            connection.execute("COMMIT")
+            failpoints""",
+        new="""
+            self._signals.publish(self._sharing.commits)
+            connection.execute("COMMIT")
+            failpoints""",
+        tests=(f"{LIVE_EVENTS}::test_events_of_a_transaction_that_fails_are_not_sent",),
+    ),
+    Mutant(
+        name="events after a gap",
+        of="P3 P7",
+        breaks="a host that missed the event of an interrupt does not look for it when it receives the next event",
+        file="host/log_follower.py",
+        old="            if events[0].seq <= live.seen + 1:",
+        new="            if events:",
+        tests=(f"{LIVE_EVENTS}::test_an_interrupt_whose_event_was_lost_is_found_by_the_next_event",),
+    ),
+    Mutant(
+        name="events of strangers",
+        of="P7 P14",
+        breaks="anyone who may publish over NATS can show events to readers, and read those of others",
+        file="storage/postgres/live_events.py",
+        old="blake2b(salt, key=self._key, ",
+        new="blake2b(salt, ",
+        tests=(f"{LIVE_EVENTS}::test_foreign_and_altered_messages_are_ignored",),
+    ),
+    Mutant(
+        name="events that the store has lost",
+        of="P7",
+        breaks="after a failover that lost events, readers miss those that have their numbers now",
+        file="host/log_follower.py",
+        old="                    self._on_lost_events(live, stored)",
+        new="                    assert stored",
+        tests=(f"{CLUSTER}::test_streams_end_that_showed_events_which_the_store_has_lost",),
     ),
 )

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -40,12 +40,14 @@ READY_LIMIT: Final = 256
 """Maximum number of sessions that one look queues."""
 _READY_DELAY_S: Final = 0.02
 """Delay after a signal: the host that queued the session claims it first, if it has room."""
+_CREATED_DELAY_S: Final = 0.01
+"""Delay after a signal of new sessions, so that many of them cost one read."""
 _AFTER_LEASE_S: Final = 0.02
 _RETRY_S: Final = 0.25
 _SWEEP_S: Final = 600.0
 """Interval at which old requests and stops are dropped."""
 _ALL: Final = 0
-"""Key of the look for ready sessions, which is about no session in particular."""
+"""Key of the looks for ready and for created sessions, which are about no session in particular."""
 
 
 class ClusterWatch:
@@ -79,6 +81,8 @@ class ClusterWatch:
         self._follower = follower
         self._node_requests = node_requests
         self._ready = CoalescedTasks(context, self._claim_ready, name="ready", delay_s=_READY_DELAY_S)
+        self._finds = CoalescedTasks(context, self._find_created, name="created sessions", delay_s=_CREATED_DELAY_S)
+        self._created: set[int] = set()
         self._lease_look: asyncio.Future[None] | None = None
         """Resolves when the leases are to be looked at before their time."""
         self._tasks: list[asyncio.Task[None]] = []
@@ -92,7 +96,7 @@ class ClusterWatch:
 
     def start(self) -> None:
         """Start to watch."""
-        self._cluster.signals.listen(self._on_signals)
+        self._cluster.signals.listen(self._on_signals, self._follower.receive)
         self._epoch = self._cluster.epoch
         lease_s = self._context.store.health().lease_s
         self._tasks = [
@@ -118,10 +122,14 @@ class ClusterWatch:
         for task in self._tasks:
             task.cancel()
 
-    def _on_signals(self, hints: Mapping[SignalKind, Sequence[int]]) -> None:
-        self._follower.wake((*hints.get("interrupt", ()), *hints.get("changed", ())))
+    def _on_signals(self, hints: Mapping[SignalKind, Mapping[int, int]]) -> None:
+        for kind in ("interrupt", "changed"):
+            self._follower.wake(hints.get(kind, {}))
         if "request" in hints:
             self._node_requests.look()
+        if "created" in hints and self._parts.directory.awaited:
+            self._created.update(hints["created"])
+            self._finds.request(_ALL)
         if "ready" in hints:
             self._ready.request(_ALL)
             look = self._lease_look
@@ -154,6 +162,12 @@ class ClusterWatch:
         await self._look_for_missing_pools()
         if not self._context.lifecycle.draining:
             self._scheduler.look()
+
+    async def _find_created(self, _: int) -> None:
+        """Wake the tasks of this host that wait for sessions which other hosts have created."""
+        created, self._created = self._created, set()
+        for principal, key in await self._cluster.keys_of(list(created)):
+            self._parts.directory.awaited.made(principal, key)
 
     def _look_at_signals(self) -> None:
         """Report once if this host does not hear of others any more, except by polling."""

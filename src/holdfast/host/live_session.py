@@ -92,6 +92,10 @@ def _length(event: Stored) -> int:
     return len(event.body)
 
 
+def _new_log(seq: int) -> Broadcast[Stored]:
+    return Broadcast(seq + 1, weigh=_length, weight_limit=FREE_BYTES)
+
+
 class LiveSession:
     """A session in memory. A host has at most one `LiveSession` for each session. Use it on the host's loop only.
 
@@ -118,7 +122,7 @@ class LiveSession:
         self.number = number
         self.principal = principal
         self.key = key
-        self.log: Broadcast[Stored] = Broadcast(seq + 1, weigh=_length, weight_limit=FREE_BYTES)
+        self.log = _new_log(seq)
         self.readers = 0
         self.deleted = False
         self.deleted_seq = 0
@@ -197,6 +201,13 @@ class SharedSession(LiveSession):
         super().__init__(session=session, number=number, principal=principal, key=key, seq=seq)
         self.seen = seq
         self._on_behind = on_behind
+
+    def go_back(self, seq: int) -> None:
+        """End the readers, because the store has lost the events after `seq`, and will use their numbers again."""
+        before, self.log, self.seen = self.log, _new_log(seq), seq
+        if before.closed:
+            self.log.close()  # the host closes its streams
+        before.close()
 
     def publish(self, events: Sequence[Stored]) -> None:
         """Pass newly stored events to the session's readers. After a gap, the events before are read from the store."""

@@ -2,16 +2,18 @@
 
 Invariants
 - The log is the only source: an interrupt, an answer, a steering message or a deletion that another host recorded is
-  an event in it. Signals and polls only decide when to read.
+  an event in it. Signals and polls only decide when to read. Events that another host sends are in the log already.
 - A session is followed while it has a run, a reader, background work or a wait on this host. Events are handled in
   order, each at least once: handling an event again, or an event of this host, has no effect.
 - A gap in the numbers of events that this host publishes shows that another host has written, without any signal.
+- If the store has fewer events than this host knows, it has lost some: it was restored, or a standby was promoted that
+  lagged behind. Readers have seen events that do not exist any more, so their streams end.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from holdfast.host.budgets import PAGE_BYTES
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from holdfast.host.settlements import Settlements
     from holdfast.protocol.events import Stored
     from holdfast.protocol.messages import Settlement
-    from holdfast.storage.port import Cluster
+    from holdfast.storage.port import Cluster, SessionEvents
 
 __all__ = ["LogFollower"]
 
@@ -84,22 +86,47 @@ class LogFollower:
         """Look for an interrupt of a run that was recorded while this host took the run over."""
         self._checks.request(run.actor.session)
 
-    def wake(self, sessions: Iterable[int]) -> None:
-        """Look at sessions that other hosts have changed, if they matter on this host."""
-        for session in sessions:
+    def wake(self, sessions: Mapping[int, int]) -> None:
+        """Look at sessions that other hosts have changed, if they matter on this host.
+
+        Parameters:
+            sessions: numbers of the sessions, each with the seq of its newest event; 0 if that is not known.
+        """
+        for session, seq in sessions.items():
             live = self._directory.live.get(session)
-            if live is not None and not live.idle:
-                self._reads.request(session)
+            if isinstance(live, SharedSession) and not live.idle:
+                if live.readers:
+                    self._cluster.signals.follow(session)
+                if not 0 < seq <= live.seen:
+                    self._reads.request(session)
             self._wake_waits(session)
+
+    def receive(self, received: Sequence[SessionEvents]) -> None:
+        """Handle and publish events that other hosts have sent, if this host knows all events before them."""
+        for session, events in received:
+            live = self._directory.live.get(session)
+            if not isinstance(live, SharedSession) or live.idle:
+                continue
+            if live.readers:
+                self._cluster.signals.follow(session)
+            if events[0].seq <= live.seen + 1:
+                self._continue(live, events)
+                self._wake_waits(session)
+            else:
+                self._reads.request(session)
 
     async def poll(self) -> None:
         """Look at all sessions that matter on this host. Raises `StorageError`."""
-        followed = [live for live in self._directory.live.values() if not live.idle]
+        live_sessions = [live for live in self._directory.live.values() if isinstance(live, SharedSession)]
+        followed = [(live, live.seen) for live in live_sessions if not live.idle]
         if followed:
-            last = await self._cluster.last_seqs([live.session for live in followed])
-            for live in followed:
-                if isinstance(live, SharedSession) and last.get(live.session, 0) > live.seen:
+            last = await self._cluster.last_seqs([live.session for live, _ in followed])
+            for live, seen in followed:
+                stored = last.get(live.session, 0)
+                if stored > live.seen:
                     self._reads.request(live.session)
+                elif 0 < stored < seen:
+                    self._on_lost_events(live, stored)
         for session in {*self._waits, *self._changes}:
             self._wake_waits(session)
 
@@ -146,11 +173,25 @@ class LogFollower:
         while page := await self._context.store.read_events(
             session, after=live.seen, limit=PAGE, limit_bytes=PAGE_BYTES
         ):
-            new = [event for event in page if event.seq > live.seen]
-            self._handle(live, new)
-            live.seen = max(live.seen, page[-1].seq)
-            live.publish(new)
+            if not self._continue(live, page):
+                break  # events of other hosts are received in the meantime
         self._wake_waits(session)
+
+    def _continue(self, live: SharedSession, events: Sequence[Stored]) -> bool:
+        """Handle and publish those of these consecutive events that this host does not know yet, and return if any."""
+        new = [event for event in events if event.seq > live.seen]
+        self._handle(live, new)
+        live.seen = max(live.seen, events[-1].seq)
+        live.publish(new)
+        return bool(new)
+
+    def _on_lost_events(self, live: SharedSession, stored: int) -> None:
+        text = (
+            f"the store has lost the events {stored + 1} to {live.seen} of a session; streams that showed them have "
+            f"ended (it was restored from a backup, or a standby was promoted that lagged behind)"
+        )
+        self._context.report("store", text, session=live.key)
+        live.go_back(stored)
 
     async def _settle(self, session: int) -> None:
         """Wake the tasks that wait for messages of the session which are settled."""

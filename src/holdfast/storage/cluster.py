@@ -8,23 +8,55 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from holdfast.storage.values import Lease, NodeReply, NodeRequest, Ready, RequestKind
 
-__all__ = ["Cluster", "OnSignals", "SignalKind", "Signals"]
+if TYPE_CHECKING:
+    from holdfast.protocol.events import Stored
 
-SignalKind = Literal["ready", "interrupt", "request", "changed"]
+__all__ = ["Cluster", "CommittedEvents", "OnEvents", "OnSignals", "SessionEvents", "SignalKind", "Signals"]
+
+SignalKind = Literal["ready", "interrupt", "request", "changed", "created"]
 """``ready``: sessions may be claimed. ``interrupt``: another node has changed sessions whose holder is to look at them
 at once, for example to stop their runs. ``request``: a node asks others to do something. ``changed``: sessions have new
-events, or a request was answered."""
+events, or a request was answered. ``created``: sessions are new."""
 
-OnSignals = Callable[[Mapping[SignalKind, Sequence[int]]], object]
-"""A callback that is called on the node's loop with the numbers of the sessions that other nodes named, by kind."""
+OnSignals = Callable[[Mapping[SignalKind, Mapping[int, int]]], object]
+"""A callback that is called on the node's loop with the numbers of the sessions that other nodes named, by kind. Each
+session comes with the seq of its newest event, or 0 if the signal does not tell it."""
+
+
+class CommittedEvents(NamedTuple):
+    """Events of a session that a commit has stored.
+
+    Parameters:
+        session: number of the session.
+        last_seq: seq of the last event.
+        pack: the events in the plain form of `holdfast.storage.event_packs`.
+    """
+
+    session: int
+    last_seq: int
+    pack: bytes
+
+
+class SessionEvents(NamedTuple):
+    """Consecutive events of a session, which the store has."""
+
+    session: int
+    events: Sequence[Stored]
+
+
+OnEvents = Callable[[Sequence[SessionEvents]], object]
+"""A callback that is called on the node's loop with events of other nodes' commits."""
 
 
 class Signals(Protocol):
-    """Hints between the nodes of a store. They name sessions by their numbers, and carry nothing else."""
+    """Hints between the nodes of a store. They name sessions by their numbers, and events by theirs.
+
+    Some carriers also pass on the events of commits themselves, encrypted.
+    """
 
     @property
     def sent(self) -> int:
@@ -46,12 +78,30 @@ class Signals(Protocol):
         """Whether a connection was tried since the store was opened, so that `problem` is known."""
         ...
 
-    def send(self, kind: SignalKind, sessions: Iterable[int]) -> None:
-        """Send hints to the other nodes soon. Thread-safe; it neither waits nor fails."""
+    def send(self, kind: SignalKind, sessions: Mapping[int, int]) -> None:
+        """Send hints to the other nodes soon. Thread-safe; it neither waits nor fails.
+
+        Parameters:
+            sessions: as for `OnSignals`.
+        """
         ...
 
-    def listen(self, on_signals: OnSignals) -> None:
-        """Pass the hints of other nodes to `on_signals`, on the current loop, until the store is closed."""
+    def publish(self, commits: Iterable[CommittedEvents]) -> None:
+        """Send the events of a commit to the nodes that follow their sessions, if the carrier can do so.
+
+        Thread-safe; it neither waits nor fails. The hints of the commit are sent afterwards.
+        """
+        ...
+
+    def follow(self, session: int) -> None:
+        """Ask the other nodes for the events of their commits to a session, for the next half minute.
+
+        Thread-safe; it neither waits nor fails, and does nothing if the carrier cannot send events.
+        """
+        ...
+
+    def listen(self, on_signals: OnSignals, on_events: OnEvents) -> None:
+        """Pass the hints and events of other nodes to the callbacks, on the current loop, until the store is closed."""
         ...
 
 
@@ -71,6 +121,10 @@ class Cluster(Protocol):
     @property
     def workspace_pool(self) -> str | None:
         """Name of the pool of nodes that share this node's workspaces; None if it declares no pool."""
+        ...
+
+    async def keys_of(self, sessions: Sequence[int]) -> Sequence[tuple[str, str]]:
+        """Return principal and key of each of these sessions, except those that were purged."""
         ...
 
     async def last_seqs(self, sessions: Sequence[int]) -> Mapping[int, int]:

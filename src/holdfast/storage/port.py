@@ -22,7 +22,7 @@ elsewhere, write a `holdfast.storage.backend.Backend`.
 
 from __future__ import annotations
 
-from holdfast.storage.cluster import Cluster, SignalKind, Signals
+from holdfast.storage.cluster import Cluster, SessionEvents, SignalKind, Signals
 from holdfast.storage.store import Store
 from holdfast.storage.values import (
     ALL_BYTES,
@@ -88,6 +88,7 @@ __all__ = [
     "RunCommit",
     "Send",
     "SendResult",
+    "SessionEvents",
     "SignalKind",
     "Signals",
     "Steered",

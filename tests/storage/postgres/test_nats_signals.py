@@ -74,6 +74,7 @@ def test_nodes_hear_what_others_have_changed_but_not_what_they_changed_themselve
             other = (await two.send(message(2, key="other"))).session
             assert await own.until("changed") == [other]
             assert one.cluster.signals.sent > 0
+            assert own.kinds.pop("created", [other]) == [other]
             assert own.kinds == {}
 
     run(main)

@@ -17,7 +17,7 @@ class Heard:
     def __init__(self, store: Any) -> None:
         self.kinds: dict[str, list[int]] = {}
         self._more = asyncio.get_running_loop().create_future()
-        store.cluster.signals.listen(self._hear)
+        store.cluster.signals.listen(self._hear, lambda _: None)
 
     def _hear(self, hints: Any) -> None:
         for kind, sessions in hints.items():

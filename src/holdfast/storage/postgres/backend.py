@@ -117,7 +117,7 @@ class PostgresBackend:
         self.cluster_id = connection.cluster_id
         self.counters = tables.counters
         lease.start()
-        self._signals.start(self.cluster_id)
+        self._signals.start(self.cluster_id, connection.cluster_key)
         self.lease = lease
         self._connection = connection
         self._writer = writer
@@ -137,7 +137,7 @@ class PostgresBackend:
                 await loop.run_in_executor(None, lease.close)
             finally:
                 await writer.close()
-                self._signals.send("ready", ())  # the lease has ended: what this node left may be taken over
+                self._signals.send("ready", {})  # the lease has ended: what this node left may be taken over
                 await loop.run_in_executor(None, self._signals.close)
 
     def health(self) -> StoreHealth:

@@ -48,6 +48,9 @@ class PostgresCluster:
         self._write = write
         self._lease = lease
 
+    async def keys_of(self, sessions: Sequence[int]) -> Sequence[tuple[str, str]]:
+        return await self._read(lambda reads: reads.keys_of(sessions))
+
     async def last_seqs(self, sessions: Sequence[int]) -> Mapping[int, int]:
         return await self._read(lambda reads: reads.last_seqs(sessions))
 
@@ -92,7 +95,7 @@ class PostgresCluster:
     def reply(self, request: NodeRequest, body: bytes) -> asyncio.Future[None]:
         def signal(done: asyncio.Future[None]) -> None:
             if done.exception() is None:
-                self.signals.send("changed", (request.session,))
+                self.signals.send("changed", {request.session: 0})
 
         replied: asyncio.Future[None] = self._write(
             "reply", lambda tables: _only_write(tables, "reply_to_request", body, request.request_id)

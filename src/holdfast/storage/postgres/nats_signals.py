@@ -1,21 +1,26 @@
 """Signals between nodes over a NATS server, for large clusters, where notifications cost the database much.
 
-Nothing depends on NATS: while its servers do not answer, the nodes poll, as they do without notifications. Messages are
-those of `SignalQueue`, on one subject for each store. Importing this module requires the extra ``nats``.
+Nothing depends on NATS: while its servers do not answer, the nodes poll, as they do without notifications. Hints are
+those of `SignalQueue`, on one subject for each store; a node asks on it for events, too (``follow 7 12``). Events are
+sent on other subjects, as `LiveEvents` describes. Importing this module requires the extra ``nats``.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 from nats.errors import Error
 
 from holdfast.errors import ConfigurationError
+from holdfast.storage.cluster import CommittedEvents, OnEvents, OnSignals
+from holdfast.storage.postgres.live_events import FOLLOW_S, LiveEvents
 from holdfast.storage.postgres.signal_queue import SignalQueue
 
 __all__ = ["NatsSignals"]
@@ -25,6 +30,9 @@ _CONNECT_S: Final = 5
 _CLOSE_S: Final = 2.0
 _LOOK_S: Final = 0.1
 """Interval at which a pending connection attempt is given up if the store is being closed."""
+_FOLLOW: Final = "follow"
+_ASKED_TOGETHER: Final = 1000
+"""Maximum number of sessions that one message asks for."""
 _PING_S: Final = 10
 """Interval of pings; after two without an answer, the connection counts as lost."""
 
@@ -41,7 +49,8 @@ class NatsSignals(SignalQueue):
     """
 
     def __init__(self, servers: str) -> None:
-        super().__init__()
+        super().__init__(sends_seqs=True)
+        self._live = LiveEvents()
         self._servers = [server.strip() for server in servers.split(",")]
         parsed = [_parsed(server) for server in self._servers]
         self._requires_tls = parsed[0][0] == "tls"
@@ -50,14 +59,40 @@ class NatsSignals(SignalQueue):
         self.shown = ", ".join(host for _, host in parsed)
         """The hosts, for display."""
         self._subject = ""
+        self._events_subject = ""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._woken: asyncio.Future[None]
         """Resolves when `wake` is called."""
 
-    def start(self, cluster_id: str) -> None:
-        """Start to exchange signals with the nodes of the store that `cluster_id` identifies."""
+    def start(self, cluster_id: str, cluster_key: bytes) -> None:
+        """Start to exchange signals with the nodes of the store that `cluster_id` identifies.
+
+        Parameters:
+            cluster_key: secret that only these nodes know.
+        """
         self._subject = f"holdfast.{cluster_id}.signals"
+        self._events_subject = f"holdfast.{cluster_id}.events"
+        self._live.start(cluster_key)
         self.start_thread()
+
+    def publish(self, commits: Iterable[CommittedEvents]) -> None:
+        """See `Signals.publish`."""
+        if self.problem is None and self._live.add(commits):
+            self.wake()
+
+    def follow(self, session: int) -> None:
+        """See `Signals.follow`."""
+        if self._live.follow(session):
+            self.wake()
+
+    def listen(self, on_signals: OnSignals, on_events: OnEvents) -> None:
+        """See `Signals.listen`."""
+        super().listen(on_signals, on_events)
+        self._live.listen(on_events)
+
+    def before_hints(self) -> None:
+        """See `SignalQueue.before_hints`."""
+        self._live.pass_on()
 
     def wake(self) -> None:
         """See `SignalQueue.wake`."""
@@ -104,11 +139,17 @@ class NatsSignals(SignalQueue):
             nonlocal is_denied
             if "permissions violation" in str(error).casefold():
                 is_denied = True
-                self.lost(f"NATS ({self.shown}) does not let this user publish and subscribe on {self._subject}")
+                subjects = f"{self._subject} and {self._events_subject}.*"
+                self.lost(f"NATS ({self.shown}) does not let this user publish and subscribe on {subjects}")
 
         async def on_message(message: Msg) -> None:
-            self.hear(message.data.decode("ascii", "replace"))
-            self.deliver()
+            kind, _, sessions = message.data.decode("ascii", "replace").partition(" ")
+            if kind == _FOLLOW:
+                with suppress(ValueError):
+                    self._live.followed_elsewhere([int(session) for session in sessions.split()])
+            else:
+                self.hear(f"{kind} {sessions}")
+                self.deliver()
 
         client = _Client(requires_tls=self._requires_tls)
         connecting = asyncio.get_running_loop().create_task(
@@ -135,24 +176,47 @@ class NatsSignals(SignalQueue):
         connecting.result()
         try:
             await client.subscribe(self._subject, cb=on_message)
+            subscriptions: dict[int, Subscription] = {}
+            self._live.connected()
+            await self._subscribe(client, subscriptions)
             await client.flush()
             if not is_denied:
                 self.works()
             while not is_lost:
                 messages = self.take()
+                for channel, events in self._live.take():  # before the hints of the same commits
+                    await client.publish(f"{self._events_subject}.{channel}", events)
                 for message in messages:
                     await client.publish(self._subject, message.encode())
                 if messages:
                     self.on_sent(len(messages))
+                await self._subscribe(client, subscriptions)
                 if self.is_closing:
                     await client.flush()
                     return
-                await self._sleep_at_most(self.wait_s())
+                waits_s = self.wait_s(), FOLLOW_S if subscriptions else None
+                await self._sleep_at_most(min([wait_s for wait_s in waits_s if wait_s is not None], default=None))
             raise ConnectionError("the connection was lost")
         finally:
             with suppress(Error, OSError, TimeoutError):
                 async with asyncio.timeout(_CLOSE_S):
                     await client.close()
+
+    async def _subscribe(self, client: Client, subscriptions: dict[int, Subscription]) -> None:
+        """Receive the channels of the sessions that this node follows, and ask the others to send on them."""
+
+        async def on_events(message: Msg) -> None:
+            self._live.hear(message.data)
+
+        channels = self._live.channels()
+        for channel in subscriptions.keys() - channels:
+            await subscriptions.pop(channel).unsubscribe()
+        for channel in channels - subscriptions.keys():
+            subscriptions[channel] = await client.subscribe(f"{self._events_subject}.{channel}", cb=on_events)
+        sessions = self._live.to_ask()
+        for start in range(0, len(sessions), _ASKED_TOGETHER):
+            asked = " ".join(map(str, sessions[start : start + _ASKED_TOGETHER]))
+            await client.publish(self._subject, f"{_FOLLOW} {asked}".encode())
 
 
 class _Client(Client):

@@ -25,6 +25,10 @@ class NodeReads(SqlReads):
         super().__init__(database)
         self._nodes = database
 
+    def keys_of(self, sessions: Sequence[int]) -> list[tuple[str, str]]:
+        """See `Cluster.keys_of`."""
+        return [(principal, key) for principal, key in self._nodes.query("keys_of", list(sessions))]
+
     def last_seqs(self, sessions: Sequence[int]) -> dict[int, int]:
         """See `Cluster.last_seqs`."""
         return dict(self._nodes.query("last_seqs", list(sessions)))

@@ -42,8 +42,8 @@ class NotificationSignals(SignalQueue):
         self._wake_end: socket.socket
         self._connection: psycopg.Connection[Any] | None = None
 
-    def start(self, cluster_id: str) -> None:
-        """Start to exchange signals; `cluster_id` identifies the store."""
+    def start(self, cluster_id: str, cluster_key: bytes) -> None:
+        """Start to exchange signals; id and key of the store are not needed."""
         if self._address.signals:
             self._wakeup, self._wake_end = map(self._sockets.enter_context, socket.socketpair())
             self.start_thread()

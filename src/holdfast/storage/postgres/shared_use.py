@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from holdfast.storage.cluster import SignalKind
+from holdfast.storage.cluster import CommittedEvents, SignalKind
 from holdfast.storage.postgres.database import PostgresDatabase, statement
 from holdfast.storage.rows import NOBODY, SessionRow, ready_since
 from holdfast.storage.values import RequestKind
@@ -30,13 +30,21 @@ class SharedUse:
         self._database = database
         self._numbers: list[int] = []
         self._has_locks = False
-        self.hints: dict[SignalKind, dict[int, None]] = {}
+        self.hints: dict[SignalKind, dict[int, int]] = {}
         """The signals to send to the other nodes once the transaction is committed."""
+        self.commits: list[CommittedEvents] = []
+        """The events to send to the other nodes then."""
 
     def begin(self) -> None:
         """Begin a transaction, which has no locks yet."""
         self._has_locks = False
         self.hints = {}
+        self.commits = []
+
+    def added(self, session: int, first_seq: int, last_seq: int, pack: bytes) -> None:
+        if first_seq == 1:
+            self.hints.setdefault("created", {})[session] = 0
+        self.commits.append(CommittedEvents(session, last_seq, pack))
 
     def wrote(self, rows: Iterable[SessionRow], epoch: int) -> None:
         for row in rows:
@@ -47,7 +55,7 @@ class SharedUse:
                 self._hint("ready", row)
 
     def _hint(self, kind: SignalKind, row: SessionRow) -> None:
-        self.hints.setdefault(kind, {})[row.session] = None
+        self.hints.setdefault(kind, {})[row.session] = row.next_seq - 1
 
     def new_session_number(self) -> int:
         if not self._numbers:
@@ -71,7 +79,7 @@ class SharedUse:
             return ()
         if kind == "stop":
             self._database.query("drop_background_of_ended", session)
-        self.hints.setdefault("request", {})[session] = None
+        self.hints.setdefault("request", {})[session] = 0
         return [request_id for (request_id,) in self._database.query("ask_nodes", session, kind, body, epochs)]
 
     def orphans(self, epoch: int) -> Sequence[int]:

@@ -1,8 +1,10 @@
 """The hints that wait to be sent to the other nodes, and those that were heard, whatever carries them.
 
-- Hints that wait are merged. Hints of kind ``changed`` wait for up to `PACE_S`, so that a stream costs few of them.
+- Hints that wait are merged. Hints of kind ``changed`` and ``created`` wait for up to `PACE_S`, so that a stream costs
+  few of them.
 - While the connection is lost, hints are dropped: the other nodes poll.
-- A message is a kind and session numbers, in ASCII: ``changed 7 12``.
+- A message is a kind and session numbers, in ASCII: ``changed 7 12``. Over NATS, a number may be followed by the seq of
+  the session's newest event: ``changed 7:120 12``. In notifications, nodes of an older version would not understand it.
 """
 
 from __future__ import annotations
@@ -15,29 +17,33 @@ from contextlib import suppress
 from typing import Final
 
 from holdfast.clock import system_clock
-from holdfast.storage.cluster import OnSignals, SignalKind
+from holdfast.storage.cluster import CommittedEvents, OnEvents, OnSignals, SignalKind
 
 __all__ = ["PACE_S", "SignalQueue"]
 
 PACE_S: Final = 0.01
 _OFF: Final = "signals are off"
-_KINDS: Final[tuple[SignalKind, ...]] = ("interrupt", "request", "ready", "changed")
+_KINDS: Final[tuple[SignalKind, ...]] = ("interrupt", "request", "ready", "created", "changed")
 _URGENT: Final = ("interrupt", "request", "ready")
-_TOGETHER: Final = 350
+_TOGETHER: Final = 190
 """Maximum number of sessions in one message: a notification of PostgreSQL may have 8000 bytes, a number 19 digits."""
 _LIMIT: Final = 10_000
 """Maximum number of sessions that wait to be sent; more are left to the polls of the other nodes."""
 
-_Hints = dict[SignalKind, dict[int, None]]
+_Hints = dict[SignalKind, dict[int, int]]
 
 
 class SignalQueue(abc.ABC):
     """The part of `holdfast.storage.cluster.Signals` that does not depend on what carries them.
 
     A subclass implements the thread that sends what `take` returns, and passes what it receives to `hear`.
+
+    Parameters:
+        sends_seqs: whether messages contain the seqs of the sessions' newest events.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, sends_seqs: bool = False) -> None:
+        self._sends_seqs = sends_seqs
         self._lock = threading.Lock()
         self._waiting: _Hints = {}
         self._heard: _Hints = {}
@@ -58,6 +64,9 @@ class SignalQueue(abc.ABC):
     def wake(self) -> None:
         """Wake the thread, because something waits to be sent, or because it is to end. Thread-safe."""
 
+    def before_hints(self) -> None:
+        """Pass on the events that were received before the hints that are passed on next. Called on the loop."""
+
     def start_thread(self) -> None:
         """Start the thread."""
         self.is_closing = False
@@ -77,7 +86,7 @@ class SignalQueue(abc.ABC):
         thread.join()
         self.problem = _OFF
 
-    def send(self, kind: SignalKind, sessions: Iterable[int]) -> None:
+    def send(self, kind: SignalKind, sessions: Mapping[int, int]) -> None:
         """See `Signals.send`."""
         with self._lock:
             if self.problem is not None or self.is_closing:
@@ -86,12 +95,18 @@ class SignalQueue(abc.ABC):
             is_first = not self._waiting
             waiting = self._waiting.setdefault(kind, {})
             if len(waiting) < _LIMIT:
-                waiting.update(dict.fromkeys(sessions))
+                _merge(waiting, sessions)
             wakes = is_first or (self._is_urgent() and not was_urgent)
         if wakes:
             self.wake()
 
-    def listen(self, on_signals: OnSignals) -> None:
+    def publish(self, commits: Iterable[CommittedEvents]) -> None:
+        """See `Signals.publish`. Does nothing: hints only."""
+
+    def follow(self, session: int) -> None:
+        """See `Signals.follow`. Does nothing: hints only."""
+
+    def listen(self, on_signals: OnSignals, on_events: OnEvents) -> None:
         """See `Signals.listen`."""
         self._listener = (asyncio.get_running_loop(), on_signals)
 
@@ -107,7 +122,8 @@ class SignalQueue(abc.ABC):
             if paced and not self._is_urgent() and not self.is_closing:
                 return []
             hints, self._waiting = self._waiting, {}
-        return [text for kind in _KINDS if kind in hints for text in _messages(kind, hints[kind])]
+        seqs = self._sends_seqs
+        return [text for kind in _KINDS if kind in hints for text in _messages(kind, hints[kind], seqs=seqs)]
 
     def on_sent(self, count: int) -> None:
         """Note that `count` messages were sent."""
@@ -138,9 +154,9 @@ class SignalQueue(abc.ABC):
             if kind == known:
                 self.received += 1
                 with suppress(ValueError):
-                    sessions = [int(number) for number in numbers.split()]
+                    sessions = {int(number): int(seq or 0) for number, _, seq in map(_parts, numbers.split())}
                     with self._lock:
-                        self._heard.setdefault(known, {}).update(dict.fromkeys(sessions))
+                        _merge(self._heard.setdefault(known, {}), sessions)
 
     def deliver(self) -> None:
         """Pass what was heard to the loop. What is heard before the loop takes it is merged."""
@@ -155,11 +171,21 @@ class SignalQueue(abc.ABC):
     def _pass_on(self, on_signals: OnSignals) -> None:
         with self._lock:
             heard, self._heard = self._heard, {}
+        self.before_hints()
         if heard:
-            on_signals({kind: tuple(sessions) for kind, sessions in heard.items()})
+            on_signals(heard)
 
 
-def _messages(kind: SignalKind, sessions: Mapping[int, None]) -> list[str]:
-    numbers = [str(session) for session in sessions]
+def _parts(number: str) -> tuple[str, str, str]:
+    return number.partition(":")
+
+
+def _merge(hints: dict[int, int], sessions: Mapping[int, int]) -> None:
+    for session, seq in sessions.items():
+        hints[session] = max(seq, hints.get(session, 0))
+
+
+def _messages(kind: SignalKind, sessions: Mapping[int, int], *, seqs: bool) -> list[str]:
+    numbers = [f"{session}:{seq}" if seqs and seq else str(session) for session, seq in sessions.items()]
     parts = range(0, max(1, len(numbers)), _TOGETHER)
     return [" ".join((kind, *numbers[start : start + _TOGETHER])) for start in parts]

@@ -64,16 +64,19 @@ CREATE INDEX stop_result_of ON stop_result (principal, at);
 -- name: migrate_postgres_1
 -- From version 1 of the tables to version 2. Nodes of version 1 may still be in use: they ignore what is new.
 ALTER TABLE holdfast_schema ADD COLUMN cluster_id text COLLATE "C" NOT NULL DEFAULT gen_random_uuid()::text;
+ALTER TABLE holdfast_schema ADD COLUMN cluster_key bytea NOT NULL
+    DEFAULT sha256((gen_random_uuid()::text || gen_random_uuid()::text)::bytea);
 ALTER TABLE session ADD COLUMN workspace_pool text COLLATE "C";
 ALTER TABLE node ADD COLUMN workspace_pool text COLLATE "C";
 
 -- name: schema_table
--- holdfast_schema: version of the tables, the oldest version that a Holdfast may know and still use them, and the id of the
--- nodes that share them, for signals outside of the database.
+-- holdfast_schema: version of the tables, the oldest version that a Holdfast may know and still use them, and the id and
+-- the secret key of the nodes that share them, for signals outside of the database.
 CREATE TABLE IF NOT EXISTS holdfast_schema (
     version bigint NOT NULL,
     usable_from bigint NOT NULL,
-    cluster_id text NOT NULL DEFAULT gen_random_uuid()::text
+    cluster_id text NOT NULL DEFAULT gen_random_uuid()::text,
+    cluster_key bytea NOT NULL DEFAULT sha256((gen_random_uuid()::text || gen_random_uuid()::text)::bytea)
 )
 
 -- name: schema_exists
@@ -89,8 +92,8 @@ SELECT version, usable_from FROM holdfast_schema
 WITH updated AS (UPDATE holdfast_schema SET version = ?, usable_from = ? RETURNING 1)
 INSERT INTO holdfast_schema (version, usable_from) SELECT ?, ? WHERE NOT EXISTS (SELECT 1 FROM updated)
 
--- name: cluster_id
-SELECT cluster_id FROM holdfast_schema
+-- name: cluster
+SELECT cluster_id, cluster_key FROM holdfast_schema
 
 -- name: server
 SELECT current_setting('server_version_num')::int, current_setting('server_version'),
@@ -162,6 +165,9 @@ WHERE active.epoch = ? AND session.run_id IS NOT NULL AND session.holder = activ
 -- Seconds until the first lease of another node ends; null if there is no other node.
 SELECT extract(epoch FROM min(lease_until) - clock_timestamp())::double precision FROM node
 WHERE NOT ended AND epoch <> ?
+
+-- name: keys_of
+SELECT principal, key FROM session WHERE session = ANY(?)
 
 -- name: last_seqs
 SELECT session, next_seq - 1 FROM session WHERE session = ANY(?)

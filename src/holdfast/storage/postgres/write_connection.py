@@ -106,6 +106,8 @@ class PostgresWriteConnection:
         self.server_version = ""
         self.cluster_id = ""
         """Id of the nodes that share the database."""
+        self.cluster_key = b""
+        """Secret that only these nodes know."""
         self.problem: str | None = None
         """Why the last transaction could not be written, whatever it was, for display; None if it could."""
 
@@ -114,7 +116,7 @@ class PostgresWriteConnection:
         try:
             self.server_version = check_server(connection, self._address.shown)
             prepare_schema(connection, self._address.shown)
-            ((self.cluster_id,),) = connection.execute(statement("cluster_id")).fetchall()
+            ((self.cluster_id, self.cluster_key),) = connection.execute(statement("cluster")).fetchall()
             self._database = PostgresDatabase(connection)
             self._sharing = SharedUse(self._database)
             self._tables = SqlTables(
@@ -233,6 +235,7 @@ class PostgresWriteConnection:
             self._resolve(error)
         self._batch += 1
         self.problem = None
+        self._signals.publish(self._sharing.commits)
         for kind, sessions in self._sharing.hints.items():
             self._signals.send(kind, sessions)
 

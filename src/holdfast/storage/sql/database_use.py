@@ -29,6 +29,10 @@ class Sharing(Protocol):
         """Lock the rows of sessions that the transaction is about to write."""
         ...
 
+    def added(self, session: int, first_seq: int, last_seq: int, pack: bytes) -> None:
+        """Note events that the transaction adds, so that other nodes hear of them."""
+        ...
+
     def wrote(self, rows: Iterable[SessionRow], epoch: int) -> None:
         """Note session rows that the transaction writes, so that other nodes hear of them; `epoch` is the current one.
 
@@ -69,6 +73,9 @@ class ExclusiveUse:
 
     def lock(self, sessions: Sequence[int]) -> None:
         """Do nothing, because no other node writes."""
+
+    def added(self, session: int, first_seq: int, last_seq: int, pack: bytes) -> None:
+        """Do nothing, because other nodes do not exist."""
 
     def wrote(self, rows: Iterable[SessionRow], epoch: int) -> None:
         """Do nothing, because other nodes do not exist."""

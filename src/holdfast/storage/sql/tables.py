@@ -425,6 +425,7 @@ class SqlTables:
                 self._events_since.append((at, row.session))
         self._commit_no += 1
         self._events.append((row.session, last_seq, first_seq, run_id, at, self._commit_no, body))
+        self._sharing.added(row.session, first_seq, last_seq, body)
 
     def add_run(self, row: SessionRow, run: EndedRun, history: HistoryRow | None) -> None:
         view = run.view
@@ -503,8 +504,7 @@ class SqlTables:
         return int(self._database.query("attached_bytes", principal)[0][0])
 
     def add_attachment(self, principal: str, attachment: Attachment, body: bytes | bytearray, at: float) -> None:
-        about = encode_json(attachment)
-        size = attachment.size_bytes
+        size, about = attachment.size_bytes, encode_json(attachment)
         self._database.write_large("add_attachment", principal, attachment.digest, at, size, about, value=body)
         self.grow(principal, size)
         self._between()
