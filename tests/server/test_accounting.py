@@ -340,6 +340,7 @@ GROWING = {
     "host/thread_pools.py ThreadPools._by_principal": PRINCIPALS,
     "host/context.py HostContext.tasks": "stops and looks under way: budget stops, runs",
     "host/cluster_watch.py ClusterWatch._tasks": "three",
+    "host/cluster_watch.py ClusterWatch._created": "sessions that other hosts created within 10 ms",
     "host/cluster_watch.py ClusterWatch._unknown": "runs that this host holds",
     "host/background.py Background._noted": "sessions with background work, within principal_background",
     "host/node_requests.py NodeRequests._handling": "requests of other hosts, each for a session with a part here",
