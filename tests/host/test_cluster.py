@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
+import msgspec
 import psycopg
 import pytest
 
@@ -19,8 +20,10 @@ from holdfast.errors import SessionAgentMissing
 from holdfast.events import Gap, MessageAccepted, RunFinished, TextDelta
 from holdfast.host import remote_stops
 from holdfast.host.run_history import read_run_history
+from holdfast.host.run_launcher import RunLauncher
+from holdfast.protocol.stopping import Cause
 from holdfast.settings import Settings
-from holdfast.storage.port import Fire, Send
+from holdfast.storage.port import Fire, Send, StopRequest
 from holdfast.storage.postgres import PostgresStore
 
 done: Counter[str] = Counter()
@@ -105,6 +108,15 @@ async def forgotten(holder: holdfast.Host) -> None:
         await asyncio.sleep(0.001)
 
 
+def end_lease(url: str, host: holdfast.Host) -> None:
+    """The lease of a host is over, though the host lives."""
+    cluster = host.store.cluster
+    assert cluster is not None
+    with psycopg.connect(url, autocommit=True) as connection:
+        over = "UPDATE node SET lease_until = clock_timestamp() - interval '1 s' WHERE epoch = %s"
+        connection.execute(over, [cluster.epoch])
+
+
 def sent_by_hand(text: str) -> Send:
     """A message that is sent to a store, past its host."""
     return Send(
@@ -158,6 +170,74 @@ def test_the_grace_period_of_an_interrupt_holds_on_the_host_that_has_the_run(url
             receipt = await other.session("alice").interrupt("enough", grace_s=0.0)
             assert receipt.elapsed_s < 10
             assert receipt.outcome in ("gone", "quarantined")
+
+    run(main)
+
+
+def test_a_host_takes_over_as_many_runs_as_it_has_slots_and_leaves_the_others(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sessions = [f"s{n}" for n in range(5)]
+
+    async def main() -> None:
+        async with hosts(postgres_url) as (holder, _), hosts(postgres_url, 1, max_runs=2) as (other,):
+            for key in sessions:
+                await holder.session(key).send("wait")
+            while done["wait"] < len(sessions):
+                await asyncio.sleep(0.005)
+            most = 0
+            start = RunLauncher.start
+
+            def counted(launcher: RunLauncher, *args: Any, **named: Any) -> Any:
+                nonlocal most
+                started = start(launcher, *args, **named)
+                most = max(most, len(other.live))
+                return started
+
+            monkeypatch.setattr(RunLauncher, "start", counted)
+            end_lease(postgres_url, holder)
+            await other.parts.recovery.take_over()
+            while done["wait"] < 2 * len(sessions):
+                await asyncio.sleep(0.005)
+            assert most == 2
+            for key in sessions:
+                assert (await other.session(key).interrupt("enough")).outcome == "gone"
+
+    run(main)
+
+
+@pytest.mark.parametrize("verb", ["interrupt", "stop"])
+def test_a_second_stop_at_another_host_shortens_the_grace_period(url: str, verb: str) -> None:
+    async def main() -> None:
+        async with hosts(url, grace_s=30.0) as (holder, other):
+            run_id = await started(holder, "alice", "stubborn")
+            first = asyncio.ensure_future(other.session("alice").interrupt("enough"))
+            (run,) = holder.live.values()
+            while not run.scope.interrupt.triggered:
+                await asyncio.sleep(0.005)
+            second = await getattr(other.session("alice"), verb)("now", grace_s=0.0)
+            receipt = second if verb == "interrupt" else second.receipt
+            assert (receipt.scope, receipt.cause.reason) == (run_id, "enough")
+            assert (await first).elapsed_s < 10
+            kinds = [event.kind for event in await holder.store.read_events(run.actor.session, after=0, limit=99)]
+            assert kinds.count("run.stopping") == 1
+
+    run(main)
+
+
+def test_a_late_request_to_shorten_the_grace_period_of_a_run_leaves_the_next_run_alone(postgres_url: str) -> None:
+    async def main() -> None:
+        async with hosts(postgres_url) as (holder, other):
+            await started(holder, "alice", "wait")
+            (run,) = holder.live.values()
+            cause = Cause(kind="user", reason="late", origin="", at=1.0)
+            late = msgspec.json.encode(StopRequest("alice", cause, 99, 0.0, "r_before"))
+            cluster = other.store.cluster
+            assert cluster is not None
+            (request,) = await cluster.ask(run.actor.session, "interrupt", late)
+            while (await cluster.replies([request]))[0].body is None:
+                await asyncio.sleep(0.005)
+            assert not run.scope.interrupt.triggered
 
     run(main)
 

@@ -1,4 +1,5 @@
-"""Requests between hosts about their parts of a session: to stop its background work, and to show its tree.
+"""Requests between hosts about their parts of a session: to stop background work, to shorten a grace period, or to show
+the tree.
 
 Invariants
 - A request is a row in the store for one host, and the reply is written into it. Signals and polls only decide when to
@@ -39,6 +40,9 @@ _TREE_S: Final = 2.0
 _MARGIN_S: Final = 5.0
 _LOOK_EVERY_S: Final = 0.5
 """Interval at which replies are looked for without a signal."""
+
+_CARRIED_OUT: Final = b"{}"
+"""Reply that nobody reads."""
 
 _decode_stop = msgspec.json.Decoder(StopRequest).decode
 _decode_receipt = msgspec.json.Decoder(StopReceipt).decode
@@ -178,6 +182,13 @@ class NodeRequests:
                     self._directory.forget_walls(live)
                 nothing = StopReceipt(scope=asked.key, cause=asked.cause)
                 return msgspec.json.encode(join_receipts(nothing, *receipts))
+            case "interrupt":
+                asked = _decode_stop(request.body)
+                live = self._directory.live.get(request.session)
+                run = None if live is None else live.active
+                if run is not None and run.run_id == asked.run_id:
+                    run.stop(asked.cause, grace_s=asked.grace_s)
+                return _CARRIED_OUT
             case "tree":
                 part = self._tree.of_session(request.session, request.body.decode())
                 state = "draining" if self._context.lifecycle.draining else "open"

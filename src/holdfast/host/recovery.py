@@ -124,7 +124,7 @@ class RunRecovery:
         return recovered
 
     async def _prepare(self, claim: Claim, recovered: _Recovered) -> None:
-        """Decide what becomes of a claimed run: it restarts, ends, or is left to a host that has its files.
+        """Decide what becomes of a claimed run: it restarts, ends, or is left to a host with its files or a free slot.
 
         Raises `StorageError`.
         """
@@ -135,7 +135,7 @@ class RunRecovery:
         try:
             history = await read_run_history(context, claim)
             obstacle = self._parts.restart_rules.obstacle(history)
-            if obstacle is None and self._parts.is_elsewhere(claim):
+            if obstacle is None and (self._parts.is_elsewhere(claim) or self._has_too_many()):
                 await retry(
                     context, "park", lambda: context.store.park(claim.lease, at=context.now(), handed_over=True)
                 )
@@ -158,6 +158,12 @@ class RunRecovery:
             raise
         recovered.ends.append(self._end(history, obstacle))
         recovered.interrupted.append(run)
+
+    def _has_too_many(self) -> bool:
+        """Return whether other hosts may have room for a run that this host has counted as its own already."""
+        context = self._context
+        running = self._parts.queue.admission.statistics().running
+        return context.store.cluster is not None and running > context.settings.max_runs
 
     async def _start(self, recovered: _Recovered) -> None:
         """Start all runs together, once the others have ended: whatever session they act on, its run is live or ended.

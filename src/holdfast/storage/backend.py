@@ -147,7 +147,7 @@ class Tables(Protocol):
     def ask_others(self, session: int, kind: RequestKind, body: bytes) -> Sequence[int]:
         """Ask the other nodes that have a part of the session to do something; return the requests' ids.
 
-        A ``stop`` is asked of nodes with background work, also of those that are gone and cannot reply; a ``tree`` of
+        A ``stop`` is asked of nodes with background work, also of those that are gone and cannot reply; the others of
         the living nodes with the run or background work.
         """
         ...

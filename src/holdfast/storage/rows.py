@@ -26,8 +26,8 @@ from holdfast.protocol.stopping import Cause
 __all__ = [
     "CLOCKS_DIFFER_S",
     "HANDED_OVER",
+    "LEFT_TO_OTHERS",
     "NOBODY",
-    "WITHOUT_FILES",
     "EndedRun",
     "HistoryRow",
     "KnownMessage",
@@ -46,8 +46,8 @@ CLOCKS_DIFFER_S: Final = 1.0
 the host that accepted it is ahead."""
 HANDED_OVER: Final = ""
 """``resumed_as`` of a run that was parked because its holder ended, by a node that does not have the run's agent."""
-WITHOUT_FILES: Final = "without files"
-"""The same, by a node that has the agent and not the session's files: the run can resume where they are."""
+LEFT_TO_OTHERS: Final = "left to others"
+"""The same, by a node that has the agent, but not the session's files or no free slot: the run resumes elsewhere."""
 
 
 class Mail(NamedTuple):
@@ -91,7 +91,7 @@ class SessionRow:
         taken: messages of the active run. The run took the last ``steered`` messages of this list after its start.
         rolled_back: whether the active run is to be rolled back.
         resumed_as: run id with which a claim resumed the active run, kept to recognize a repeated claim; or
-            `HANDED_OVER` or `WITHOUT_FILES`.
+            `HANDED_OVER` or `LEFT_TO_OTHERS`.
         questions: open questions of the active run, oldest first.
         answered: ids of the active run's answered questions, each with the seq of its ``run.resumed`` event.
     """

@@ -225,7 +225,7 @@ class Store:
 
         Parameters:
             restarts: whether the run was at work instead of suspended, so that its next claim is a further attempt.
-            handed_over: whether this node took the run over without having its files. The next claim has the same mark.
+            handed_over: whether this node took the run over and leaves it to others. The next claim has the same mark.
         """
         return self._write(
             "park", lambda tables: transactions.park(tables, lease, at, restarts=restarts, handed_over=handed_over)

@@ -484,8 +484,9 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     not_before: float
 
 
-RequestKind = Literal["stop", "tree"]
-"""What a node may ask another one to do with its part of a session."""
+RequestKind = Literal["stop", "interrupt", "tree"]
+"""What a node may ask another one to do with its part of a session: to stop its background work, to change the grace
+period of its run, which is being stopped already, or to show its tree."""
 
 
 class NodeRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -498,18 +499,20 @@ class NodeRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class StopRequest(msgspec.Struct, frozen=True):
-    """The body of a request to stop a session's background work.
+    """The body of a request to stop a session's background work or its run.
 
     Parameters:
         key: key of the session.
         before_seq: seq of the session's next event at the stop: background work of later runs continues.
         grace_s: grace period of the stop, in seconds; None lets the other node choose.
+        run_id: id of the run to stop; empty if only background work is to be stopped.
     """
 
     key: str
     cause: Cause
     before_seq: int
     grace_s: float | None = None
+    run_id: str = ""
 
 
 class NodeReply(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -17,7 +17,7 @@ from holdfast.protocol.events import RunResumed, RunSuspended, Stored, decode_ev
 from holdfast.protocol.messages import Answer, Question
 from holdfast.protocol.states import next_run_state
 from holdfast.storage.backend import Tables
-from holdfast.storage.rows import HANDED_OVER, NOBODY, WITHOUT_FILES, SessionRow
+from holdfast.storage.rows import HANDED_OVER, LEFT_TO_OTHERS, NOBODY, SessionRow
 from holdfast.storage.transactions.grants import add_grant, check_grant
 from holdfast.storage.transactions.session_log import EventLog, claim_of, existing_session, require_lease, stale_fence
 from holdfast.storage.values import Answered, Appended, Claim, Lease, Parked
@@ -139,7 +139,7 @@ def park(tables: Tables, lease: Lease, at: float, *, restarts: bool = False, han
     row.holder = NOBODY
     row.attempt += restarts
     if handed_over:
-        row.resumed_as = WITHOUT_FILES
+        row.resumed_as = LEFT_TO_OTHERS
     row.append_nth = row.append_seq = 0
     row.updated_at = at
     tables.save(row)
@@ -153,7 +153,7 @@ def resume(tables: Tables, row: SessionRow, run_id: str, at: float) -> Claim | N
     """
     if row.holder != NOBODY or row.questions:
         return None
-    handed_over = row.resumed_as in (HANDED_OVER, WITHOUT_FILES)
+    handed_over = row.resumed_as in (HANDED_OVER, LEFT_TO_OTHERS)
     row.fence += 1
     row.holder = tables.epoch
     row.resumed_as = run_id

@@ -19,6 +19,7 @@ def interrupt(tables: Tables, request: InterruptRequest) -> InterruptResult:
     if row.run_id is None or (request.run_id is not None and request.run_id != row.run_id):
         return InterruptResult(session=row.session, number=row.session, run_id=None)
     log = EventLog(row)
+    _hurry_elsewhere(tables, row, request)
     if stop_run(row, log, request.cause, request.at, _grace_s(tables, row, request)):
         row.updated_at = request.at
         tables.save(row)
@@ -33,6 +34,14 @@ def interrupt(tables: Tables, request: InterruptRequest) -> InterruptResult:
 def _grace_s(tables: Tables, row: SessionRow, request: InterruptRequest) -> float | None:
     """Return the grace period to record: this node's own runs get it without the log."""
     return None if row.holder in (NOBODY, tables.epoch) else request.grace_s
+
+
+def _hurry_elsewhere(tables: Tables, row: SessionRow, request: InterruptRequest) -> None:
+    """Tell the node with a run that is being stopped already of the new grace period, which the log does not repeat."""
+    grace_s = _grace_s(tables, row, request)
+    if row.run_id is not None and row.cause is not None and grace_s is not None:
+        asked = StopRequest(row.key, request.cause, row.next_seq, grace_s, row.run_id)
+        tables.ask_others(row.session, "interrupt", encode_json(asked))
 
 
 def _stop(
@@ -57,6 +66,7 @@ def stop_session(tables: Tables, request: InterruptRequest) -> Stopped:
         return Stopped(session=row.session, number=row.session, run_id=None)
     log = EventLog(row)
     was = row.rolled_back
+    _hurry_elsewhere(tables, row, request)
     withdrawn = _stop(tables, row, log, request.cause, request.at, _grace_s(tables, row, request))
     if log.events or row.rolled_back != was:
         row.updated_at = request.at
