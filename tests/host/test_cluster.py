@@ -19,8 +19,10 @@ from holdfast.clock import system_clock
 from holdfast.errors import SessionAgentMissing
 from holdfast.events import Gap, MessageAccepted, RunFinished, TextDelta
 from holdfast.host import remote_stops
+from holdfast.host.live_session import SharedSession
 from holdfast.host.run_history import read_run_history
 from holdfast.host.run_launcher import RunLauncher
+from holdfast.protocol.events import Stored
 from holdfast.protocol.stopping import Cause
 from holdfast.settings import Settings
 from holdfast.storage.port import Fire, Send, StopRequest
@@ -520,12 +522,12 @@ def test_streams_end_that_showed_events_which_the_store_has_lost(postgres_url: s
             shown: list[Any] = []
 
             async def read() -> None:
-                shown.extend([event async for event in two.session("alice").events()])
+                async for event in two.session("alice").events():
+                    shown.append(event)
 
             reading = asyncio.ensure_future(read())
             await alice.ask("lost")
-            followed = two.parts.directory.live
-            while live.session not in followed or followed[live.session].log.next_seq <= 2 * kept:
+            while len(shown) < 2 * kept:
                 await asyncio.sleep(0.005)
             with psycopg.connect(postgres_url, autocommit=True) as connection:
                 connection.execute("DELETE FROM event WHERE first_seq > %s", [kept])
@@ -537,5 +539,56 @@ def test_streams_end_that_showed_events_which_the_store_has_lost(postgres_url: s
             receipt = await two.session("alice").send("once more")
             seen: list[Any] = [event async for event in two.session("alice").events(follow=receipt.message_id)]
             assert [event.seq for event in seen] == list(range(1, len(seen) + 1))
+
+    run(main)
+
+
+def test_an_interrupt_is_found_although_it_has_the_number_of_an_event_that_was_lost(postgres_url: str) -> None:
+    async def main() -> None:
+        async with hosts(f"{postgres_url}&signals=off") as (holder, other):
+            await started(holder, "alice", "wait")
+            (live,) = holder.parts.directory.live.values()
+            assert isinstance(live, SharedSession)
+            before = live.seen
+            for n in range(3):
+                await other.session("alice").send(f"lost {n}")
+            while live.seen < before + 3:
+                await asyncio.sleep(0.005)
+            with psycopg.connect(postgres_url, autocommit=True) as connection:
+                connection.execute("DELETE FROM event WHERE first_seq > %s", [before])
+                connection.execute("UPDATE session SET next_seq = %s", [before + 1])
+            receipt = await other.session("alice").interrupt("enough")
+            assert (receipt.outcome, receipt.proof) == ("gone", "observed")
+            await forgotten(holder)
+
+    run(main)
+
+
+def test_a_session_that_the_store_has_lost_shows_nothing_of_the_one_that_got_its_number(postgres_url: str) -> None:
+    async def main() -> None:
+        async with hosts(f"{postgres_url}&signals=off", cluster_poll_s=30.0) as (host, _):
+            directory = host.parts.directory
+            lost = directory.load(session=7, number=7, principal="alice", key="a", seq=5)
+            reader = lost.log.reader(after=5)
+            mine = directory.load(session=7, number=7, principal="bob", key="b", seq=0)
+            assert mine is not lost
+            mine.publish([Stored(1, "text.delta", b'{"text":"private"}')])
+            assert await reader.read(9) is None
+            directory.evict(idle_for_s=0.0)
+            assert 7 not in directory.live
+
+    run(main)
+
+
+def test_an_interrupt_is_found_among_events_that_were_read_because_a_reply_was_lost(postgres_url: str) -> None:
+    async def main() -> None:
+        async with hosts(f"{postgres_url}&signals=off", cluster_poll_s=30.0) as (holder, other):
+            await started(holder, "alice", "wait")
+            (live,) = holder.parts.directory.live.values()
+            interrupt = asyncio.ensure_future(other.session("alice").interrupt("enough"))
+            while (await holder.store.read_events(live.session, after=0, limit=99))[-1].kind != "run.stopping":
+                await asyncio.sleep(0.005)
+            await holder.parts.directory.catch_up(live)
+            assert (await interrupt).outcome == "gone"
 
     run(main)

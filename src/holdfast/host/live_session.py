@@ -202,9 +202,15 @@ class SharedSession(LiveSession):
         self.seen = seq
         self._on_behind = on_behind
 
-    def go_back(self, seq: int) -> None:
-        """End the readers, because the store has lost the events after `seq`, and will use their numbers again."""
-        before, self.log, self.seen = self.log, _new_log(seq), seq
+    def truncate(self, seq: int) -> None:
+        """End the readers, because the store has lost the events after `seq`, or some before and has others there.
+
+        What this host has begun for the session is compared with all events of the log again.
+        """
+        before, self.log = self.log, _new_log(seq)
+        self.seen = seq if self.active is None and not self._background else 0
+        self.deleted = False
+        self.deleted_seq = 0
         if before.closed:
             self.log.close()  # the host closes its streams
         before.close()

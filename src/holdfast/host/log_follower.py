@@ -125,7 +125,7 @@ class LogFollower:
                 stored = last.get(live.session, 0)
                 if stored > live.seen:
                     self._reads.request(live.session)
-                elif 0 < stored < seen:
+                elif stored < seen and not live.deleted:
                     self._on_lost_events(live, stored)
         for session in {*self._waits, *self._changes}:
             self._wake_waits(session)
@@ -170,10 +170,12 @@ class LogFollower:
         live = self._directory.live.get(session)
         if not isinstance(live, SharedSession):
             return
-        while page := await self._context.store.read_events(
-            session, after=live.seen, limit=PAGE, limit_bytes=PAGE_BYTES
-        ):
-            if not self._continue(live, page):
+        while True:
+            log = live.log
+            page = await self._context.store.read_events(session, after=live.seen, limit=PAGE, limit_bytes=PAGE_BYTES)
+            if live.log is not log:
+                continue  # the page may be of the log that the store has lost
+            if not page or not self._continue(live, page):
                 break  # events of other hosts are received in the meantime
         self._wake_waits(session)
 
@@ -191,7 +193,11 @@ class LogFollower:
             f"ended (it was restored from a backup, or a standby was promoted that lagged behind)"
         )
         self._context.report("store", text, session=live.key)
-        live.go_back(stored)
+        if stored:
+            live.truncate(stored)
+            self._reads.request(live.session)
+        else:
+            self._directory.discard(live)
 
     async def _settle(self, session: int) -> None:
         """Wake the tasks that wait for messages of the session which are settled."""

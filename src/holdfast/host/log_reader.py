@@ -63,6 +63,7 @@ class LogReader:
         "_ended",
         "_follow",
         "_keepalive_s",
+        "_log",
         "_quiet_since",
         "_reader",
         "_stored",
@@ -89,7 +90,8 @@ class LogReader:
         self._actor = actor
         self._follow = follow
         self._keepalive_s = keepalive_s
-        self._reader = actor.log.reader(after=cursor)
+        self._log = actor.log
+        self._reader = self._log.reader(after=cursor)
         self._charge: Charge | None = None
         self._stored = 0
         self._ended = False
@@ -139,6 +141,8 @@ class LogReader:
                     self._stored = shown.until
                     continue
                 batch = [event for seq, event in shown if seq > self.cursor]
+            if self._log is not self._actor.log:
+                break  # the store has lost events that were shown
             if isinstance(batch, Gap):
                 self.cursor = batch.until
                 self._context.incidents.counts["gaps"] += 1

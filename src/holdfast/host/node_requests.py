@@ -42,7 +42,7 @@ _LOOK_EVERY_S: Final = 0.5
 """Interval at which replies are looked for without a signal."""
 
 _CARRIED_OUT: Final = b"{}"
-"""Reply that nobody reads."""
+"""Reply without content."""
 
 _decode_stop = msgspec.json.Decoder(StopRequest).decode
 _decode_receipt = msgspec.json.Decoder(StopReceipt).decode

@@ -51,7 +51,7 @@ REACTION_S = 0.25
 """Time from the use of too much to the end of the program: a look every 0.1 s, its duration, and the kill."""
 
 _MEASURE_S = 10.0
-_ASK_AGAIN_S = 1.0
+_ASK_AGAIN_S = 3.0
 _SCRATCH = (b"/tmp", b"/dev/shm")
 """Where a walled program has file systems of its own in memory, which count as its memory."""
 _KNOWN_FOLDERS = 10_000

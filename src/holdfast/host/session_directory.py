@@ -44,6 +44,9 @@ class SessionDirectory:
     def load(self, *, session: int, number: int, principal: str, key: str, seq: int) -> LiveSession:
         """Return the `LiveSession`, created if necessary; `seq` is the number of the session's last stored event."""
         live = self.live.get(session)
+        if live is not None and (live.principal, live.key) != (principal, key):
+            self.discard(live)  # the store has lost that session, and has given its number to this one
+            live = None
         if live is None:
             live = self._make(session, number, principal, key, seq)
             self.live[session] = live
@@ -51,8 +54,16 @@ class SessionDirectory:
             if self._closed:
                 live.log.close()
         elif isinstance(live, SharedSession) and live.idle:
+            if seq < live.log.next_seq - 1:
+                live.truncate(seq)  # the store has lost events
             live.seen = max(live.seen, seq)  # an idle session needs none of the events before
         return live
+
+    def discard(self, live: LiveSession) -> None:
+        """End the readers of a session that the store does not have any more, and drop it from memory."""
+        live.log.close()
+        if self.live.get(live.session) is live:
+            del self.live[live.session]
 
     def _make(self, session: int, number: int, principal: str, key: str, seq: int) -> LiveSession:
         if self.on_behind is None:
@@ -77,7 +88,11 @@ class SessionDirectory:
             live.publish(events)
 
     async def catch_up(self, live: LiveSession) -> None:
-        """Publish stored events whose publication was missed because store replies were lost. Raises `StorageError`."""
+        """Publish stored events whose publication was missed because store replies were lost. Raises `StorageError`.
+
+        If other hosts use the store, some of these events may be theirs, and are handled soon.
+        """
+        handled = live.seen if isinstance(live, SharedSession) else 0
 
         def read() -> Awaitable[Sequence[Stored]]:
             return self._context.store.read_events(
@@ -88,6 +103,9 @@ class SessionDirectory:
             live.publish(page)
             if live.log.closed:
                 break
+        if isinstance(live, SharedSession) and self.on_behind is not None:
+            live.seen = min(live.seen, handled)
+            self.on_behind(live)
 
     def close_streams(self) -> None:
         """End every event stream after its pending events. A stream that is opened later ends at the end of its log."""
@@ -109,6 +127,8 @@ class SessionDirectory:
             if live.idle and live.idle_since > before:
                 break
             self._idle.popleft()
+            if self.live.get(live.session) is not live:
+                continue  # it was discarded
             if live.idle:
                 del self.live[live.session]
                 self.forget_walls(live)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import struct
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from contextlib import suppress
 from hashlib import blake2b
@@ -42,6 +42,7 @@ _MESSAGE_BYTES: Final = 524_288
 """Maximum size of the events in a message. NATS servers accept up to 1 MiB by default."""
 _WAITING_BYTES: Final = 16_777_216
 """Maximum size of the events that wait to be sent, and of those that wait for the loop; more are left to reads."""
+_EXPIRE_EVERY_S: Final = 5.0
 _SENDERS: Final = 256
 """Maximum number of senders whose keys are kept."""
 _HEADER: Final = struct.Struct(">32sQQQ")
@@ -69,18 +70,28 @@ class LiveEvents:
         self._asked: dict[int, float] = {}
         """Sessions that this node follows, each with the monotonic time at which the others were last asked."""
         self._to_ask: dict[int, None] = {}
+        self._channels: Counter[int] = Counter()
+        """Number of followed sessions on each channel."""
+        self._has_new_channels = False
+        self._expire_at = 0.0
         self._waiting: deque[CommittedEvents] = deque()
         self._waiting_bytes = 0
         self._received: list[SessionEvents] = []
         self._received_bytes = 0
 
     def start(self, key: bytes) -> None:
-        """Begin to use the key of the cluster, before anything else."""
+        """Begin to use the key of the cluster, before anything else, and forget what was before."""
         self._key = key
         self._salt = ids.secret("").encode()
         self._sent = 0
-        self._cipher = self._cipher_of(self._salt)
         self._ciphers.clear()
+        self._cipher = self._cipher_of(self._salt)
+        with self._lock:
+            for kept in (self._followed_elsewhere, self._followed, self._asked, self._to_ask, self._channels):
+                kept.clear()
+            self._waiting.clear()
+            self._received.clear()
+            self._waiting_bytes = self._received_bytes = 0
 
     def listen(self, on_events: OnEvents) -> None:
         """Pass the events of other nodes to `on_events`, on the current loop."""
@@ -99,6 +110,10 @@ class LiveEvents:
         """See `Signals.follow`. Return whether the others are to be asked."""
         now = system_clock.monotonic()
         with self._lock:
+            if session not in self._followed:
+                channel = session % _CHANNELS
+                self._channels[channel] += 1
+                self._has_new_channels = self._has_new_channels or self._channels[channel] == 1
             self._followed[session] = now
             if session in self._to_ask or now - self._asked.get(session, -FOLLOW_S) < FOLLOW_S / 3:
                 return False
@@ -106,7 +121,7 @@ class LiveEvents:
             return True
 
     def add(self, commits: Iterable[CommittedEvents]) -> bool:
-        """Send committed events if other nodes follow their sessions. Return whether there are such events."""
+        """Queue committed events if other nodes follow their sessions. Return whether there are such events."""
         if not self._followed_elsewhere:
             return False
         now = system_clock.monotonic()
@@ -124,7 +139,7 @@ class LiveEvents:
 
     # ── for the thread ───────────────────────────────────────────────────────────────────────────────────────────
 
-    def followed_elsewhere(self, sessions: Iterable[int]) -> None:
+    def note_followers(self, sessions: Iterable[int]) -> None:
         """Note that another node follows these sessions."""
         now = system_clock.monotonic()
         with self._lock:
@@ -142,20 +157,36 @@ class LiveEvents:
             self._asked.update(dict.fromkeys(asked, now))
         return asked
 
-    def channels(self) -> set[int]:
-        """Return the channels to receive, after dropping the sessions that this node does not follow any more."""
-        before = system_clock.monotonic() - FOLLOW_S
+    def changed_channels(self) -> set[int] | None:
+        """Return the channels to receive, or None if they have not changed since the last call.
+
+        Sessions that this node does not follow any more are dropped every few seconds.
+        """
+        now = system_clock.monotonic()
         with self._lock:
-            ended = [session for session, at in self._followed.items() if at < before]
-            for session in ended:
-                del self._followed[session]
-                self._asked.pop(session, None)
-            return {session % _CHANNELS for session in self._followed}
+            if now >= self._expire_at:
+                self._expire_at = now + _EXPIRE_EVERY_S
+                self._drop_not_followed(now - FOLLOW_S)
+            if not self._has_new_channels:
+                return None
+            self._has_new_channels = False
+            return set(self._channels)
+
+    def _drop_not_followed(self, before: float) -> None:
+        for session in [session for session, at in self._followed.items() if at < before]:
+            del self._followed[session]
+            self._asked.pop(session, None)
+            channel = session % _CHANNELS
+            self._channels[channel] -= 1
+            if not self._channels[channel]:
+                del self._channels[channel]
+                self._has_new_channels = True
 
     def connected(self) -> None:
         """Ask again for all sessions, and drop what waited, because there is a new connection."""
         with self._lock:
             self._to_ask = dict.fromkeys(self._followed)
+            self._has_new_channels = True
             self._waiting.clear()
             self._waiting_bytes = 0
 

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
-from nats.errors import Error
+from nats.errors import Error, FlushTimeoutError
 
 from holdfast.errors import ConfigurationError
 from holdfast.storage.cluster import CommittedEvents, OnEvents, OnSignals
@@ -26,10 +26,18 @@ from holdfast.storage.postgres.signal_queue import SignalQueue
 __all__ = ["NatsSignals"]
 
 _RECONNECT_S: Final = 0.5
+_DENIED_S: Final = 5.0
+"""Pause before another attempt if this user may not use the subjects."""
 _CONNECT_S: Final = 5
 _CLOSE_S: Final = 2.0
+_FLUSH_S: Final = 2.0
+"""Time after which a connection that takes no more data counts as lost."""
+_UNSENT_BYTES: Final = 1_048_576
+"""Size of the data that a connection has not taken yet above which events are dropped, so that hints are not late. The
+client itself begins to wait at 2 MiB."""
 _LOOK_S: Final = 0.1
 """Interval at which a pending connection attempt is given up if the store is being closed."""
+_CHECK: Final = "check"
 _FOLLOW: Final = "follow"
 _ASKED_TOGETHER: Final = 1000
 """Maximum number of sessions that one message asks for."""
@@ -105,6 +113,13 @@ class NatsSignals(SignalQueue):
         if not self._woken.done():
             self._woken.set_result(None)
 
+    async def _pause(self, seconds: float) -> None:
+        """Sleep, unless the store is being closed."""
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + seconds
+        while not self.is_closing and (left_s := ends_at - loop.time()) > 0:
+            await self._sleep_at_most(left_s)
+
     async def _sleep_at_most(self, seconds: float | None) -> None:
         """Sleep until `wake` is called, also if that was before, since the last call."""
         await asyncio.wait((self._woken,), timeout=seconds)
@@ -123,8 +138,7 @@ class NatsSignals(SignalQueue):
                 await self._serve()
             except Exception as error:  # whatever a peer sends: the next connection may be better
                 self.lost(f"NATS ({self.shown}) does not work: {type(error).__name__}")
-            if not self.is_closing:
-                await self._sleep_at_most(_RECONNECT_S)
+            await self._pause(_RECONNECT_S)
 
     async def _serve(self) -> None:
         """Exchange signals on a new connection until the store is closed or the connection is lost."""
@@ -141,12 +155,15 @@ class NatsSignals(SignalQueue):
                 is_denied = True
                 subjects = f"{self._subject} and {self._events_subject}.*"
                 self.lost(f"NATS ({self.shown}) does not let this user publish and subscribe on {subjects}")
+                self._on_wake()
+            elif isinstance(error, FlushTimeoutError):
+                await on_lost()
 
         async def on_message(message: Msg) -> None:
             kind, _, sessions = message.data.decode("ascii", "replace").partition(" ")
             if kind == _FOLLOW:
                 with suppress(ValueError):
-                    self._live.followed_elsewhere([int(session) for session in sessions.split()])
+                    self._live.note_followers([int(session) for session in sessions.split()])
             else:
                 self.hear(f"{kind} {sessions}")
                 self.deliver()
@@ -162,6 +179,7 @@ class NatsSignals(SignalQueue):
                 reconnect_time_wait=0,
                 connect_timeout=_CONNECT_S,
                 ping_interval=_PING_S,
+                flush_timeout=_FLUSH_S,
                 disconnected_cb=on_lost,
                 closed_cb=on_lost,
                 error_cb=on_error,
@@ -176,6 +194,8 @@ class NatsSignals(SignalQueue):
         connecting.result()
         try:
             await client.subscribe(self._subject, cb=on_message)
+            await client.subscribe(f"{self._events_subject}.{_CHECK}")  # so that missing rights are known now
+            await client.publish(f"{self._events_subject}.{_CHECK}", b"")
             subscriptions: dict[int, Subscription] = {}
             self._live.connected()
             await self._subscribe(client, subscriptions)
@@ -183,9 +203,13 @@ class NatsSignals(SignalQueue):
             if not is_denied:
                 self.works()
             while not is_lost:
+                if is_denied:
+                    await self._pause(_DENIED_S)
+                    return
                 messages = self.take()
                 for channel, events in self._live.take():  # before the hints of the same commits
-                    await client.publish(f"{self._events_subject}.{channel}", events)
+                    if client.pending_data_size < _UNSENT_BYTES and len(events) <= client.max_payload:
+                        await client.publish(f"{self._events_subject}.{channel}", events)
                 for message in messages:
                     await client.publish(self._subject, message.encode())
                 if messages:
@@ -208,11 +232,12 @@ class NatsSignals(SignalQueue):
         async def on_events(message: Msg) -> None:
             self._live.hear(message.data)
 
-        channels = self._live.channels()
-        for channel in subscriptions.keys() - channels:
-            await subscriptions.pop(channel).unsubscribe()
-        for channel in channels - subscriptions.keys():
-            subscriptions[channel] = await client.subscribe(f"{self._events_subject}.{channel}", cb=on_events)
+        channels = self._live.changed_channels()
+        if channels is not None:
+            for channel in subscriptions.keys() - channels:
+                await subscriptions.pop(channel).unsubscribe()
+            for channel in channels - subscriptions.keys():
+                subscriptions[channel] = await client.subscribe(f"{self._events_subject}.{channel}", cb=on_events)
         sessions = self._live.to_ask()
         for start in range(0, len(sessions), _ASKED_TOGETHER):
             asked = " ".join(map(str, sessions[start : start + _ASKED_TOGETHER]))

@@ -28,7 +28,9 @@ _URGENT: Final = ("interrupt", "request", "ready")
 _TOGETHER: Final = 190
 """Maximum number of sessions in one message: a notification of PostgreSQL may have 8000 bytes, a number 19 digits."""
 _LIMIT: Final = 10_000
-"""Maximum number of sessions that wait to be sent; more are left to the polls of the other nodes."""
+"""Number of sessions that wait to be sent or to be passed on above which others are left to polls."""
+_LARGEST: Final = 2**63 - 1
+"""The largest number of a session."""
 
 _Hints = dict[SignalKind, dict[int, int]]
 
@@ -156,7 +158,9 @@ class SignalQueue(abc.ABC):
                 with suppress(ValueError):
                     sessions = {int(number): int(seq or 0) for number, _, seq in map(_parts, numbers.split())}
                     with self._lock:
-                        _merge(self._heard.setdefault(known, {}), sessions)
+                        heard = self._heard.setdefault(known, {})
+                        if len(heard) < _LIMIT and all(0 < session <= _LARGEST for session in sessions):
+                            _merge(heard, sessions)
 
     def deliver(self) -> None:
         """Pass what was heard to the loop. What is heard before the loop takes it is merged."""
@@ -171,9 +175,11 @@ class SignalQueue(abc.ABC):
     def _pass_on(self, on_signals: OnSignals) -> None:
         with self._lock:
             heard, self._heard = self._heard, {}
-        self.before_hints()
-        if heard:
-            on_signals(heard)
+        try:
+            self.before_hints()
+        finally:
+            if heard:
+                on_signals(heard)
 
 
 def _parts(number: str) -> tuple[str, str, str]:
