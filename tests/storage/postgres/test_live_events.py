@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import signal
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -311,6 +312,26 @@ def test_lost_late_and_repeated_events_are_shown_once_and_in_order(
             seen: list[Any] = [event async for event in two.session("a").events(follow=receipt.message_id)]
             assert [event.seq for event in seen] == list(range(1, len(seen) + 1))
             assert sum(event.kind == "text.delta" for event in seen) > 0
+
+    run(main)
+
+
+def test_a_node_closes_although_its_nats_server_takes_no_more_data(postgres_url: str) -> None:
+    async def main() -> None:
+        with NatsServer() as frozen:
+            async with nodes(frozen.url(), postgres_url, postgres_url) as (one, two):
+                await connected((one, two))
+                lease = (await one.send(message(0))).claim.lease
+                await follow(two, one, lease.session)
+                process: Any = frozen._process
+                process.send_signal(signal.SIGSTOP)
+                try:
+                    for _ in range(40):
+                        await one.append(lease, delta("x" * 400_000))
+                    async with asyncio.timeout(20):
+                        await one.close()
+                finally:
+                    process.send_signal(signal.SIGCONT)
 
     run(main)
 

@@ -251,10 +251,12 @@ def test_a_peer_that_speaks_nonsense_ends_no_thread(postgres_url: str) -> None:
     run(main)
 
 
-def test_a_user_who_may_not_use_the_subject_is_reported(postgres_url: str, caplog: pytest.LogCaptureFixture) -> None:
-    config = """authorization {
-        users = [{ user: "holdfast", password: "x", permissions: { publish: "other", subscribe: "other" } }]
-    }"""
+@pytest.mark.parametrize("subject", ["other", "holdfast.*.signals"])
+def test_a_user_who_may_not_use_all_subjects_is_reported(
+    postgres_url: str, caplog: pytest.LogCaptureFixture, subject: str
+) -> None:
+    rights = f'{{ publish: "{subject}", subscribe: "{subject}" }}'
+    config = f'authorization {{ users = [{{ user: "holdfast", password: "x", permissions: {rights} }}] }}'
 
     async def echo(run: holdfast.Run) -> str:
         return run.text

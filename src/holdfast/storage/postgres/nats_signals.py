@@ -29,7 +29,7 @@ _RECONNECT_S: Final = 0.5
 _DENIED_S: Final = 5.0
 """Pause before another attempt if this user may not use the subjects."""
 _CONNECT_S: Final = 5
-_CLOSE_S: Final = 2.0
+_CLOSE_S: Final = 2
 _FLUSH_S: Final = 2.0
 """Time after which a connection that takes no more data counts as lost."""
 _UNSENT_BYTES: Final = 1_048_576
@@ -216,7 +216,7 @@ class NatsSignals(SignalQueue):
                     self.on_sent(len(messages))
                 await self._subscribe(client, subscriptions)
                 if self.is_closing:
-                    await client.flush()
+                    await client.flush(_CLOSE_S)
                     return
                 waits_s = self.wait_s(), FOLLOW_S if subscriptions else None
                 await self._sleep_at_most(min([wait_s for wait_s in waits_s if wait_s is not None], default=None))
