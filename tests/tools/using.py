@@ -47,6 +47,7 @@ def on_host(
     *,
     store: str = "memory://",
     grace_s: float = 0.2,
+    abandon_after_s: float = 20.0,
     sandbox: BackendName = "auto",
 ) -> None:
     """Run the scenario on a host whose only agent works with these tools."""
@@ -57,7 +58,7 @@ def on_host(
 
     async def main() -> None:
         async with asyncio.timeout(BOUND_S):
-            settings = Settings(grace_s=grace_s, abandon_after_s=20.0, sandbox=sandbox)
+            settings = Settings(grace_s=grace_s, abandon_after_s=abandon_after_s, sandbox=sandbox)
             async with Host(work, store=store, settings=settings) as host:
                 await scenario(host)
 

@@ -260,6 +260,7 @@ def test_a_run_that_is_stopped_before_the_rename_writes_nothing(
         while not over.is_set():
             await asyncio.sleep(0.005)
 
-    on_host([Files(Workspace(tmp_path, protect_existing=False))], agent, scenario)
+    files = Files(Workspace(tmp_path, protect_existing=False))
+    on_host([files], agent, scenario, abandon_after_s=0.5)
     assert (tmp_path / "file").read_text() == "before"
     assert os.listdir(tmp_path) == ["file"]
