@@ -122,8 +122,9 @@ def test_a_replacement_of_all_workers_refuses_no_request(postgres_url: str, tmp_
             )
             try:
                 with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
-                    if json.load(answer).get("status") != "completed":
-                        failures.append("not completed")
+                    said = json.load(answer)
+                    if said.get("status") != "completed":
+                        failures.append(f"{answer.status}: {said}")
             except OSError as error:
                 failures.append(repr(error))
             answered += 1
