@@ -113,6 +113,12 @@ def test_readiness_metrics_and_the_page_count_sessions_that_wait_for_files_of_an
             assert (answer.status_code, answer.json()) == (200, {"status": "ready", "awaiting_pool": 1})
             assert "\nholdfast_sessions_awaiting_pool 1\n" in (await one.http.get("/metrics")).text
             assert "sessions awaiting a pool" in (await one.http.get("/")).text
+            assert (
+                "waits for a host with the files: workspace_pool = a<" in (await one.http.get("/sessions/alice")).text
+            )
+            assert (await one.http.get("/v1/sessions/alice")).json()["workspace_pool"] == "a"
+            await one.post("bob", "hello", agent="echo")
+            assert "waits for a host" not in (await one.http.get("/sessions/bob")).text
 
     run(main)
 

@@ -432,8 +432,13 @@ class Host:
     @property
     def awaiting_pool(self) -> int:
         """Number of sessions that wait for a host of a ``workspace_pool`` that no host declares, as last polled."""
+        return sum(self.missing_pools.values())
+
+    @property
+    def missing_pools(self) -> Mapping[str, int]:
+        """Number of sessions that wait for each ``workspace_pool`` that no host declares, as last polled."""
         watch = self.parts.cluster_watch
-        return 0 if watch is None else sum(watch.awaiting_pool.values())
+        return {} if watch is None else watch.awaiting_pool
 
     def _counts(self) -> dict[str, int]:
         counts = dict(self.incidents.counts)

@@ -378,6 +378,7 @@ class SessionView(Value, frozen=True, kw_only=True):
     """The current state of a session.
 
     ``seq`` is the number of the session's newest event; ``waiting`` is the number of queued messages.
+    ``workspace_pool`` names the pool of hosts that have the session's files; None if any host may run the session.
     """
 
     key: str
@@ -390,6 +391,7 @@ class SessionView(Value, frozen=True, kw_only=True):
     run_id: str | None = None
     created_at: float = 0.0
     updated_at: float = 0.0
+    workspace_pool: str | None = None
 
 
 class SessionStop(Value, frozen=True, kw_only=True):

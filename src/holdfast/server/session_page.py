@@ -73,7 +73,7 @@ async def render_session(
     entries, charge = await session.newest_entries(_ENTRIES, reader=caller.principal)
     with charge:
         parts = [
-            _head(view, mine=mine, refreshed=refreshed),
+            _head(view, mine=mine, refreshed=refreshed, lacks_host=view.workspace_pool in host.missing_pools),
             error_box(error),
             _stop_result(ticket) if ticket is not None else "",
             run,
@@ -85,11 +85,14 @@ async def render_session(
         return document(f"{view.key} · Holdfast", parts, refreshed=refreshed)
 
 
-def _head(view: SessionView, *, mine: bool, refreshed: bool) -> str:
+def _head(view: SessionView, *, mine: bool, refreshed: bool, lacks_host: bool) -> str:
     style = {"running": "busy", "suspended": "busy", "stopping": "bad"}.get(view.state, "ok")
     path = escape(session_path(view.key, principal=None if mine else view.principal))
     refresh = f"refreshes every {REFRESH_S} s" if refreshed else f'<a href="{path}">refresh</a>'
     facts = [escape_visibly(view.agent), f"{view.waiting:,} queued", f"changed {how_long_ago(view.updated_at)}"]
+    if lacks_host:
+        pool = escape_visibly(view.workspace_pool or "")
+        facts.append(f'<span class="bad">waits for a host with the files: workspace_pool = {pool}</span>')
     owner = "" if mine else f" of {escape_visibly(view.principal)} (read only)"
     return (
         f'<header><a href="/">Holdfast</a><h1>{escape_visibly(view.key)}</h1><span class="{style}">{view.state}</span>'

@@ -75,6 +75,7 @@ def session_view(row: SessionRow, *, waiting: int) -> SessionView:
         run_id=row.run_id,
         created_at=row.created_at,
         updated_at=row.updated_at,
+        workspace_pool=row.workspace_pool,
     )
 
 
