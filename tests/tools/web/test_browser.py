@@ -71,8 +71,12 @@ def local(**more: Any) -> Browser:
 
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Browsers of each test keep their things in a folder of its own, by which their processes are found."""
+    """Browsers of each test keep their things in a folder of its own, by which their processes are found.
+
+    They run at idle priority, so they may start slowly while other tests use all processors.
+    """
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr("holdfast.tools.web.browser._LAUNCH_S", 90.0)
 
 
 def browsers() -> list[int]:
@@ -207,6 +211,7 @@ def test_a_name_that_changes_its_address_is_refused_when_it_is_private(monkeypat
 
 @real
 @pytest.mark.nightly
+@pytest.mark.alone
 def test_a_page_that_stalls_ends_at_the_deadline_and_the_browser_goes_on() -> None:
     async def agent(bench: Bench, here: str) -> None:
         assert "did not answer within 4 s" in await bench("browser_open", url=f"http://{here}/stall")

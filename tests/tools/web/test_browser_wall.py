@@ -55,6 +55,7 @@ os.execv({chromium!r}, [{chromium!r}, *sys.argv[1:]])
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Browsers of each test keep their things in a folder of its own, by which their processes are found."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr("holdfast.tools.web.browser._LAUNCH_S", 90.0)
 
 
 def probe(folder: Path, *, paths: list[str], addresses: list[tuple[int, Any]]) -> str:
