@@ -207,7 +207,7 @@ def _heartbeats_us(url: str, nodes: int, rounds: int = 20) -> float:
         beating = []
         for n in range(nodes):
             connection = opened.enter_context(psycopg.connect(url, autocommit=True))
-            ((epoch,),) = connection.execute(statement("register_node"), (f"node{n}", 0.0, 10.0)).fetchall()
+            ((epoch,),) = connection.execute(statement("register_node"), (f"node{n}", 0.0, 10.0, None)).fetchall()
             beating.append((connection, epoch))
         times = []
         for _ in range(rounds):
