@@ -236,9 +236,10 @@ def test_an_answer_that_comes_at_any_moment_is_never_lost(name: str, tasks: Any)
 ENDS = ("interrupt", "stop", "delete", "message", "rollback", "drain")
 
 
+@pytest.mark.parametrize("seeds", [5, pytest.param(14, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("how", ENDS)
 @pytest.mark.parametrize("name", ["patient", "present", "branching"])
-def test_a_run_that_waits_is_ended_at_any_moment_against_its_answer(name: str, how: str) -> None:
+def test_a_run_that_waits_is_ended_at_any_moment_against_its_answer(name: str, how: str, seeds: int) -> None:
     def scenario_at(seed: int) -> Scenario:
         async def scenario() -> None:
             dice = random.Random(seed)
@@ -304,7 +305,7 @@ def test_a_run_that_waits_is_ended_at_any_moment_against_its_answer(name: str, h
 
         return scenario
 
-    for seed in range(14):
+    for seed in range(seeds):
         explore(scenario_at(seed), schedules=6, seed=seed)
         explore(scenario_at(seed), schedules=4, chooser="pct", seed=seed)
 
@@ -408,9 +409,10 @@ def test_a_message_that_steers_a_parked_run_is_taken_when_it_comes_back() -> Non
     run_virtual(scenario())
 
 
+@pytest.mark.parametrize("seeds", [8, pytest.param(20, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("fate", ["refused", "lost"])
 @pytest.mark.parametrize("name", ["patient", "present", "branching"])
-def test_asking_parking_and_answering_bear_a_store_that_fails(name: str, fate: Any) -> None:
+def test_asking_parking_and_answering_bear_a_store_that_fails(name: str, fate: Any, seeds: int) -> None:
     def scenario_at(seed: int) -> Scenario:
         async def scenario() -> None:
             dice = random.Random(seed)
@@ -443,7 +445,7 @@ def test_asking_parking_and_answering_bear_a_store_that_fails(name: str, fate: A
 
         return scenario
 
-    for seed in range(20):
+    for seed in range(seeds):
         explore(scenario_at(seed), schedules=3, seed=seed)
 
 

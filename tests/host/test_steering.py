@@ -44,9 +44,10 @@ def test_what_is_steered_is_given_to_the_run_before_its_next_step_and_settled_wi
     run_virtual(scenario())
 
 
+@pytest.mark.parametrize("seeds", [6, pytest.param(12, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("tasks", ["ordinary", "eager"])
 @pytest.mark.parametrize("name", ["steerable", "stumbling", "stubborn", "echo"])
-def test_a_steered_message_is_settled_once_whatever_becomes_of_the_run(name: str, tasks: Any) -> None:
+def test_a_steered_message_is_settled_once_whatever_becomes_of_the_run(name: str, tasks: Any, seeds: int) -> None:
     seen: set[str] = set()
 
     def scenario_at(seed: int) -> Scenario:
@@ -72,7 +73,7 @@ def test_a_steered_message_is_settled_once_whatever_becomes_of_the_run(name: str
 
         return scenario
 
-    for seed in range(12):
+    for seed in range(seeds):
         explore(scenario_at(seed), schedules=8, seed=seed, tasks=tasks)
         explore(scenario_at(seed), schedules=4, chooser="pct", seed=seed, tasks=tasks)
     expected = {"steerable": "steering with it", "stumbling": "steering with it"}.get(name, "steering later")
@@ -123,9 +124,10 @@ def test_steering_bears_a_store_that_fails(fate: Any) -> None:
     explore(scenario, schedules=30, seed=1)
 
 
+@pytest.mark.parametrize("seeds", [6, pytest.param(12, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("tasks", ["ordinary", "eager"])
 @pytest.mark.parametrize("name", ["steerable", "stumbling", "stubborn", "echo", "patient", "present", "branching"])
-def test_a_rollback_at_any_moment_takes_the_run_back_or_runs_after_it(name: str, tasks: Any) -> None:
+def test_a_rollback_at_any_moment_takes_the_run_back_or_runs_after_it(name: str, tasks: Any, seeds: int) -> None:
     seen: set[str] = set()
 
     def scenario_at(seed: int) -> Scenario:
@@ -160,7 +162,7 @@ def test_a_rollback_at_any_moment_takes_the_run_back_or_runs_after_it(name: str,
 
         return scenario
 
-    for seed in range(12):
+    for seed in range(seeds):
         explore(scenario_at(seed), schedules=6, seed=seed, tasks=tasks)
         explore(scenario_at(seed), schedules=4, chooser="pct", seed=seed, tasks=tasks)
     assert "rolled back" in seen
@@ -210,7 +212,8 @@ def test_steering_and_rollback_on_an_idle_session_act_as_queue() -> None:
     run_virtual(scenario())
 
 
-def test_a_random_mix_with_steering_and_rollbacks_keeps_the_log_whole() -> None:
+@pytest.mark.parametrize("seeds", [15, pytest.param(40, marks=pytest.mark.nightly)])
+def test_a_random_mix_with_steering_and_rollbacks_keeps_the_log_whole(seeds: int) -> None:
     names = ("steerable", "stumbling", "stubborn", "echo", "patient", "branching")
     policies = ("queue", "steer", "steer", "rollback", "interrupt", "collect")
 
@@ -249,7 +252,7 @@ def test_a_random_mix_with_steering_and_rollbacks_keeps_the_log_whole() -> None:
 
         return scenario
 
-    for seed in range(40):
+    for seed in range(seeds):
         explore(scenario_at(seed), schedules=5, seed=seed)
 
 

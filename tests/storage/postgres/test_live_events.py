@@ -20,11 +20,15 @@ from holdfast.storage.cluster import CommittedEvents, SessionEvents
 from holdfast.storage.event_packs import pack_events
 from holdfast.storage.postgres import live_events
 from holdfast.storage.postgres.live_events import FOLLOW_S, LiveEvents
+from tests.storage.postgres.test_nats_signals import collected as collected
 from tests.storage.postgres.test_nats_signals import nodes
 from tests.storage.postgres.test_races import end_lease, message, run
 from tests.storage.postgres.test_signals import connected
 
 KEY = b"k" * 32
+
+# If a server takes no more data, nats-py leaves the socket to the garbage collection.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
 @pytest.fixture(scope="module")
