@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pyte
+import pytest
 
 ROOT = Path(__file__).parents[2]
 
@@ -165,11 +166,25 @@ def test_a_lock_that_does_not_exist_is_named(tmp_path: Path) -> None:
     assert "no lock 'nothing'" in result.stdout
 
 
-def test_ci_calls_the_same_targets_as_a_person() -> None:
-    script = ROOT / ".ci" / "run"
-    assert os.access(script, os.X_OK)
-    stages = re.findall(r"^stage ([a-z-]+)$", script.read_text(), re.MULTILINE)
-    assert stages == ["env-dev", "lint", "types", "layers", "docs", "test"]
+CHECKS = ["docs", "layers", "lint", "types"]
+
+
+@pytest.mark.parametrize("failing", ["", "env-dev", *CHECKS, "test"])
+def test_ci_calls_the_same_targets_as_a_person_and_fails_if_one_of_them_does(tmp_path: Path, failing: str) -> None:
+    called = tmp_path / "called"
+    make = tmp_path / "make"
+    make.write_text(f'#!/bin/sh\nfor target; do :; done\necho "$target" >>{called}\n[ "$target" != "{failing}" ]\n')
+    make.chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    done = subprocess.run(
+        [ROOT / ".ci" / "run"], env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False
+    )
+    first, *checks = called.read_text().split()
+    assert first == "env-dev"
+    if failing != "env-dev":  # without an environment, nothing else can run
+        assert (sorted(checks[:-1]), checks[-1]) == (CHECKS, "test")
+    assert done.returncode == (1 if failing else 0)
+    assert (f"── {failing} failed" in done.stdout) == bool(failing)
 
 
 def test_the_readme_and_the_docs_begin_with_the_same_words() -> None:
