@@ -22,6 +22,7 @@ from holdfast.host import remote_stops
 from holdfast.host.live_session import SharedSession
 from holdfast.host.run_history import read_run_history
 from holdfast.host.run_launcher import RunLauncher
+from holdfast.host.session_directory import SessionDirectory
 from holdfast.protocol.events import Stored
 from holdfast.protocol.stopping import Cause
 from holdfast.settings import Settings
@@ -102,6 +103,15 @@ async def started(host: holdfast.Host, key: str, text: str) -> str:
     while not done[text]:
         await asyncio.sleep(0.001)
     return receipt.run_id or ""
+
+
+def watch(host: holdfast.Host) -> Any:
+    """The host's `ClusterWatch`."""
+    return host.parts.cluster_watch
+
+
+async def never(_: Any) -> None:
+    """In the place of a poll."""
 
 
 async def forgotten(holder: holdfast.Host) -> None:
@@ -590,5 +600,34 @@ def test_an_interrupt_is_found_among_events_that_were_read_because_a_reply_was_l
                 await asyncio.sleep(0.005)
             await holder.parts.directory.catch_up(live)
             assert (await interrupt).outcome == "gone"
+
+    run(main)
+
+
+def test_a_stream_ends_also_if_only_its_reader_has_read_the_events_that_are_lost(postgres_url: str) -> None:
+    async def main() -> None:
+        async with hosts(f"{postgres_url}&signals=off") as (one, two):
+            await one.session("alice").ask("kept")
+            (live,) = one.parts.directory.live.values()
+            kept = len(await one.store.read_events(live.session, after=0, limit=99))
+            await one.session("alice").ask("lost")
+            directory = two.parts.directory
+            load = directory.load
+
+            def early(**about: Any) -> Any:  # the session was found before the last events were written
+                return load(**{**about, "seq": kept})
+
+            shown = two.session("alice").events()
+            with pytest.MonkeyPatch.context() as patched:
+                patched.setattr(SessionDirectory, "load", lambda _, **about: early(**about))
+                patched.setattr(type(watch(two)), "_poll", never)
+                for _ in range(2 * kept):
+                    await anext(shown)
+                with psycopg.connect(postgres_url, autocommit=True) as connection:
+                    connection.execute("DELETE FROM event WHERE first_seq > %s", [kept])
+                    connection.execute("UPDATE session SET next_seq = %s", [kept + 1])
+            await watch(two)._follower.poll()
+            with pytest.raises(StopAsyncIteration):
+                await anext(shown)
 
     run(main)

@@ -115,6 +115,7 @@ class LiveSession:
         "principal",
         "readers",
         "session",
+        "shown_seq",
     )
 
     def __init__(self, *, session: int, number: int, principal: str, key: str, seq: int) -> None:
@@ -124,6 +125,8 @@ class LiveSession:
         self.key = key
         self.log = _new_log(seq)
         self.readers = 0
+        self.shown_seq = 0
+        """Number of the newest event that a reader has read from the store."""
         self.deleted = False
         self.deleted_seq = 0
         self.active: LiveRun | None = None
@@ -211,6 +214,7 @@ class SharedSession(LiveSession):
         self.seen = seq if self.active is None and not self._background else 0
         self.deleted = False
         self.deleted_seq = 0
+        self.shown_seq = 0
         if before.closed:
             self.log.close()  # the host closes its streams
         before.close()

@@ -118,7 +118,7 @@ class LogFollower:
     async def poll(self) -> None:
         """Look at all sessions that matter on this host. Raises `StorageError`."""
         live_sessions = [live for live in self._directory.live.values() if isinstance(live, SharedSession)]
-        followed = [(live, live.seen) for live in live_sessions if not live.idle]
+        followed = [(live, max(live.seen, live.shown_seq)) for live in live_sessions if not live.idle]
         if followed:
             last = await self._cluster.last_seqs([live.session for live, _ in followed])
             for live, seen in followed:
@@ -188,8 +188,9 @@ class LogFollower:
         return bool(new)
 
     def _on_lost_events(self, live: SharedSession, stored: int) -> None:
+        newest = max(live.seen, live.shown_seq)
         text = (
-            f"the store has lost the events {stored + 1} to {live.seen} of a session; streams that showed them have "
+            f"the store has lost the events {stored + 1} to {newest} of a session; streams that showed them have "
             f"ended (it was restored from a backup, or a standby was promoted that lagged behind)"
         )
         self._context.report("store", text, session=live.key)

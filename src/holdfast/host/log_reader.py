@@ -124,6 +124,8 @@ class LogReader:
                 self._stored = self._actor.deleted_seq
             elif self.cursor < self._stored:
                 batch = await self._from_store(self.cursor, self._stored)
+                if batch and not isinstance(batch, Gap):
+                    self._actor.shown_seq = max(self._actor.shown_seq, batch[-1].seq)
             elif self._ended or self._actor.deleted:
                 break
             else:
