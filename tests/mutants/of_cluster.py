@@ -260,6 +260,6 @@ MUTANTS = (
         file="host/log_follower.py",
         old="                    self._on_lost_events(live, stored)",
         new="                    assert stored",
-        tests=(f"{CLUSTER}::test_streams_end_that_showed_events_which_the_store_has_lost",),
+        tests=("tests/host/test_lost_events.py::test_streams_end_that_showed_events_which_the_store_has_lost",),
     ),
 )

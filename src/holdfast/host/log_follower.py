@@ -190,7 +190,7 @@ class LogFollower:
     def _on_lost_events(self, live: SharedSession, stored: int) -> None:
         newest = max(live.seen, live.shown_seq)
         text = (
-            f"the store has lost the events {stored + 1} to {newest} of a session; streams that showed them have "
+            f"the store has lost events {stored + 1} to {newest} of a session; streams that showed them have "
             f"ended (it was restored from a backup, or a standby was promoted that lagged behind)"
         )
         self._context.report("store", text, session=live.key)

@@ -41,9 +41,6 @@ _MARGIN_S: Final = 5.0
 _LOOK_EVERY_S: Final = 0.5
 """Interval at which replies are looked for without a signal."""
 
-_CARRIED_OUT: Final = b"{}"
-"""Reply without content."""
-
 _decode_stop = msgspec.json.Decoder(StopRequest).decode
 _decode_receipt = msgspec.json.Decoder(StopReceipt).decode
 _decode_tree = msgspec.json.Decoder(TreeNode).decode
@@ -165,6 +162,8 @@ class NodeRequests:
         if error is not None:
             del self._handling[request.request_id]  # a later look repeats it
             self._context.store_failed(None, None, f"request {request.kind!r} of another host", error)
+        elif request.kind == "interrupt":  # its reply is not awaited
+            self._cluster.drop_requests((request.request_id,)).add_done_callback(_ignore)
         else:
             self._cluster.reply(request, handling.result()).add_done_callback(_ignore)  # a later look finds out
 
@@ -188,7 +187,7 @@ class NodeRequests:
                 run = None if live is None else live.active
                 if run is not None and run.run_id == asked.run_id:
                     run.stop(asked.cause, grace_s=asked.grace_s)
-                return _CARRIED_OUT
+                return b""
             case "tree":
                 part = self._tree.of_session(request.session, request.body.decode())
                 state = "draining" if self._context.lifecycle.draining else "open"

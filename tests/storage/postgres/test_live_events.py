@@ -212,7 +212,7 @@ async def writer(run: holdfast.Run) -> str:
 
 
 def test_a_reader_at_another_host_sees_each_event_once_without_reading_the_store_for_it(
-    server: NatsServer, postgres_url: str
+    server: NatsServer, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
         settings = Settings(nats=server.url(), cluster_poll_s=60.0)
@@ -242,7 +242,7 @@ def test_a_reader_at_another_host_sees_each_event_once_without_reading_the_store
                 if is_live and not went_live.done():
                     went_live.set_result(None)
 
-            two.store.read_events = counted  # type: ignore[method-assign]
+            monkeypatch.setattr(two.store, "read_events", counted)
             listen(two, watch(two)._on_signals, receiving)
             receipt = await one.session("a").send("go")
             seen: list[Any] = [event async for event in two.session("a").events(follow=receipt.message_id)]

@@ -163,7 +163,7 @@ class NatsSignals(SignalQueue):
             kind, _, sessions = message.data.decode("ascii", "replace").partition(" ")
             if kind == _FOLLOW:
                 with suppress(ValueError):
-                    self._live.note_followers([int(session) for session in sessions.split()])
+                    self._live.note_followers([int(session) for session in sessions.split()[:_ASKED_TOGETHER]])
             else:
                 self.hear(f"{kind} {sessions}")
                 self.deliver()

@@ -156,7 +156,7 @@ class SignalQueue(abc.ABC):
             if kind == known:
                 self.received += 1
                 with suppress(ValueError):
-                    sessions = {int(number): int(seq or 0) for number, _, seq in map(_parts, numbers.split())}
+                    sessions = {int(number): int(seq or 0) for number, _, seq in map(_parts, numbers.split()[:_LIMIT])}
                     with self._lock:
                         heard = self._heard.setdefault(known, {})
                         if len(heard) < _LIMIT and all(0 < session <= _LARGEST for session in sessions):
