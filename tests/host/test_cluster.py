@@ -518,7 +518,7 @@ def test_hosts_whose_clocks_differ_serve_each_others_sessions(postgres_url: str,
 
 def test_an_interrupt_is_found_among_events_that_were_read_because_a_reply_was_lost(postgres_url: str) -> None:
     async def main() -> None:
-        async with hosts(f"{postgres_url}&signals=off", cluster_poll_s=30.0) as (holder, other):
+        async with hosts(f"{postgres_url}&signals=off", cluster_poll_s=60.0) as (holder, other):
             await started(holder, "alice", "wait")
             (live,) = holder.parts.directory.live.values()
             interrupt = asyncio.ensure_future(other.session("alice").interrupt("enough"))

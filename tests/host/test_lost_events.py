@@ -84,7 +84,7 @@ def test_an_interrupt_is_found_although_it_has_the_number_of_an_event_that_was_l
 
 def test_a_session_that_the_store_has_lost_shows_nothing_of_the_one_that_got_its_number(postgres_url: str) -> None:
     async def main() -> None:
-        async with hosts(f"{postgres_url}&signals=off", cluster_poll_s=30.0) as (host, _):
+        async with hosts(f"{postgres_url}&signals=off", cluster_poll_s=60.0) as (host, _):
             directory = host.parts.directory
             lost = directory.load(session=7, number=7, principal="alice", key="a", seq=5)
             reader = lost.log.reader(after=5)
