@@ -189,6 +189,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     event_retention_s: Annotated[
         float, Meta(gt=0, description="delete events of ended runs after this time; transcripts are kept forever")
     ] = 30 * 86400.0
+    event_archive: Annotated[
+        str,
+        Meta(
+            description="folder to which events are written, as lines of JSON, before they are deleted after "
+            "event_retention_s; empty: they are deleted without a copy"
+        ),
+    ] = ""
     tombstone_s: Annotated[
         float,
         Meta(

@@ -376,4 +376,29 @@ WHERE session.session = new.column1 AND new.column2 = new.column2 AND new.column
         new="            assert suffix",
         tests=("tests/storage/sqlite/test_relocation.py",),
     ),
+    Mutant(
+        name="events that were not archived are deleted",
+        of="P5",
+        breaks="what became old after the archive was written is lost",
+        file="storage/sql/pruner.py",
+        old="last_seq=old.events[-1].seq)",
+        new="last_seq=math.inf)",
+        tests=CONFORMANCE,
+    ),
+    Mutant(
+        name="events are deleted before they are archived",
+        of="P5",
+        breaks="a full disk of the archive loses what was to be kept",
+        file="host/maintenance.py",
+        old="                    archived = await context.loop.run_in_executor(None, add)",
+        new="",
+        tests=("tests/host/test_event_archive.py",),
+        also=(
+            (
+                "                    dropped = await store.drop_old_events(read, before=before)",
+                "                    dropped = await store.drop_old_events(read, before=before)\n"
+                "                    archived = await context.loop.run_in_executor(None, add)",
+            ),
+        ),
+    ),
 )

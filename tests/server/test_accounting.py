@@ -244,6 +244,8 @@ ALLOWED = {
     "host/budgets.py Budget.wait_for": "charges that wait, _WAITERS of a principal",
     "host/run_launcher.py RunLauncher.finish_unstarted": "a run's own transcript",
     "host/transcript_edits.py last_run": "the newest run only",
+    "host/event_archive.py EventArchive.add": "ARCHIVED_BYTES at a time, and what a row is above it",
+    "host/maintenance.py Maintenance._archive_events": "one batch at a time",
     "host/toolsets.py Toolsets._find_wall": "once, at the start of the host",
     "host/transcript_edits.py read.within": "by Budgets.read_history",
     "host/transcript_edits.py with_states": "its caller's charge grows by each",

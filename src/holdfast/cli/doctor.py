@@ -63,7 +63,8 @@ def doctor(
     """Check this machine and the server, and suggest fixes.
 
     The checks: versions, open files, process control, walls and attempts to break through them, orphaned processes,
-    quotas of programs, the store, the disk, the port and the server behind it. Exit 1 if one finds a fault.
+    quotas of programs, the store, the archive of events, the disk, the port and the server behind it. Exit 1 if one
+    finds a fault.
     """
     if port is not None and url is not None:
         raise ConfigurationError("--port and --url both name the server", hint="omit one of them")
@@ -84,6 +85,7 @@ def doctor(
             checks += look()
         checks.append(_quotas(settings))
         checks += await _store(settings)
+        checks += _event_archive(settings)
         checks += _disk(settings)
         checks += await _server(target)
         faults = sum(check.state == "fault" for check in checks)
@@ -311,6 +313,28 @@ def _database(settings: Settings) -> Check:
             advice="start a host that has the files of that pool, with workspace_pool set to its name",
         )
     return Check(name="store", state="ok", found=found)
+
+
+def _event_archive(settings: Settings) -> Iterator[Check]:
+    """Check the folder of the setting ``event_archive``, if it is set."""
+    if not settings.event_archive:
+        return
+    from holdfast.host.event_archive import archive_folder
+
+    folder = Path(archive_folder(settings.event_archive))
+    name = "event archive"
+    if not folder.exists():
+        yield Check(name=name, state="ok", found=f"{folder} does not exist yet; the server creates it")
+    elif not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        yield Check(
+            name=name,
+            state="fault",
+            found=f"this user cannot write to {folder}",
+            advice="change the folder's owner or mode, or set event_archive to another folder",
+        )
+    else:
+        sizes = [file.stat().st_size for file in folder.glob("events-*.jsonl")]
+        yield Check(name=name, state="ok", found=f"{folder}: {counted(len(sizes), 'file')}, {sum(sizes):,} bytes")
 
 
 def _in_use(path: Path, error: StoreLocked) -> str:

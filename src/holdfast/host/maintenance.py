@@ -8,6 +8,7 @@ import math
 from typing import TYPE_CHECKING
 
 from holdfast.errors import HoldfastError, StorageError
+from holdfast.host.event_archive import EventArchive
 from holdfast.protocol.messages import Answer
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ LOOK_EVERY_S = 3600.0
 CLUSTER_LOOK_EVERY_S = 60.0
 """The same if other hosts use the store, whose runs ask questions too."""
 JUST_AFTER_S = 0.001
+ARCHIVED_BYTES = 1_000_000
+"""Size of the rows of events that are read, written to the archive and deleted at a time; a row may exceed it."""
 EXPIRE_LIMIT = 1000
 """Maximum number of questions that one check expires."""
 
@@ -39,9 +42,17 @@ class Maintenance:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._next_due_at = math.inf
         self._is_alone = self._context.store.cluster is None
+        folder = self._context.settings.event_archive
+        self._pruning: asyncio.Task[None] | None = None
+        self._archive = EventArchive(folder, self._context.node_id) if folder else None
 
     def start(self) -> None:
-        """Start maintenance. Idle sessions, old rows and due questions are handled at once, then periodically."""
+        """Start maintenance. Idle sessions, old rows and due questions are handled at once, then periodically.
+
+        Raises `ConfigurationError` if the archive of events cannot be written.
+        """
+        if self._archive is not None:
+            self._archive.open()
         self._evict()
         self._prune()
         self._expire()
@@ -69,7 +80,8 @@ class Maintenance:
         self._timers["evict"] = context.loop.call_later(every_s, self._evict, context=context.variables)
 
     def _prune(self) -> None:
-        self._context.start_task(self._prune_store(), "prune")
+        if self._pruning is None or self._pruning.done():
+            self._pruning = self._context.start_task(self._prune_store(), "prune")
         self._timers["prune"] = self._context.loop.call_later(
             self._context.settings.prune_every_s, self._prune, context=self._context.variables
         )
@@ -77,9 +89,13 @@ class Maintenance:
     async def _prune_store(self) -> None:
         context = self._context
         now, settings = context.now(), context.settings
+        events_before = now - settings.event_retention_s
+        if self._archive is not None:
+            await self._archive_events(self._archive, before=events_before)
+            events_before = 0.0
         try:
             dropped = await context.store.prune(
-                events_before=now - settings.event_retention_s,
+                events_before=events_before,
                 tombstones_before=now - settings.tombstone_s,
                 idempotency_before=now - settings.idempotency_s,
                 attachments_before=now - settings.attachment_retention_s,
@@ -88,6 +104,27 @@ class Maintenance:
             context.store_failed(None, None, "prune", error)
         else:
             context.incidents.counts["rows_pruned"] += dropped
+
+    async def _archive_events(self, archive: EventArchive, *, before: float) -> None:
+        """Write old events to the archive, then delete them. What cannot be written is kept until the next time."""
+        context, store = self._context, self._context.store
+        after: tuple[float, int] | None = None
+        try:
+            while True:
+                read, after = await store.old_events(before=before, after=after, limit_bytes=ARCHIVED_BYTES)
+                if read:
+                    add = functools.partial(archive.add, read, at=context.now())
+                    archived = await context.loop.run_in_executor(None, add)
+                    dropped = await store.drop_old_events(read, before=before)
+                    context.incidents.counts["events_archived"] += archived
+                    context.incidents.counts["rows_pruned"] += dropped
+                if after is None:
+                    return
+        except StorageError as error:
+            context.store_failed(None, None, "archive events", error)
+        except OSError as error:
+            text = f"old events are kept, because they cannot be written to event_archive: {error}"
+            context.report("event_archive", text)
 
     # ── questions ────────────────────────────────────────────────────────────────────────────────────────────────
 

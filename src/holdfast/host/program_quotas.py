@@ -296,8 +296,8 @@ class ProgramQuotas:
         if watched is None or watched.tree is None or watched.ended_because:
             return
         watched.reason = self._explain(watched.principal, resource, used)
+        self._tell(watched, resource)  # before its end, so that who waits for the end finds it counted
         watched.tree.ask_kill(0.0, KILL_BOUND_S)
-        self._tell(watched, resource)
 
     def _tell(self, watched: Watched, resource: str) -> None:
         assert watched.tree is not None

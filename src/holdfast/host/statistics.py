@@ -34,6 +34,7 @@ IncidentKind = Literal[
     "connections",
     "budget",
     "workspace_pool",
+    "event_archive",
 ]
 
 PROMISES: dict[str, tuple[str, str, str]] = {
@@ -75,6 +76,7 @@ COUNTS: dict[str, str] = {
     "late_results": "outputs and results that came after the end of their run or call, and were discarded",
     "gaps": "gaps reported to readers",
     "programs_ended_<resource>": "programs ended because their principal used too much, by resource",
+    "events_archived": "events written to event_archive before they were deleted",
     "rows_pruned": "rows of the store that retention dropped or changed",
     "ticks_fired": "schedule ticks whose message was accepted",
     "ticks_missed": "schedule ticks dropped by the miss policy",

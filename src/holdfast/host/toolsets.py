@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast.errors import ConfigurationError, HoldfastError, Interrupted
+from holdfast.host.event_archive import archive_folder
 from holdfast.host.message_sender import check_key
 from holdfast.logs import log_failure, one_line
 from holdfast.protocol.send_options import SendOptions
@@ -156,10 +157,10 @@ class Toolsets:
         self._while_entered = contextlib.ExitStack()
 
     async def enter(self) -> None:
-        """Enter each toolset of the host's agents once, and protect the store's files from access through workspaces.
+        """Enter each toolset of the host's agents once, and protect the server's data from access through workspaces.
 
-        Raises `ConfigurationError` if a toolset fails to start, or if a toolset's folder contains or lies in a
-        protected file or folder, such as the store's files.
+        The data are the store's files and the archive of events. Raises `ConfigurationError` if a toolset fails to
+        start, or if a toolset's folder contains or lies in a protected file or folder.
         """
         context = self._context
         self._while_entered.enter_context(use_backend(context.settings.sandbox))
@@ -170,11 +171,13 @@ class Toolsets:
             return
         info = await context.store.info()
         path = info.path if info.engine == "sqlite" else None
-        if path is not None:
-            self._while_entered.enter_context(kept_private(store_paths(path)))
+        private = () if path is None else store_paths(path)
+        if context.settings.event_archive:
+            private += (archive_folder(context.settings.event_archive),)
+        self._while_entered.enter_context(kept_private(private))
         for toolset in toolsets:
             for folder in toolset.folders():
-                check_folder(folder, () if path is None else store_paths(path))
+                check_folder(folder, private)
         await self._find_wall(toolsets)
         home = HostToolsetContext(context.clock, self._sender, self._programs, path)
         for toolset in toolsets:

@@ -26,7 +26,16 @@ from holdfast.protocol.messages import (
 from holdfast.protocol.schedules import ScheduleView
 from holdfast.storage.cluster import Cluster
 from holdfast.storage.rows import EndedRun, HistoryRow, KnownMessage, Mail, ScheduleRow, SessionRow
-from holdfast.storage.values import DueQuestion, DueSchedule, KeyRecord, Ready, RequestKind, StoreHealth
+from holdfast.storage.values import (
+    DueQuestion,
+    DueSchedule,
+    KeyRecord,
+    OldEvents,
+    PruneTimes,
+    Ready,
+    RequestKind,
+    StoreHealth,
+)
 
 __all__ = ["Backend", "Counters", "GrantTable", "Reads", "Tables"]
 
@@ -286,20 +295,16 @@ class Tables(Protocol):
         """Delete a schedule."""
         ...
 
-    def prune(
-        self,
-        *,
-        events_before: float,
-        tombstones_before: float,
-        idempotency_before: float,
-        attachments_before: float,
-        after: tuple[Any, ...],
-    ) -> tuple[int, tuple[Any, ...] | None]:
+    def prune(self, before: PruneTimes, after: tuple[Any, ...]) -> tuple[int, tuple[Any, ...] | None]:
         """Prune a small batch of old rows, as described in `Store.prune`.
 
         Return the number of rows dropped or changed, and the ``after`` for the next call, which is None at the end. The
         first call passes an empty ``after``; its contents are private to the backend.
         """
+        ...
+
+    def drop_old_events(self, read: Sequence[OldEvents], *, before: float) -> int:
+        """Drop events that ``old_events`` returned, as described in `Store.drop_old_events`."""
         ...
 
     def add_key(self, record: KeyRecord) -> None:
@@ -316,6 +321,9 @@ class Reads(Protocol):
 
     def events(self, session: int, *, after: int, limit: int, limit_bytes: int) -> Sequence[Stored]: ...
     def oldest_seq(self, session: int) -> int: ...
+    def old_events(
+        self, *, before: float, after: tuple[float, int] | None, limit_bytes: int
+    ) -> tuple[Sequence[OldEvents], tuple[float, int] | None]: ...
     def run_events(self, session: int, run_id: str) -> Sequence[Stored]: ...
     def transcript(self, session: int, *, after: int, limit: int, limit_bytes: int) -> Sequence[Entry]: ...
     def transcript_within(self, session: int, *, limit_bytes: int) -> Sequence[Entry] | int: ...

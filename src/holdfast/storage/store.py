@@ -47,7 +47,9 @@ from holdfast.storage.values import (
     KeyRecord,
     Lease,
     NotReady,
+    OldEvents,
     Parked,
+    PruneTimes,
     PutSchedule,
     Ready,
     RunCommit,
@@ -461,6 +463,28 @@ class Store:
         """Return at most `limit` runs of the session, the newest first."""
         return await self._read(lambda reads: reads.runs(session, limit=limit))
 
+    async def old_events(
+        self, *, before: float, after: tuple[float, int] | None = None, limit_bytes: int
+    ) -> tuple[Sequence[OldEvents], tuple[float, int] | None]:
+        """Return the next events that `prune` would drop, and the ``after`` for the next call, None at the end.
+
+        Call `drop_old_events` between two calls. Events of deleted sessions are left out.
+
+        Parameters:
+            before: time before which events are old.
+            after: position after which to continue; None starts with the oldest events of all sessions.
+            limit_bytes: the call ends with the row that brings the size of the rows to this number of bytes or more.
+        """
+        return await self._read(lambda reads: reads.old_events(before=before, after=after, limit_bytes=limit_bytes))
+
+    async def drop_old_events(self, read: Sequence[OldEvents], *, before: float) -> int:
+        """Drop events that `old_events` has returned for the same ``before``; return the number of rows dropped.
+
+        Events are dropped in whole rows. A row that was merged with later ones in the meantime is kept, and
+        `old_events` returns its events again.
+        """
+        return await self._write("prune", lambda tables: tables.drop_old_events(read, before=before))
+
     async def prune(
         self,
         *,
@@ -475,14 +499,10 @@ class Store:
         if it was last uploaded before ``attachments_before``. Return the number of rows dropped or changed.
         """
 
+        before = PruneTimes(tombstones_before, events_before, idempotency_before, attachments_before)
+
         def prune(tables: Tables, *, after: tuple[Any, ...]) -> tuple[int, tuple[Any, ...] | None]:
-            return tables.prune(
-                events_before=events_before,
-                tombstones_before=tombstones_before,
-                idempotency_before=idempotency_before,
-                attachments_before=attachments_before,
-                after=after,
-            )
+            return tables.prune(before, after)
 
         total = 0
         after: tuple[Any, ...] | None = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
@@ -44,7 +44,9 @@ __all__ = [
     "NodeReply",
     "NodeRequest",
     "NotReady",
+    "OldEvents",
     "Parked",
+    "PruneTimes",
     "PutSchedule",
     "Ready",
     "RequestKind",
@@ -572,3 +574,27 @@ class StoreInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     sessions: int
     stale_writes_refused: int
     duplicates_prevented: int
+
+
+class PruneTimes(NamedTuple):
+    """Times before which each kind of row is old, in seconds since the epoch; see `Store.prune`."""
+
+    tombstones: float
+    events: float
+    idempotency: float
+    attachments: float
+
+
+class OldEvents(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Old events of one session, which pruning may drop: the session's oldest ones, without a gap.
+
+    Parameters:
+        session: number of the session.
+        principal, key: owner and key of the session.
+        events: the events, in order; never empty.
+    """
+
+    session: int
+    principal: str
+    key: str
+    events: tuple[Stored, ...]

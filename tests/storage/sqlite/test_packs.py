@@ -17,6 +17,7 @@ from holdfast.storage import SqliteStore
 from holdfast.storage.event_packs import merge_packs, pack_events, unpack_events
 from holdfast.storage.port import RunCommit, Send
 from holdfast.storage.sql.merger import EventsDropped
+from holdfast.storage.values import PruneTimes
 from tests.storage.audit import audit_file
 
 PIECES = 20
@@ -339,9 +340,8 @@ def test_rows_dropped_during_a_pass_spoil_it_for_no_other_session(tmp_path):
         await store.close()
 
     def prune_between_steps(tables):
-        before = dict.fromkeys(("tombstones_before", "idempotency_before", "attachments_before"), 0.0)
         assert tables.merger.step()
-        tables.prune(events_before=999.0, **before, after=())
+        tables.prune(PruneTimes(tombstones=0.0, events=999.0, idempotency=0.0, attachments=0.0), ())
         while tables.merger.step():
             pass
 

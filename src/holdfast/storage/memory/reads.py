@@ -25,7 +25,7 @@ from holdfast.protocol.transcript import memory_bytes
 from holdfast.storage.event_packs import journal
 from holdfast.storage.memory.tables import MemoryTables
 from holdfast.storage.rows import ready_since
-from holdfast.storage.values import ALL_BYTES, DueQuestion, DueSchedule, KeyRecord, Ready
+from holdfast.storage.values import ALL_BYTES, DueQuestion, DueSchedule, KeyRecord, OldEvents, Ready
 from holdfast.storage.views import (
     due_of,
     live_run,
@@ -56,6 +56,22 @@ class MemoryReads:
         if found is None:
             return 1
         return found.log[0].first_seq if found.log else found.row.next_seq
+
+    def old_events(
+        self, *, before: float, after: tuple[float, int] | None, limit_bytes: int
+    ) -> tuple[Sequence[OldEvents], tuple[float, int] | None]:
+        """Return the old events of whole sessions, in the order of their numbers."""
+        read: list[OldEvents] = []
+        size = 0
+        for number, session in self._tables.sessions.items():
+            row, packs = session.row, session.log[: self._tables.old_packs(session, before)]
+            if packs and row.deleted_at is None and (after is None or number > after[1]):
+                events = tuple(event for pack in packs for event in pack.events)
+                read.append(OldEvents(session=number, principal=row.principal, key=row.key, events=events))
+                size += sum(len(pack.body) for pack in packs)
+                if size >= limit_bytes:
+                    return read, (0.0, number)
+        return read, None
 
     def run_events(self, session: int, run_id: str) -> Sequence[Stored]:
         found = self._tables.sessions.get(session)

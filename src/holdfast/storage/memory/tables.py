@@ -31,7 +31,7 @@ from holdfast.storage.rows import (
     SessionRow,
     ready_since,
 )
-from holdfast.storage.values import ALL_BYTES, KeyRecord, RequestKind
+from holdfast.storage.values import ALL_BYTES, KeyRecord, OldEvents, PruneTimes, RequestKind
 
 __all__ = ["MemoryTables"]
 
@@ -399,43 +399,52 @@ class MemoryTables:
                     dropped += 1
         return dropped
 
-    def prune(
-        self,
-        *,
-        events_before: float,
-        tombstones_before: float,
-        idempotency_before: float,
-        attachments_before: float,
-        after: tuple[Any, ...],
-    ) -> tuple[int, tuple[Any, ...] | None]:
+    def prune(self, before: PruneTimes, after: tuple[Any, ...]) -> tuple[int, tuple[Any, ...] | None]:
         """Prune all sessions in one call; `after` is ignored."""
         dropped = 0
         for session in list(self.sessions.values()):
             row = session.row
-            if row.deleted_at is not None and row.deleted_at < tombstones_before and row.run_id is None:
+            if row.deleted_at is not None and row.deleted_at < before.tombstones and row.run_id is None:
                 del self.sessions[row.session]
                 del self.by_name[row.principal, row.key]
                 self.grow(row.principal, -session.size - sum(len(pack.body) for pack in session.log))
                 dropped += 1
                 continue
-            keep = row.started_seq if row.run_id is not None else row.next_seq
-            cut = 0
-            for pack in session.log:
-                if pack.at >= events_before or pack.last_seq >= keep:
-                    break
-                cut += 1
-            self.grow(row.principal, -sum(len(pack.body) for pack in session.log[:cut]))
-            del session.log[:cut]
-            dropped += cut
+            dropped += self._drop_packs(session, self.old_packs(session, before.events))
             open_ids = {mail.message.message_id for mail in (*row.waiting, *row.taken)}
             for message_id, message in session.messages.items():
-                if message_id in open_ids or message.accepted_at >= idempotency_before:
+                if message_id in open_ids or message.accepted_at >= before.idempotency:
                     continue
                 if message.idempotency_key is not None:
                     del session.by_key[message.idempotency_key]
                     message.idempotency_key = None
                     dropped += 1
-        return dropped + self._drop_attachments(attachments_before), None
+        return dropped + self._drop_attachments(before.attachments), None
+
+    @staticmethod
+    def old_packs(session: _Session, before: float) -> int:
+        """Return the number of the session's oldest packs that pruning drops."""
+        row = session.row
+        keep = row.started_seq if row.run_id is not None else row.next_seq
+        for count, pack in enumerate(session.log):
+            if pack.at >= before or pack.last_seq >= keep:
+                return count
+        return len(session.log)
+
+    def _drop_packs(self, session: _Session, count: int) -> int:
+        self.grow(session.row.principal, -sum(len(pack.body) for pack in session.log[:count]))
+        del session.log[:count]
+        return count
+
+    def drop_old_events(self, read: Sequence[OldEvents], *, before: float) -> int:
+        dropped = 0
+        for old in read:
+            session = self.sessions.get(old.session)
+            if session is not None and session.row.deleted_at is None:
+                last_seq = old.events[-1].seq
+                known = sum(pack.last_seq <= last_seq for pack in session.log)
+                dropped += self._drop_packs(session, min(known, self.old_packs(session, before)))
+        return dropped
 
     def add_key(self, record: KeyRecord) -> None:
         if record.key_id in self.keys:

@@ -6,15 +6,19 @@ Old rows are found by indexes on times, so pruning a store of any size without o
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from contextlib import closing
 from typing import Any, Final, Protocol
 
+from holdfast.protocol.events import Stored
+from holdfast.storage.event_packs import unpack_events
 from holdfast.storage.rows import SessionRow
-from holdfast.storage.sql.columns import decode_run
+from holdfast.storage.sql.columns import decode_run, row_of
 from holdfast.storage.sql.database import Database
 from holdfast.storage.sql.transcripts import ALL_LANDMARKS
-from holdfast.storage.values import ALL_ENTRIES
+from holdfast.storage.values import ALL_ENTRIES, OldEvents, PruneTimes
 
-__all__ = ["PrunerTables", "prune_batch", "purge_contents", "purge_session"]
+__all__ = ["PrunerTables", "drop_old_events", "prune_batch", "purge_contents", "purge_session", "read_old_events"]
 
 _SESSIONS: Final = 50
 _PACKS: Final = 500
@@ -48,12 +52,9 @@ class PrunerTables(Protocol):
 
 
 def prune_batch(
-    tables: PrunerTables, database: Database, before: tuple[float, float, float, float], after: _Position
+    tables: PrunerTables, database: Database, before: PruneTimes, after: _Position
 ) -> tuple[int, _Position | None]:
     """Prune the next batch after the position `after`, which is empty for the first batch.
-
-    Parameters:
-        before: times before which tombstones, events, idempotency keys and attachments are old.
 
     Return the number of rows dropped or changed, and the position for the next call, or None at the end.
     """
@@ -89,20 +90,78 @@ def _events(
         row = tables.get(session)
         if row is None:
             continue
-        keep = row.next_seq if row.run_id is None else row.started_seq
-        packs = database.query("oldest_events", session, _PACKS + 1)
-        old = 0
-        while old < min(len(packs), _PACKS) and packs[old][0] < keep and packs[old][1] < before:
-            old += 1
-        if old:
-            dropped += tables.drop_events(row, before=packs[old - 1][0] + 1)
-        row.events_since = packs[old][1] if old < len(packs) else None
-        if row.events_since != since:
-            database.write("set_events_since", row.events_since, session)
+        old = _drop_oldest(tables, database, row, before=before)
+        dropped += old
         if dropped >= _PACKS:
             # A session with more old events is found again, because its time is now later, or the same.
             return dropped, (since, session - 1) if old == _PACKS else _next(found[: number + 1], number + 1)
     return dropped, _next(found, _SESSIONS)
+
+
+def read_old_events(
+    database: Database, before: float, after: tuple[float, int] | None, *, limit_bytes: int
+) -> tuple[list[OldEvents], tuple[float, int] | None]:
+    """Read the next old events after the position `after`; see `Store.old_events`."""
+    found = database.query("sessions_with_events", before, *(after or (-math.inf, 0)), _SESSIONS)
+    read: list[OldEvents] = []
+    packs, size = 0, 0
+    for since, session in found:
+        columns = database.query("session_by_number", session)
+        row = row_of(columns[0])[0] if columns else None
+        if row is None or row.deleted_at is not None:
+            continue
+        keep = _kept_from(row)
+        events: list[Stored] = []
+        with closing(database.rows("oldest_packs", session, _PACKS - packs)) as rows:
+            for last_seq, at, body in rows:
+                if last_seq >= keep or at >= before:
+                    break
+                events += unpack_events(last_seq, body)
+                packs += 1
+                size += len(body)
+                if size >= limit_bytes:
+                    break
+        if events:
+            read.append(OldEvents(session=session, principal=row.principal, key=row.key, events=tuple(events)))
+        if packs >= _PACKS or size >= limit_bytes:
+            # If this session has more old events, it is found again, because its time is later then, or the same.
+            return read, (since, session - 1)
+    return read, found[-1] if len(found) == _SESSIONS else None
+
+
+def drop_old_events(tables: PrunerTables, database: Database, read: Sequence[OldEvents], *, before: float) -> int:
+    """Drop events that `read_old_events` has read, and return the number of packs; see `Store.drop_old_events`."""
+    dropped = 0
+    for old in read:
+        row = tables.get(old.session)
+        if row is not None and row.deleted_at is None:
+            dropped += _drop_oldest(tables, database, row, before=before, last_seq=old.events[-1].seq)
+    return dropped
+
+
+def _kept_from(row: SessionRow) -> int:
+    """Return the seq from which on the session's events are kept: those of the active run."""
+    return row.next_seq if row.run_id is None else row.started_seq
+
+
+def _drop_oldest(
+    tables: PrunerTables, database: Database, row: SessionRow, *, before: float, last_seq: float = math.inf
+) -> int:
+    """Drop at most `_PACKS` packs of old events that end at `last_seq` or earlier, and return their number."""
+    keep = _kept_from(row)
+    packs = database.query("oldest_events", row.session, _PACKS + 1)
+    old = 0
+    while old < min(len(packs), _PACKS) and packs[old][0] < keep and packs[old][1] < before:
+        if packs[old][0] > last_seq:
+            break
+        old += 1
+    if old:
+        tables.drop_events(row, before=packs[old - 1][0] + 1)
+    since = packs[old][1] if old < len(packs) else None
+    if row.events_since != since:
+        row.events_since = since
+        database.write("set_events_since", since, row.session)
+    return old
 
 
 def _keys(

@@ -27,8 +27,9 @@ from holdfast.storage.sql.columns import (
     schedule_of,
 )
 from holdfast.storage.sql.database import Database
+from holdfast.storage.sql.pruner import read_old_events
 from holdfast.storage.sql.transcripts import read_all_entries, read_entries
-from holdfast.storage.values import ALL_BYTES, DueQuestion, DueSchedule, KeyRecord, Ready
+from holdfast.storage.values import ALL_BYTES, DueQuestion, DueSchedule, KeyRecord, OldEvents, Ready
 from holdfast.storage.views import (
     due_of,
     live_run,
@@ -79,6 +80,11 @@ class SqlReads:
     def oldest_seq(self, session: int) -> int:
         rows = self._query("oldest_event", session) or self._query("next_seq", session)
         return int(rows[0][0]) if rows else 1
+
+    def old_events(
+        self, *, before: float, after: tuple[float, int] | None, limit_bytes: int
+    ) -> tuple[list[OldEvents], tuple[float, int] | None]:
+        return read_old_events(self._database, before, after, limit_bytes=limit_bytes)
 
     def run_events(self, session: int, run_id: str) -> tuple[Stored, ...]:
         view = self._ended_or_live(session, run_id)

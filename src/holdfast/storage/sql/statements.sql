@@ -329,6 +329,9 @@ WHERE events_since < ? AND (events_since, session) > (?, ?) ORDER BY events_sinc
 -- name: oldest_events
 SELECT last_seq, at FROM event WHERE session = ? ORDER BY last_seq LIMIT ?
 
+-- name: oldest_packs
+SELECT last_seq, at, body FROM event WHERE session = ? ORDER BY last_seq LIMIT ?
+
 -- name: messages_with_keys
 SELECT at, session, seq, message_id FROM message
 WHERE idempotency_key IS NOT NULL AND at < ? AND (at, session, seq) > (?, ?, ?) ORDER BY at, session, seq LIMIT ?

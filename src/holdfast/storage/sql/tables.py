@@ -39,11 +39,11 @@ from holdfast.storage.sql.database_use import Sharing
 from holdfast.storage.sql.grants import SqlGrants
 from holdfast.storage.sql.merger import Merger
 from holdfast.storage.sql.principal_sums import PrincipalSums
-from holdfast.storage.sql.pruner import prune_batch, purge_contents, purge_session
+from holdfast.storage.sql.pruner import drop_old_events, prune_batch, purge_contents, purge_session
 from holdfast.storage.sql.reads import SqlReads
 from holdfast.storage.sql.session_saves import Seen, SessionSaves, seen_of
 from holdfast.storage.sql.transcripts import ALL_LANDMARKS, is_landmark, read_entries, rebuild_landmarks
-from holdfast.storage.values import KeyRecord, RequestKind
+from holdfast.storage.values import KeyRecord, OldEvents, PruneTimes, RequestKind
 
 __all__ = ["SqlTables"]
 
@@ -552,21 +552,19 @@ class SqlTables:
         self._between()
         purge_contents(self, self._database, row, keep_run_id=keep_run_id)
 
-    def prune(
-        self,
-        *,
-        events_before: float,
-        tombstones_before: float,
-        idempotency_before: float,
-        attachments_before: float,
-        after: tuple[Any, ...],
-    ) -> tuple[int, tuple[Any, ...] | None]:
+    def prune(self, before: PruneTimes, after: tuple[Any, ...]) -> tuple[int, tuple[Any, ...] | None]:
         self.flush()
         self._between()
-        before = (tombstones_before, events_before, idempotency_before, attachments_before)
         found = prune_batch(self, self._database, before, after)
         self.flush()
         return found
+
+    def drop_old_events(self, read: Sequence[OldEvents], *, before: float) -> int:
+        self.flush()
+        self._between()
+        dropped = drop_old_events(self, self._database, read, before=before)
+        self.flush()
+        return dropped
 
     def drop_session(self, row: SessionRow) -> None:
         """Delete a tombstone with all its rows. Called by `prune_batch`."""

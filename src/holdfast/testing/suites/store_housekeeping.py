@@ -11,13 +11,14 @@ from holdfast.errors import (
     StorageError,
     UnknownSession,
 )
-from holdfast.protocol.events import TextDelta, encode_event
+from holdfast.protocol.events import Stored, TextDelta, encode_event
 from holdfast.protocol.messages import Attachment, Entry
 from holdfast.protocol.stopping import Cause
 from holdfast.storage.port import (
     EditHistory,
     KeyRecord,
     NotReady,
+    OldEvents,
 )
 from holdfast.testing.suites.store_driver import Check, MakeStore, interrupt_of, opened, refused
 
@@ -125,6 +126,45 @@ async def pruning_drops_old_events_but_no_history(make_store: MakeStore) -> None
         assert settled is not None
         assert settled.text == "answer"
         assert (await on.start("next", at=17.0)).started_seq == found[1].seq + 2
+
+
+@_check
+async def old_events_are_dropped_only_as_far_as_they_were_read(make_store: MakeStore) -> None:
+    async with opened(make_store) as on:
+        logs: dict[str, list[Stored]] = {}
+        for key in ("k", "l", "gone"):
+            for number in range(3):
+                claim = await on.start(f"{key} {number}", key=key, at=10.0 + number)
+                await on.commit(claim, at=10.5 + number)
+            logs[key] = await on.log(claim.lease.session)
+        await on.store.delete_session("p", "gone", at=13.0, cause=Cause(kind="stop"))
+        running = await on.start("long", key="l", at=14.0)
+        await on.say(running, "x")
+
+        read: list[OldEvents] = []
+        after: tuple[float, int] | None = None
+        while True:
+            found, after = await on.store.old_events(before=99.0, after=after, limit_bytes=1)
+            for old in found:
+                left = [event for event in await on.log(old.session) if event.seq > old.events[-1].seq]
+                assert await on.store.drop_old_events([old], before=99.0) >= 1
+                assert await on.log(old.session) == left, "what was not read is kept"
+                assert await on.store.drop_old_events([old], before=99.0) == 0
+            read += found
+            if after is None:
+                break
+        for key in ("k", "l"):
+            events = [event for old in read if old.key == key for event in old.events]
+            assert events == logs[key], "each event is read once, and those of the active run are not"
+        assert {(old.principal, old.key) for old in read} == {("p", "k"), ("p", "l")}, "deleted means deleted"
+        found, after = await on.store.old_events(before=99.0, limit_bytes=10**6)
+        assert (list(found), after) == ([], None)
+        await on.commit(running, at=15.0)
+        found, _ = await on.store.old_events(before=12.0, limit_bytes=10**6)
+        assert list(found) == [], "they are not old yet"
+        found, _ = await on.store.old_events(before=99.0, limit_bytes=10**6)
+        assert await on.store.drop_old_events(found, before=12.0) == 0, "nor for this time"
+        assert await on.store.drop_old_events(found, before=99.0) >= 1
 
 
 @_check

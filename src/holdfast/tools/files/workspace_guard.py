@@ -68,7 +68,7 @@ def _protected(private: Sequence[str]) -> Iterator[tuple[str, str]]:
     yield "Holdfast's own folder", _real(data_folder())
     yield "the file of secrets", _real(".env")
     for path in private:
-        yield "the store", os.path.realpath(path)
+        yield "data of the server", os.path.realpath(path)
     for prefix in {sys.prefix, sys.base_prefix}:
         yield "the Python environment", os.path.realpath(prefix)
     for place in sys.path:
