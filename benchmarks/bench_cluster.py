@@ -201,37 +201,53 @@ def interrupt_rows() -> list[Row]:
     ]
 
 
-def _heartbeats_us(url: str, nodes: int, rounds: int = 20) -> float:
-    """Microseconds for one heartbeat of each node."""
+def _heartbeats_us(url: str, nodes: int, rounds: int = 20) -> tuple[float, float]:
+    """Microseconds for one heartbeat of each node, and for one ``SELECT 1`` on each of the same connections."""
     with contextlib.ExitStack() as opened:
         beating = []
         for n in range(nodes):
             connection = opened.enter_context(psycopg.connect(url, autocommit=True))
             ((epoch,),) = connection.execute(statement("register_node"), (f"node{n}", 0.0, 10.0, None)).fetchall()
             beating.append((connection, epoch))
-        times = []
+        beats, floors = [], []
         for _ in range(rounds):
             start = time.perf_counter()
             for connection, epoch in beating:
                 connection.execute(statement("heartbeat"), (10.0, epoch))
-            times.append(time.perf_counter() - start)
-        return statistics.median(times) * 1e6
+            between = time.perf_counter()
+            for connection, _ in beating:
+                connection.execute("SELECT 1")
+            beats.append(between - start)
+            floors.append(time.perf_counter() - between)
+        return statistics.median(beats) * 1e6, statistics.median(floors) * 1e6
 
 
 def heartbeat_rows() -> list[Row]:
     """The heartbeats of a cluster: each node writes one row, however many sessions it holds."""
-    points = []
+    points, ratios = [], []
     with _server(durable=False) as server:
         for nodes in NODES:
-            points.append((nodes, _heartbeats_us(_new_database(server, f"beats{nodes}"), nodes)))
-    return growth_rows(
-        "one heartbeat of each node",
-        points,
-        unit="us",
-        of="nodes",
-        exponent_at_most=1.1,
-        note="one after another, each on its own connection; fsync off",
-    )
+            beat, floor = _heartbeats_us(_new_database(server, f"beats{nodes}"), nodes)
+            points.append((nodes, beat))
+            ratios.append((nodes, beat / floor))
+    return [
+        *growth_rows(
+            "one heartbeat of each node",
+            points,
+            unit="us",
+            of="nodes",
+            exponent_at_most=1.1,
+            note="one after another, each on its own connection; fsync off",
+        ),
+        *growth_rows(
+            "a heartbeat / SELECT 1 on the same connection",
+            ratios,
+            unit="x",
+            of="nodes",
+            exponent_at_most=0.1,
+            note="in the same turns; a ratio that does not grow means that the cost of heartbeats is O(nodes)",
+        ),
+    ]
 
 
 def rows() -> list[Row]:

@@ -218,7 +218,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     # Limits
     max_runs: Annotated[int, Meta(ge=1, description="maximum concurrent runs in this host")] = 1000
-    principal_runs: Annotated[int, Meta(ge=1, description="maximum concurrent runs per principal")] = 100
+    principal_runs: Annotated[
+        int, Meta(ge=1, description="maximum concurrent runs per principal; divided among the hosts of a database")
+    ] = 100
     principal_threads: Annotated[int, Meta(ge=1, description="maximum concurrent threads per principal")] = 64
     principal_abandoned: Annotated[
         int, Meta(ge=1, description="a principal with this many abandoned threads gets no new threads")

@@ -18,21 +18,26 @@ from holdfast.proof.checker.facts import Facts
 from holdfast.proof.checker.judgement import judge
 from holdfast.proof.checker.takeovers import cluster_figures
 from holdfast.proof.storm.cluster import FAULTS, cluster_storm
+from holdfast.proof.storm.database_link import DatabaseLink
 from holdfast.proof.storm.recorder import StormRecorder
 from tests.proof.nemesis.storms import run_storm
 from tests.storage.postgres.pooler import needs_pgbouncer, pgbouncer
+
+
+WHOLE_S = 100.0
+"""Longer than all faults take, one after the other, with the lease of these storms."""
 
 
 def quietly(text: str) -> None:
     """Progress that nobody wants to see."""
 
 
-def storm(folder: Path, *faults: str, nodes: int = 3, **more: Any) -> tuple[StormRecorder, Any]:
-    """A short storm, which ends after the first fault."""
+def storm(folder: Path, *faults: str, nodes: int = 3, seconds: float = 0.1, **more: Any) -> tuple[StormRecorder, Any]:
+    """A short storm; with the default duration, it ends after the first fault."""
     recorder = StormRecorder()
     work = cluster_storm(
-        recorder, folder=folder, nodes=nodes, sessions=6, seconds=0.1, lease_s=2.0, seed=7, progress=quietly, rate=10.0,
-        faults=faults, **more,
+        recorder, folder=folder, nodes=nodes, sessions=6, seconds=seconds, lease_s=2.0, seed=7, progress=quietly,
+        rate=10.0, faults=faults, **more,
     )  # fmt: skip
     counts = run_storm(work)
     told = [(j.promise, v.what, v.evidence) for j in judge(recorder.records).judgements for v in j.violations]
@@ -73,6 +78,35 @@ def test_servers_keep_every_promise_behind_a_pgbouncer(fault: str, tmp_path: Pat
     recorder, counts = storm(tmp_path, fault, pooler=pgbouncer)
     assert counts.faults == Counter([fault])
     assert cluster_figures(Facts(recorder.records)).lost == 0
+
+
+class SilentLink(DatabaseLink):
+    """The way of a server to the database, over which it neither sends signals nor hears any."""
+
+    def url(self, database: str = "postgres") -> str:
+        return f"{super().url(database)}&signals=off"
+
+
+@pytest.mark.nightly
+@pytest.mark.alone
+@pytest.mark.timeout(900)
+def test_servers_keep_every_promise_that_only_poll(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.proof.storm.cluster.DatabaseLink", SilentLink)
+    faults = tuple(fault for fault in FAULTS if fault != "cut signals")
+    recorder, counts = storm(tmp_path, *faults, seconds=WHOLE_S)
+    assert counts.faults.keys() == set(faults)
+    figures = cluster_figures(Facts(recorder.records))
+    assert (figures.lost, figures.doubled) == (0, 0)
+
+
+@pytest.mark.nightly
+@pytest.mark.alone
+@pytest.mark.timeout(900)
+def test_five_servers_keep_every_promise_through_all_faults(tmp_path: Path) -> None:
+    recorder, counts = storm(tmp_path, *FAULTS, nodes=5, seconds=WHOLE_S)
+    assert counts.faults.keys() == set(FAULTS)
+    figures = cluster_figures(Facts(recorder.records))
+    assert (figures.lost, figures.doubled) == (0, 0)
 
 
 @pytest.mark.nightly

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,11 @@ AGENT = """
 import holdfast, os
 @holdfast.agent(replayable=True)
 async def agent(run: holdfast.Run):
-    return f"answered by {os.getpid()}"
+    if run.text == "long" and run.attempt == 1:
+        await run.interrupt.wait()
+    return f"{run.text} answered by {os.getpid()} in attempt {run.attempt}"
 """
+CLIENTS = 8
 
 
 def is_gone(pid: int) -> bool:
@@ -108,40 +111,64 @@ def test_no_worker_outlives_a_killed_supervisor_and_the_address_is_free(postgres
         again.end()
 
 
-def test_a_replacement_of_all_workers_refuses_no_request(postgres_url: str, tmp_path: Path) -> None:
-    failures: list[str] = []
-    answered = 0
-    over = threading.Event()
+def called(url: str, body: object = None) -> dict[str, Any]:
+    """The answer to a request. Raises `OSError` if it is refused, or answered with an error."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
+        return json.load(answer)  # type: ignore[no-any-return]
 
-    def ask(url: str) -> None:
-        nonlocal answered
-        while not over.is_set():
-            body = json.dumps({"content": "hello"}).encode()
-            request = urllib.request.Request(
-                f"{url}/v1/sessions/s{answered % 7}/messages?wait=20", body, {"content-type": "application/json"}
-            )
+
+class Clients:
+    """Clients that ask one question after the other, each in a session of its own, until `over` is set."""
+
+    def __init__(self, url: str) -> None:
+        self.over = threading.Event()
+        self.refused: list[str] = []
+        self.pids: list[set[str]] = [set() for _ in range(CLIENTS)]
+        """The workers that have answered each of them."""
+        self.threads = [threading.Thread(target=self._ask, args=(url, number)) for number in range(CLIENTS)]
+
+    def _ask(self, url: str, number: int) -> None:
+        while not self.over.is_set():
             try:
-                with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
-                    said = json.load(answer)
-                    if said.get("status") != "completed":
-                        failures.append(f"{answer.status}: {said}")
+                said = called(f"{url}/v1/sessions/s{number}/messages?wait=20", {"content": "short"})
             except OSError as error:
-                failures.append(repr(error))
-            answered += 1
+                self.refused.append(repr(error))
+                continue
+            if said.get("status") == "completed":
+                self.pids[number].add(said["text"].split()[3])
+            else:
+                self.refused.append(f"not completed: {said}")
 
-    with served(tmp_path, "--workers", "2", HOLDFAST_STORE=postgres_url) as server:
+    def are_served_by_others(self, than: Sequence[int]) -> bool:
+        """Whether each of them was answered by these workers before, and by another one since."""
+        before = set(map(str, than))
+        return all(pids & before and pids - before for pids in self.pids)
+
+
+def test_a_replacement_of_all_workers_refuses_no_request_and_ends_no_run(postgres_url: str, tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(AGENT)
+    with served(tmp_path, "agent.py", "--workers", "2", HOLDFAST_STORE=postgres_url) as server:
         before = server.ready["workers"]
-        client = threading.Thread(target=ask, args=(server.url,))
-        client.start()
+        long = f"{server.url}/v1/sessions/long"
+        message_id = called(f"{long}/messages", {"content": "long"})["message_id"]
+        clients = Clients(server.url)
+        for thread in clients.threads:
+            thread.start()
         try:
+            until(lambda: all(clients.pids))
             server.process.send_signal(signal.SIGUSR2)
-            until(lambda: all(map(is_gone, before)))
+            until(lambda: all(map(is_gone, before)) and clients.are_served_by_others(before))
         finally:
-            over.set()
-            client.join(LIMIT_S)
-        assert answered > 0
-        assert failures == []
+            clients.over.set()
+            for thread in clients.threads:
+                thread.join(LIMIT_S)
+        assert clients.refused == []
         assert not pids_that_answer(server, 2) & set(before)
+        settled = called(f"{long}/messages/{message_id}?wait=20")
+        assert settled["state"] == "completed"
+        assert settled["text"].endswith(" in attempt 2")
         assert server.end() == 0
 
 

@@ -12,6 +12,7 @@ from holdfast import Host, Run, agent
 from holdfast.errors import HoldfastError, StorageError
 from holdfast.protocol.events import TextDelta
 from holdfast.settings import Settings
+from holdfast.storage.port import Served
 from holdfast.testing import VirtualClock, run_virtual
 from tests.host.test_recovery import crashed
 from tests.host.test_sessions_explored import check_log, settle_all
@@ -173,7 +174,7 @@ def test_a_drain_without_a_deadline_leaves_no_run_that_a_send_has_just_claimed()
 def test_a_start_that_fails_leaves_nothing_open() -> None:
     async def scenario() -> None:
         class Damaged(Unreliable):
-            async def rescue(self, *, at: float, served: frozenset[str] | None = None) -> None:
+            async def rescue(self, *, at: float, served: Served | None = None) -> None:
                 raise StorageError("the file is damaged")
 
         store = Damaged(lambda verb: "done")

@@ -144,7 +144,7 @@ def test_a_run_whose_rescuer_lacks_its_agent_is_ended_or_left_to_its_pool(postgr
         await left_by_a_host_of_pool_a(postgres_url)
         stranger = PostgresStore(postgres_url, lease_s=20.0)
         await stranger.open(node_id="stranger", at=2.0)
-        assert await stranger.rescue(at=2.0, served=frozenset(("another",))) == ()
+        assert await stranger.rescue(at=2.0, served={"another": ""}) == ()
         await stranger.close()
         async with host(postgres_url, "b", clerk("b", replayable=replayable)) as other:
             if not replayable:

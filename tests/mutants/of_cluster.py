@@ -46,7 +46,7 @@ MUTANTS = (
         of="P5",
         breaks="a host claims a run whose agent only another host has, and ends it as failed",
         file="storage/transactions/runs.py",
-        old="    if served is not None and (row.agent if row.run_id is None else row.run_agent) not in served:",
+        old="    if not is_served(row, served):",
         new="    if served is not None and not served:",
         tests=(
             "tests/storage/postgres/test_signals.py"
@@ -76,8 +76,8 @@ MUTANTS = (
         of="P5",
         breaks="the host that ends an interrupted run of another pool starts the session's next run without its files",
         file="storage/transactions/runs.py",
-        old="row.agent in commit.served) and not is_elsewhere(tables, row)",
-        new="row.agent in commit.served)",
+        old="is_served(row, commit.served) and not is_elsewhere(tables, row)",
+        new="is_served(row, commit.served)",
         tests=(f"{POOLS}::test_an_interrupted_run_is_ended_without_its_files_and_the_next_waits_for_them",),
     ),
     Mutant(
@@ -261,5 +261,45 @@ MUTANTS = (
         old="                    self._on_lost_events(live, stored)",
         new="                    assert stored",
         tests=("tests/host/test_lost_events.py::test_streams_end_that_showed_events_which_the_store_has_lost",),
+    ),
+    Mutant(
+        name="any version continues a run",
+        of="P11",
+        breaks="after a rolling deploy, new code replays the journal of old code",
+        file="storage/transactions/session_log.py",
+        old='row.run_version in ("", version) or row.cause is not None',
+        new="row.run_version is not None",
+        tests=("tests/storage/test_conformance.py",),
+    ),
+    Mutant(
+        name="the store offers runs of other versions",
+        of="P11",
+        breaks="a host asks for the same run with each poll, and is refused each time",
+        file="storage/postgres/statements.sql",
+        old="""
+            AND (live -> 'version' IS NULL OR (live ->> 'agent') || '@' || (live ->> 'version') = ANY(?)
+""",
+        new="""
+            AND (live -> 'version' IS NULL OR (live ->> 'agent') || '@' || (live ->> 'version') <> ALL(?) OR true
+""",
+        tests=("tests/host/test_cluster_versions.py",),
+    ),
+    Mutant(
+        name="each host gives a principal its whole limit",
+        of="P9",
+        breaks="ten hosts let a principal have ten times the runs that it may have",
+        file="host/slot_queue.py",
+        old="max(1, self._context.settings.principal_runs // hosts)",
+        new="max(1, self._context.settings.principal_runs // max(1, hosts - hosts))",
+        tests=("tests/host/test_cluster_run_limits.py",),
+    ),
+    Mutant(
+        name="the principal that waits longest first",
+        of="P13",
+        breaks="sessions of a principal with very many waiting ones keep a host from finding those of all others",
+        file="storage/postgres/statements.sql",
+        old="(PARTITION BY parked ORDER BY nth, ready_since, session)",
+        new="(PARTITION BY parked ORDER BY ready_since, session)",
+        tests=("tests/storage/postgres/test_ready.py",),
     ),
 )

@@ -79,7 +79,7 @@ MUTANTS = (
         of="C2 P14",
         breaks="an agent writes the store that its host has open",
         file="tools/files/workspace_guard.py",
-        old='        yield "data of the server", os.path.realpath(path)',
+        old="        yield what, os.path.realpath(path)",
         new="        assert path",
         tests=WORKSPACE,
     ),

@@ -81,7 +81,7 @@ MUTANTS = (
         of="P14",
         breaks="one principal takes all slots of the host",
         file="host/admission.py",
-        old="        if self._running >= self._max_runs or held >= self._principal_runs:",
+        old="        if self._running >= self._max_runs or held >= self.principal_runs:",
         new="        if self._running >= self._max_runs:",
         tests=("tests/host/test_reading.py",),
     ),

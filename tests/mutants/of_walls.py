@@ -296,4 +296,13 @@ MUTANTS = (
         new="        return self.programs or (self.executes and not caller.credential)",
         tests=("tests/server/test_grants.py::test_the_local_token_approves_nothing_where_tools_touch_files",),
     ),
+    Mutant(
+        name="a named workspace is everybody's",
+        of="P16 P14",
+        breaks="with serve --workspace, the agent of each user reads the files of all others",
+        file="tools/assistant.py",
+        old='Workspace(workspace, owner="local", ',
+        new="Workspace(workspace, ",
+        tests=("tests/system/attacks/test_two_users.py",),
+    ),
 )

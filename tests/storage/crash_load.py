@@ -225,7 +225,7 @@ class Load:
                 policy="reject",
                 at=first_at + tick * 10.0,
                 run_id=f"r_tick{tick}",
-                served=frozenset(["demo"]),
+                served={"demo": ""},
             )
             done = await store.fire_schedule(Fire(schedule=due.schedule, revision=due.revision, send=send))
             if tick == 5:

@@ -449,7 +449,8 @@ class StoresAgree(RuleBasedStateMachine):
         send = Send(
             principal=one.principal, key=one.spec.session, agent=one.spec.agent, default_agent="demo",
             message_id=self.fresh("m"), content=one.spec.text, policy=one.spec.overlap, at=at,
-            run_id=self.fresh("r") if room else None, mailbox_limit=4, served=frozenset(["demo", "other", "made"]),
+            run_id=self.fresh("r") if room else None, mailbox_limit=4,
+            served=dict.fromkeys(("demo", "other", "made"), ""),
         )  # fmt: skip
         request = Fire(schedule=one.schedule, revision=one.revision - stale, send=send, by_hand=by_hand)
         fired = self.both(lambda store: store.fire_schedule(request))

@@ -18,8 +18,10 @@ from holdfast.cli.wall_checks import check_walls
 from holdfast.errors import ConfigurationError
 from holdfast.tools import Files, Processes, Python, Sandbox, Terminal, Workspace
 from holdfast.tools.sandbox import choice
-from holdfast.tools.sandbox.backends import container
+from holdfast.tools.sandbox.backends import container, linux
+from holdfast.tools.sandbox.backends.linux import LinuxBackend
 from tests.tools.sandbox.test_container import StandIn
+from tests.tools.sandbox.walled import reason_against
 
 DECIDE = "Tell the user that the operator must decide this."
 
@@ -103,6 +105,54 @@ def test_without_any_wall_programs_are_refused_and_the_operator_is_warned(tmp_pa
     assert Bare.threads and threading.main_thread() not in Bare.threads, "a slow search must not block the loop"
     [check] = check_walls(Settings())
     assert (check.state, check.found[: len(why)]) == ("fault", why)
+
+
+def incidents_at_start(root: Path) -> list[str]:
+    """Start a host whose agent has a terminal; the incidents that it has at once."""
+    agent = Agent(name="worker", model=ScriptedModel([]), tools=[Terminal(Workspace(root))])
+
+    async def main() -> list[str]:
+        async with Host(agent, store="memory://") as host:
+            return [incident.text for incident in host.incidents.newest]
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("left", "why", "remedy"),
+    [
+        ("landlock", "namespaces are not available (unshare: EPERM)", "user.max_user_namespaces"),
+        ("namespaces", "Landlock is not available (the kernel lacks it or has it disabled)", "boot parameter lsm"),
+    ],
+)
+def test_a_wall_of_one_layer_is_reported_with_the_reason_and_the_remedy(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    left: str,
+    why: str,
+    remedy: str,
+) -> None:
+    if (reason := reason_against((left,))) is not None:
+        pytest.skip(reason)
+    if left == "landlock":
+        monkeypatch.setattr(LinuxBackend, "_try", lambda _: "unshare: EPERM")
+    else:
+        monkeypatch.setattr(linux, "landlock_abi", lambda: 0)
+    text = f"programs of tools run behind {left} only: {why}; see holdfast doctor"
+    assert incidents_at_start(tmp_path / "work") == [text]
+    assert [record.getMessage() for record in caplog.records].count(text) == 1
+    check, *attempts = check_walls(Settings())
+    assert (check.state, check.found) == ("advice", f"programs run behind linux ({left}) only: {why}")
+    assert remedy in check.advice
+    assert {attempt.state for attempt in attempts} == {"ok"}, attempts
+
+
+def test_a_wall_of_all_layers_is_not_reported(tmp_path: Path) -> None:
+    if (reason := reason_against(("namespaces", "landlock"))) is not None:
+        pytest.skip(reason)
+    assert incidents_at_start(tmp_path / "work") == []
+    assert next(iter(check_walls(Settings()))).state == "ok"
 
 
 def test_a_container_engine_that_hangs_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

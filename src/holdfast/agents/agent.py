@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
@@ -28,6 +29,7 @@ __all__ = ["Agent", "AgentLike", "AgentWork", "ToolLike", "agent", "as_agent"]
 AgentWork: TypeAlias = "Callable[[Any], Any]"
 """A function of a `Run`. The parameter is typed as `Any`, because the module of `Run` depends on this module."""
 
+_VERSION = re.compile(r"[A-Za-z0-9._-]{0,64}")
 _USE_FUNCTION = "an agent is a function that takes one argument, the run: async def agent(run): …"
 
 
@@ -41,6 +43,9 @@ class Agent:
             the run. `work` must be None for an agent with a model.
         replayable: whether all effects of `work` go through `Run.call`, so that a run of the agent can resume after a
             crash. An agent with a model always counts as replayable.
+        version: version of the code of a replayable agent, such as ``"2"``; at most 64 letters, digits, ``.``, ``_``
+            and ``-``. Of several hosts, only those whose agent has the same version continue a run. Empty means that
+            any host with an agent of that name may continue it.
         description: one-line description of the agent, for people and for models that may delegate to the agent.
         model: model that the agent uses instead of `work`; a `Model`, or a name that `find_model` accepts.
         instructions: system prompt of an agent with a model.
@@ -51,12 +56,14 @@ class Agent:
         parts: agents to which `work` delegates; the host also starts the toolsets of these agents.
 
     Raises:
-        ConfigurationError: if neither or both of `work` and `model` are given, or if the model or a tool is invalid.
+        ConfigurationError: if neither or both of `work` and `model` are given, or if the version, the model or a tool
+            is invalid.
     """
 
     name: str
     work: AgentWork | None = None
     replayable: bool = False
+    version: str = ""
     description: str = ""
     model: Model | str | None = None
     instructions: str = ""
@@ -71,6 +78,11 @@ class Agent:
         if (self.model is None) is (self.work is None):
             has = "neither work nor a model" if self.model is None else "work and a model"
             raise ConfigurationError(f"the agent {self.name!r} has {has}", hint="pass either work or a model")
+        if not _VERSION.fullmatch(self.version):
+            raise ConfigurationError(
+                f"the agent {self.name!r} has the version {self.version!r}",
+                hint="use at most 64 letters, digits, '.', '_' and '-', such as \"2\" or \"2026-11-29\"",
+            )
         if self.model is None:
             object.__setattr__(self, "in_thread", not _is_async(self.work))
             return
@@ -134,7 +146,7 @@ AgentLike: TypeAlias = "Agent | AgentWork"
 def agent(work: AgentWork, /) -> Agent: ...
 @overload
 def agent(
-    *, name: str | None = None, replayable: bool = False, description: str | None = None
+    *, name: str | None = None, replayable: bool = False, version: str = "", description: str | None = None
 ) -> Callable[[AgentWork], Agent]: ...
 def agent(
     work: AgentWork | None = None,
@@ -142,6 +154,7 @@ def agent(
     *,
     name: str | None = None,
     replayable: bool = False,
+    version: str = "",
     description: str | None = None,
 ) -> Agent | Callable[[AgentWork], Agent]:
     """Make an `Agent` from a function. This decorator may be used with or without arguments.
@@ -149,6 +162,7 @@ def agent(
     Parameters:
         name: name of the agent; None means the function's name.
         replayable: whether all effects of the function go through `Run.call`; see `Agent`.
+        version: version of the function's code; see `Agent`.
         description: one-line description of the agent; None means the first line of the function's docstring.
     """
 
@@ -158,6 +172,7 @@ def agent(
             name=name or str(getattr(work, "__name__", type(work).__name__)),
             work=work,
             replayable=replayable,
+            version=version,
             description=description if description is not None else (doc or "").partition("\n")[0],
         )
 

@@ -38,7 +38,9 @@ def cluster_demo(
     seconds: Annotated[float, typer.Option("--seconds", help="Inject faults for this many seconds.", min=0.1)] = 60.0,
     nodes: Annotated[int, typer.Option("--nodes", help="Number of servers.", min=2, max=9)] = 3,
     seed: Annotated[int | None, typer.Option("--seed", help="Random seed (default: random).")] = None,
-    nats: Annotated[bool, typer.Option("--nats", help="Notify over a NATS server, not over PostgreSQL.")] = False,
+    nats: Annotated[
+        bool, typer.Option("--nats/--no-nats", help="Notify over a NATS server, or over PostgreSQL.")
+    ] = True,
     json: Json = False,
 ) -> Exit:
     """Test a cluster of servers under load and faults. Exit with 1 if a promise is broken."""

@@ -50,6 +50,10 @@ _SLOW_DISK_S = 0.02
 _LITTLE_SPACE_BYTES = 1 << 30
 _FEW_FILES = 4096
 _LARGEST_TABLES = 5
+_COUNTED_FILES = 1000
+_MANY_FILES = 10_000
+_METER_SHARE = 0.2
+"""Share of the time in which a meter counts files."""
 _SUBREAPER = "import ctypes, sys; sys.exit(ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) != 0)"
 
 
@@ -178,7 +182,7 @@ def _quotas(settings: Settings) -> Check:
     controllers = cgroups.controllers if isinstance(cgroups, ProgramCgroups) else frozenset()
     enforced = [name for name, controller in ENFORCED_BY.items() if controller in controllers]
     by_kernel = " and ".join(shown.pop(name) for name in enforced)
-    excess = [f"{shown_bytes(int(_disk_speed() * REACTION_S))} on disk"]
+    excess = [_disk_excess()]
     if "memory" in shown:
         excess.insert(0, f"{shown_bytes(int(_memory_speed() * REACTION_S))} of memory")
     missing = [controller for name, controller in ENFORCED_BY.items() if name in shown]
@@ -192,6 +196,18 @@ def _quotas(settings: Settings) -> Check:
         + f"and what starts within {REACTION_S:g} s"
         + (f" (the kernel enforces memory and processes in a delegated cgroup; here, {why})" if missing else ""),
     )
+
+
+def _disk_excess() -> str:
+    """Return by how much a quota of disk may be exceeded here: within the reaction time, and during a walk."""
+    from holdfast.host.program_quotas import REACTION_S, shown_bytes
+
+    try:
+        speed, files_per_s = _disk_speed(), _walk_speed()
+    except OSError as error:
+        return f"an amount on disk that could not be measured ({error.strerror})"
+    during_walk = f"{shown_bytes(int(speed * _MANY_FILES / files_per_s))} for each {_MANY_FILES:,} files in a workspace"
+    return f"{shown_bytes(int(speed * REACTION_S))} on disk (and {during_walk})"
 
 
 def _memory_speed() -> float:
@@ -215,6 +231,20 @@ def _disk_speed() -> float:
             file.write(chunk)
         file.flush()
         return 16 * len(chunk) / (system_clock.monotonic() - began)
+
+
+def _walk_speed() -> float:
+    """Return how many files per second the meter counts in a workspace, its pauses included."""
+    from holdfast.runtime.processes.folder_usage import FolderWalk
+
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(_COUNTED_FILES):
+            Path(folder, str(number)).touch()
+        walk = FolderWalk(os.fsencode(folder), sys.maxsize, sys.maxsize)
+        began = system_clock.monotonic()
+        for _ in walk.steps():
+            pass
+        return _COUNTED_FILES / (system_clock.monotonic() - began) * _METER_SHARE
 
 
 def _succeeds(program: str) -> bool:
@@ -311,6 +341,18 @@ def _database(settings: Settings) -> Check:
             state="advice",
             found=f"{found}; sessions wait for a host of a workspace_pool that no host has: {missing}",
             advice="start a host that has the files of that pool, with workspace_pool set to its name",
+        )
+    if seen.awaiting_agent:
+        from holdfast.host.run_reports import agent_label
+
+        missing = "; ".join(
+            f"{agent_label(name, version)} ({counted(count, 'run')})" for name, version, count in seen.awaiting_agent
+        )
+        return Check(
+            name="store",
+            state="advice",
+            found=f"{found}; runs wait for a host that has their agent and a free slot: {missing}",
+            advice="start a host with that version of the agent, or interrupt the runs",
         )
     return Check(name="store", state="ok", found=found)
 

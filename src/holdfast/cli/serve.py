@@ -61,7 +61,7 @@ class AssistantFlags:
 
     Parameters:
         model: name of the model, as for `find_model`.
-        workspace: folder that the assistant works in; None gives each session its own folder.
+        workspace: folder that the assistant works in for the local user; None gives each session its own folder.
         approve: calls that need approval: ``all``, ``dangerous`` or ``none``.
         mcp: MCP servers, each as ``name=command`` or ``name=https://…``.
         browser: whether the assistant has a browser.
@@ -113,7 +113,11 @@ def serve(
     ] = None,
     workspace: Annotated[
         str | None,
-        typer.Option("--workspace", "-w", help="Working folder of the assistant (default: one per session)."),
+        typer.Option(
+            "--workspace",
+            "-w",
+            help="Working folder of the assistant for the local user; otherwise each session gets its own.",
+        ),
     ] = None,
     approve: Annotated[
         str | None,

@@ -13,12 +13,15 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from holdfast.cli.check_result import Check
 from holdfast.errors import HoldfastError
 from holdfast.local_token import token_path
 from holdfast.settings import Settings
+
+if TYPE_CHECKING:
+    from holdfast.tools.sandbox.port import SandboxBackend
 
 __all__ = ["check_walls"]
 
@@ -37,6 +40,14 @@ _FUNCTIONS: Final = {
     "make a user namespace": "can_enter()",
 }
 """Attempts by name, each with the expression that is true if it succeeds; a write is looked for from outside."""
+
+_REMEDIES: Final = {
+    "namespaces": "allow user namespaces, without which programs get no network and are refused in workspaces with "
+    "files of others: see the sysctls user.max_user_namespaces, kernel.unprivileged_userns_clone and "
+    "kernel.apparmor_restrict_unprivileged_userns, or the options of the container's engine",
+    "landlock": "use a kernel with Landlock (Linux 5.13 or newer), and name it in its boot parameter lsm",
+}
+"""What to do about a missing layer of the wall."""
 
 _SCRIPT: Final = """\
 import ctypes, os, socket
@@ -95,7 +106,7 @@ def check_walls(settings: Settings) -> Iterator[Check]:
                 advice="remove the setting, unless you trust all users who can send messages",
             )
             return
-        yield Check(name="walls", state="ok", found=f"programs run behind {backend.name} ({', '.join(backend.layers)})")
+        yield _wall_of(backend)
         try:
             broken = _break_through(settings)
         except (HoldfastError, OSError) as error:
@@ -113,6 +124,19 @@ def check_walls(settings: Settings) -> Iterator[Check]:
             found=f"{attempt}: {'A PROGRAM CAN' if is_broken else 'held'}",
             advice="choose another sandbox, and report this with the kernel's version" if is_broken else "",
         )
+
+
+def _wall_of(backend: SandboxBackend) -> Check:
+    """Return the result for a wall that this machine builds: its layers, and why others are missing."""
+    found = f"programs run behind {backend.name} ({', '.join(backend.layers)})"
+    if not backend.missing:
+        return Check(name="walls", state="ok", found=found)
+    return Check(
+        name="walls",
+        state="advice",
+        found=f"{found} only: {'; '.join(backend.missing.values())}",
+        advice="; ".join(_REMEDIES.get(layer, f"make {layer} available") for layer in backend.missing),
+    )
 
 
 def _break_through(settings: Settings) -> Mapping[str, bool]:

@@ -15,7 +15,6 @@ __all__ = ["worker_settings"]
 _HOST: Final = ("max_runs", "max_connections", "memory_limit_bytes")
 """Limits of the host: refused if a worker would get too little of them."""
 _PRINCIPAL: Final = (
-    "principal_runs",
     "principal_threads",
     "principal_abandoned",
     "principal_background",
@@ -34,7 +33,8 @@ _LEAST_MEMORY_BYTES: Final = 1_000_000
 def worker_settings(settings: Settings, *, workers: int) -> Settings:
     """Return the settings of each of `workers` processes that together keep to `settings`.
 
-    ``principal_memory_bytes`` stays as it is, because a large request is handled by a single worker.
+    ``principal_memory_bytes`` stays as it is, because a large request is handled by a single worker. So does
+    ``principal_runs``: all hosts of a store divide it among them (`holdfast.host.slot_queue.SlotQueue.share`).
 
     Raises:
         ConfigurationError: if a limit of the host is too small to be divided.

@@ -23,12 +23,12 @@ class Admission:
 
     Parameters:
         max_runs: total number of slots.
-        principal_runs: maximum number of slots that one principal may hold.
+        principal_runs: maximum number of slots that one principal may hold; may be changed at any time.
     """
 
     def __init__(self, *, max_runs: int, principal_runs: int) -> None:
         self._max_runs = max_runs
-        self._principal_runs = principal_runs
+        self.principal_runs = principal_runs
         self._running = 0
         self._held: dict[str, int] = {}
         self._line: dict[str, deque[int]] = {}
@@ -38,7 +38,7 @@ class Admission:
     def reserve(self, principal: str) -> bool:
         """Take a slot if one is free, and return whether it was taken. The caller must `release` a taken slot."""
         held = self._held.get(principal, 0)
-        if self._running >= self._max_runs or held >= self._principal_runs:
+        if self._running >= self._max_runs or held >= self.principal_runs:
             self._refused += 1
             return False
         self.occupy(principal)
@@ -77,7 +77,7 @@ class Admission:
         for principal in list(self._line):
             if self._running >= self._max_runs:
                 return None
-            if self._held.get(principal, 0) >= self._principal_runs:
+            if self._held.get(principal, 0) >= self.principal_runs:
                 continue
             waiting = self._line.pop(principal)
             session = waiting.popleft()

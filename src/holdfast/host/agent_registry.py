@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from holdfast.agents.agent import Agent, AgentLike, as_agent
 from holdfast.errors import ConfigurationError, UnknownAgent
+from holdfast.storage.values import Served
 
 __all__ = ["AgentRegistry"]
 
@@ -18,8 +19,8 @@ DEMO = "demo"
 class AgentRegistry:
     """The agents of a host; the default agent is the first.
 
-    ``names`` are the names of the agents, and ``takes_over`` the names of agents that this host does not have and whose
-    sessions its default agent takes over.
+    ``names`` are the names of the agents, ``served`` are their versions by name, and ``takes_over`` are the names of
+    agents that this host does not have and whose sessions its default agent takes over.
 
     Parameters:
         agent: the default agent; if None, the first of `others` is the default.
@@ -29,12 +30,13 @@ class AgentRegistry:
         ConfigurationError: if no agent is given, or if two agents have the same name.
     """
 
-    __slots__ = ("by_name", "default", "names", "takes_over")
+    __slots__ = ("by_name", "default", "names", "served", "takes_over")
 
     def __init__(self, agent: AgentLike | None, others: Mapping[str, AgentLike] | Iterable[AgentLike] = ()) -> None:
         self.by_name = _by_name(agent, others)
         self.default = next(iter(self.by_name))
         self.names = frozenset(self.by_name)
+        self.served: Served = {name: agent.version if agent.replayable else "" for name, agent in self.by_name.items()}
         self.takes_over = frozenset({DEMO}) - self.names
 
     def find(self, name: str, *, among: frozenset[str] | None = None) -> Agent:

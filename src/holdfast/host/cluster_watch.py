@@ -2,8 +2,8 @@
 
 - Every `cluster_poll_s`, it looks at everything that other hosts may have changed. Signals only make it look earlier.
 - It takes over the runs of a host as soon as that host's lease has ended.
-- It carries out what other hosts ask for (`NodeRequests`), tells which sessions wait for a ``workspace_pool`` that no
-  host has, and drops old requests.
+- It carries out what other hosts ask for (`NodeRequests`), tells which sessions wait for a ``workspace_pool`` or an
+  agent that no host has, and drops old requests.
 - It compares the runs that it holds in the store with those in its memory: a claim whose reply was lost for good
   would otherwise hold its session as long as this host lives.
 """
@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.errors import HoldfastError
 from holdfast.host.coalesced_tasks import CoalescedTasks
+from holdfast.host.run_reports import agent_label
 from holdfast.protocol.stopping import Cause
+from holdfast.storage.cluster import WAITED_LONG_S
 from holdfast.storage.port import Claim
 
 if TYPE_CHECKING:
@@ -93,6 +95,8 @@ class ClusterWatch:
         self._signals_problem: str | None = None
         self.awaiting_pool: Mapping[str, int] = {}
         """How many sessions wait for a host of each pool that no host declares now."""
+        self._awaiting_agent: Mapping[tuple[str, str], int] = {}
+        """How many runs have waited long for a host with their agent, by the agent's name and version."""
 
     def start(self) -> None:
         """Start to watch."""
@@ -105,6 +109,7 @@ class ClusterWatch:
                 (self._repeat(self._poll, self._context.settings.cluster_poll_s), "poll the cluster"),
                 (self._repeat(self._reconcile, lease_s), "compare runs"),
                 (self._watch_leases(lease_s), "watch leases"),
+                (self._repeat(self._look_for_missing_agents, WAITED_LONG_S), "look for agents"),
                 (self._repeat(self._sweep, _SWEEP_S), "sweep"),
             )
         ]
@@ -150,6 +155,10 @@ class ClusterWatch:
 
     # ── polling ──────────────────────────────────────────────────────────────────────────────────────────────────
 
+    async def share_limits(self) -> None:
+        """Divide the limits that hold for all hosts together by their number. Raises `StorageError`."""
+        self._parts.queue.share(1 + len(await self._cluster.other_nodes()))
+
     async def _poll(self) -> None:
         """Look at everything that other hosts may have changed. Raises `StorageError`."""
         self._end_background_of_before()
@@ -158,6 +167,7 @@ class ClusterWatch:
         await self._follower.poll()
         self._parts.directory.awaited.look_again()
         await self._parts.grants.poll()
+        await self.share_limits()
         await self._claim_ready(_ALL)
         await self._look_for_missing_pools()
         if not self._context.lifecycle.draining:
@@ -202,7 +212,7 @@ class ClusterWatch:
         context, queue = self._context, self._parts.queue
         if context.lifecycle.draining or queue.admission.statistics().running >= context.settings.max_runs:
             return
-        ready = await self._cluster.ready(agents=self._parts.agents.names, at=context.now(), limit=READY_LIMIT)
+        ready = await self._cluster.ready(agents=self._parts.agents.served, at=context.now(), limit=READY_LIMIT)
         for session in ready:
             queue.enqueue_when_due(session.session, session.principal, 0.0)
 
@@ -216,6 +226,19 @@ class ClusterWatch:
             )
             _log.warning("%s", text)
             self._context.report("workspace_pool", text)
+
+    async def _look_for_missing_agents(self) -> None:
+        """Report runs that no host has continued for long, once for each agent and version."""
+        before = self._awaiting_agent
+        waiting = await self._cluster.runs_without_agent(updated_before=self._context.now() - WAITED_LONG_S)
+        self._awaiting_agent = waiting
+        for name, version in waiting.keys() - before.keys():
+            text = (
+                f"runs wait for a host with {agent_label(name, version)} and a free slot "
+                f"({waiting[name, version]:,} now); start one, or interrupt the runs"
+            )
+            _log.warning("%s", text)
+            self._context.report("agent", text)
 
     # ── leases ───────────────────────────────────────────────────────────────────────────────────────────────────
 

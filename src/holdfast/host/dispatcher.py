@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from holdfast.host.slot_queue import SlotQueue
     from holdfast.host.suspension import Suspension
     from holdfast.protocol.messages import SessionView
+    from holdfast.storage.port import Served
 
 __all__ = ["Dispatcher"]
 
@@ -43,7 +44,7 @@ class Dispatcher:
         queue: SlotQueue,
         launcher: RunLauncher,
         suspension: Suspension,
-        served: frozenset[str] | None,
+        served: Served | None,
     ) -> None:
         self._context = context
         self._directory = directory

@@ -170,7 +170,8 @@ class Host:
         Raises:
             StoreLocked, StoreCorrupt, StoreReadOnly: if the store cannot be used; the error's hint names the remedy.
             StorageError: if recovery fails to read or write the store; the host is then closed again.
-            ConfigurationError: if the host was started before, or if a toolset fails to start.
+            ConfigurationError: if the host was started before, if a toolset fails to start, or if ``event_archive`` is
+                not a folder that can be written.
         """
         if self._started:
             raise ConfigurationError("this host was started before", hint="a host starts only once; create a new one")
@@ -199,7 +200,10 @@ class Host:
                     )
                     self._watchdog.start()
             self.parts.lease_guard.start()
+            self.maintenance.open()
             await self.parts.toolsets.enter()
+            if self.parts.cluster_watch is not None:
+                await self.parts.cluster_watch.share_limits()
             self.recovered = await context.start_task(self.parts.recovery.run(), "recovery")
             self.maintenance.start()
             self.scheduler.start()

@@ -46,13 +46,13 @@ class Maintenance:
         self._pruning: asyncio.Task[None] | None = None
         self._archive = EventArchive(folder, self._context.node_id) if folder else None
 
-    def start(self) -> None:
-        """Start maintenance. Idle sessions, old rows and due questions are handled at once, then periodically.
-
-        Raises `ConfigurationError` if the archive of events cannot be written.
-        """
+    def open(self) -> None:
+        """Open the archive of events, if there is one. Raises `ConfigurationError` if it cannot be written."""
         if self._archive is not None:
             self._archive.open()
+
+    def start(self) -> None:
+        """Start maintenance. Idle sessions, old rows and due questions are handled at once, then periodically."""
         self._evict()
         self._prune()
         self._expire()

@@ -127,7 +127,7 @@ class MessageSender:
             attachments=tuple(attachments),
             retry_of=retry_of,
             agents=agents,
-            served=self._agents.names,
+            served=self._agents.served,
             takes_over=self._agents.takes_over,
         )
         done = context.store.send(request)

@@ -62,7 +62,7 @@ class RunParts:
         self.queue = queue
         self.threads = threads
         self.restart_rules = RestartRules(context, agents)
-        self.served = None if context.store.cluster is None else agents.names
+        self.served = None if context.store.cluster is None else agents.served
         """The agents whose runs this host may claim; None if only this host uses the store."""
         self.grants = grants
         self.programs = programs

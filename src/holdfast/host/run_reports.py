@@ -30,6 +30,11 @@ def session_label(principal: str, key: str) -> str:
     return key if principal == "local" else f"{principal}/{key}"
 
 
+def agent_label(name: str, version: str) -> str:
+    """Return an agent for the operator: its name, and its version if it has one."""
+    return f"agent {name!r}, version {version!r}" if version else f"agent {name!r}"
+
+
 class RunReport(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """How a run ended.
 

@@ -196,7 +196,7 @@ class Scheduler:
                 mailbox_size=settings.mailbox_size,
                 session_limit=settings.principal_sessions,
                 stored_limit=context.stored_limit,
-                served=self._agents.names,
+                served=self._agents.served,
                 takes_over=self._agents.takes_over,
             ),
             by_hand=by_hand,

@@ -49,6 +49,14 @@ class SlotQueue:
             self.admission.enqueue(principal, session)
             self._admit()
 
+    def share(self, hosts: int) -> None:
+        """Divide the runs of each principal by the number of `hosts` that use the store; this host gets at least 1.
+
+        Active runs continue. What one host has no slot for, another host claims.
+        """
+        self.admission.principal_runs = max(1, self._context.settings.principal_runs // hosts)
+        self._admit()
+
     def reserve(self, principal: str) -> str | None:
         """Take a slot and return a new id for the run that will use the slot.
 

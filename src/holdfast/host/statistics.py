@@ -35,6 +35,7 @@ IncidentKind = Literal[
     "budget",
     "workspace_pool",
     "event_archive",
+    "agent",
 ]
 
 PROMISES: dict[str, tuple[str, str, str]] = {

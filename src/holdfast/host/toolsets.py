@@ -171,10 +171,10 @@ class Toolsets:
             return
         info = await context.store.info()
         path = info.path if info.engine == "sqlite" else None
-        private = () if path is None else store_paths(path)
+        private = dict.fromkeys(() if path is None else store_paths(path), "the store")
         if context.settings.event_archive:
-            private += (archive_folder(context.settings.event_archive),)
-        self._while_entered.enter_context(kept_private(private))
+            private[archive_folder(context.settings.event_archive)] = "the archive of events"
+        self._while_entered.enter_context(kept_private(tuple(private)))
         for toolset in toolsets:
             for folder in toolset.folders():
                 check_folder(folder, private)
@@ -186,7 +186,7 @@ class Toolsets:
             self._entered.append(lifespan)
 
     async def _find_wall(self, toolsets: Sequence[Toolset]) -> None:
-        """Find what confines programs, in a thread, because that may take long; report it if nothing does.
+        """Find what confines programs, in a thread, because that may take long; report what is missing.
 
         Later searches return the same result at once.
         """
@@ -195,15 +195,18 @@ class Toolsets:
 
         def find() -> str:
             try:
-                find_backend()
+                backend = find_backend()
             except HoldfastError as error:
-                return str(error)
-            return ""
+                return f"programs of tools are refused: {error}"
+            if not backend.missing:
+                return ""
+            missing = "; ".join(backend.missing.values())
+            return f"programs of tools run behind {', '.join(backend.layers)} only: {missing}; see holdfast doctor"
 
         problem = await asyncio.get_running_loop().run_in_executor(None, find)
         if problem and any(toolset.programs for toolset in toolsets):
-            _log.warning("programs of tools are refused: %s", problem)
-            self._context.report("toolset", f"programs of tools are refused: {problem}")
+            _log.warning("%s", problem)
+            self._context.report("toolset", problem)
 
     async def leave(self) -> None:
         """Exit all toolsets in reverse order, and report failures as incidents."""

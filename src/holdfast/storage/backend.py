@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from holdfast.protocol.events import Stored
 from holdfast.protocol.messages import (
@@ -31,13 +31,12 @@ from holdfast.storage.values import (
     DueSchedule,
     KeyRecord,
     OldEvents,
-    PruneTimes,
     Ready,
     RequestKind,
     StoreHealth,
 )
 
-__all__ = ["Backend", "Counters", "GrantTable", "Reads", "Tables"]
+__all__ = ["Backend", "Counters", "GrantTable", "PruneTimes", "Reads", "Tables"]
 
 _T = TypeVar("_T")
 
@@ -50,6 +49,15 @@ class Counters:
     batches: int = 0
     stale_writes_refused: int = 0
     duplicates_prevented: int = 0
+
+
+class PruneTimes(NamedTuple):
+    """Times before which each kind of row is old, in seconds since the epoch; see `Store.prune`."""
+
+    tombstones: float
+    events: float
+    idempotency: float
+    attachments: float
 
 
 class GrantTable(Protocol):

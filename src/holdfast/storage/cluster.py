@@ -8,14 +8,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 
-from holdfast.storage.values import Lease, NodeReply, NodeRequest, Ready, RequestKind
+from holdfast.storage.values import Lease, NodeReply, NodeRequest, Ready, RequestKind, Served
 
 if TYPE_CHECKING:
     from holdfast.protocol.events import Stored
 
-__all__ = ["Cluster", "CommittedEvents", "OnEvents", "OnSignals", "SessionEvents", "SignalKind", "Signals"]
+__all__ = [
+    "WAITED_LONG_S",
+    "Cluster",
+    "CommittedEvents",
+    "OnEvents",
+    "OnSignals",
+    "SessionEvents",
+    "SignalKind",
+    "Signals",
+]
+
+WAITED_LONG_S: Final = 60.0
+"""Time after which a run that no node continues is reported."""
 
 SignalKind = Literal["ready", "interrupt", "request", "changed", "created"]
 """``ready``: sessions may be claimed. ``interrupt``: another node has changed sessions whose holder is to look at them
@@ -131,7 +143,7 @@ class Cluster(Protocol):
         """Return the seq of the newest event of each of these sessions; a session that was purged is left out."""
         ...
 
-    async def ready(self, *, agents: frozenset[str], at: float, limit: int) -> Sequence[Ready]:
+    async def ready(self, *, agents: Served, at: float, limit: int) -> Sequence[Ready]:
         """Return sessions that this node may claim at the time `at`, if it has these agents.
 
         At most `limit` of them wait for a run, and as many have a parked run. Principals take turns: first the session
@@ -141,6 +153,13 @@ class Cluster(Protocol):
 
     async def other_nodes(self) -> Sequence[str]:
         """Return the ids of the other nodes that have a lease."""
+        ...
+
+    async def runs_without_agent(self, *, updated_before: float) -> Mapping[tuple[str, str], int]:
+        """Return how many runs wait for a node that has their agent, by the agent's name and version.
+
+        Runs of sessions that have changed since `updated_before` are left out: a node may just be about to claim them.
+        """
         ...
 
     async def sessions_without_pool(self) -> Mapping[str, int]:

@@ -109,6 +109,7 @@ class SessionRow:
     run_id: str | None = None
     run_state: RunState = "running"
     run_agent: str = ""
+    run_version: str = ""
     attempt: int = 0
     started_at: float = 0.0
     started_seq: int = 0

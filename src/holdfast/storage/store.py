@@ -26,7 +26,7 @@ from holdfast.protocol.messages import (
 from holdfast.protocol.schedules import ScheduleView
 from holdfast.protocol.stopping import Cause
 from holdfast.storage import transactions
-from holdfast.storage.backend import Backend, Tables
+from holdfast.storage.backend import Backend, PruneTimes, Tables
 from holdfast.storage.cluster import Cluster
 from holdfast.storage.values import (
     ALL_BYTES,
@@ -49,12 +49,12 @@ from holdfast.storage.values import (
     NotReady,
     OldEvents,
     Parked,
-    PruneTimes,
     PutSchedule,
     Ready,
     RunCommit,
     Send,
     SendResult,
+    Served,
     Steered,
     Stopped,
     StoreHealth,
@@ -105,7 +105,7 @@ class Store:
         return self._write("send", lambda tables: transactions.send(tables, request))
 
     def claim(
-        self, session: int, *, run_id: str, at: float, served: frozenset[str] | None = None
+        self, session: int, *, run_id: str, at: float, served: Served | None = None
     ) -> asyncio.Future[Claim | NotReady]:
         """Start the next run of a session that has due messages and no run, or resume its parked run.
 
@@ -355,7 +355,7 @@ class Store:
         """
         return await self._read(lambda reads: reads.schedules(principal=principal, session=session, limit=limit))
 
-    async def rescue(self, *, at: float, served: frozenset[str] | None = None) -> Sequence[Claim]:
+    async def rescue(self, *, at: float, served: Served | None = None) -> Sequence[Claim]:
         """Take over every run whose holder has ended, and return the claims, the oldest run first.
 
         Each run's fence and attempt increase by one. The caller writes ``run.restarted`` with `restart`. A run whose

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Final, Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
@@ -46,13 +46,13 @@ __all__ = [
     "NotReady",
     "OldEvents",
     "Parked",
-    "PruneTimes",
     "PutSchedule",
     "Ready",
     "RequestKind",
     "RunCommit",
     "Send",
     "SendResult",
+    "Served",
     "Steered",
     "StopRequest",
     "Stopped",
@@ -64,6 +64,8 @@ ALL_ENTRIES: Final = 2**62
 """Limit that means an unlimited number of entries."""
 ALL_BYTES: Final = 2**62
 """Limit that means an unlimited number of bytes."""
+Served: TypeAlias = Mapping[str, str]
+"""The agents of a host: the version of each agent by its name, empty if it has none."""
 
 
 class Lease(msgspec.Struct, frozen=True, gc=False):
@@ -131,8 +133,8 @@ class Send(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             transcript in the same transaction. None if the message is not a retry.
         agents: names of the agents that the sender may use; None allows all agents. A message that would reach another
             agent is refused.
-        served: names of the host's agents. A message to an existing session is refused if the session's agent is not
-            among them and the message names no other; None disables this check.
+        served: the host's agents. A message to an existing session is refused if the session's agent is not among them
+            and the message names no other; None disables this check.
         takes_over: names of agents whose sessions the default agent takes over.
         stored_limit: maximum number of bytes that the principal may store.
     """
@@ -156,7 +158,7 @@ class Send(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     attachments: tuple[Attachment, ...] = ()
     retry_of: str | None = None
     agents: frozenset[str] | None = None
-    served: frozenset[str] | None = None
+    served: Served | None = None
     takes_over: frozenset[str] = frozenset()
     stored_limit: int = ALL_BYTES
 
@@ -397,7 +399,7 @@ class RunCommit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         not_undone: names of calls whose effects remain, if the run is rolled back.
         replaces_history: whether `entries` replace the whole transcript, because the run compacted it.
         stored_limit: maximum number of bytes that the principal may store.
-        served: names of the agents whose runs may start next; None allows all agents.
+        served: the agents whose runs may start next; None allows all agents.
 
     A run with a recorded interrupt of kind ``rollback`` always ends ``interrupted``: its messages are settled as
     ``superseded``, its entries are dropped, and ``run.rolled_back`` is written before ``run.finished``.
@@ -417,7 +419,7 @@ class RunCommit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     not_undone: tuple[str, ...] = ()
     replaces_history: bool = False
     stored_limit: int = ALL_BYTES
-    served: frozenset[str] | None = None
+    served: Served | None = None
 
 
 class Committed(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -574,15 +576,6 @@ class StoreInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     sessions: int
     stale_writes_refused: int
     duplicates_prevented: int
-
-
-class PruneTimes(NamedTuple):
-    """Times before which each kind of row is old, in seconds since the epoch; see `Store.prune`."""
-
-    tombstones: float
-    events: float
-    idempotency: float
-    attachments: float
 
 
 class OldEvents(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -88,8 +88,10 @@ def assistant(
 
     Parameters:
         model: a `Model` or a model name, such as ``anthropic:claude-sonnet-5`` or ``scripted:demo``.
-        workspace: folder that the agent works in, which is created if missing; None gives each session its own folder
-            in ``.holdfast/workspaces``. With ``scripted:demo``, a new or empty folder begins with a few sample files.
+        workspace: folder that the agent works in for the principal ``local``, which is created if missing. Each session
+            of another principal gets its own folder in ``.holdfast/workspaces``; None gives one to every session. To
+            share a folder among all principals, pass a `Workspace`. With ``scripted:demo``, a new or empty folder
+            begins with a few sample files.
         approve: calls that need a person's approval. ``all`` means commands, scripts, fetches, browser actions and file
             changes. ``dangerous`` means no calls but those that ask for access beyond their wall; if the operator chose
             that programs run without a wall, it means dangerous commands (see `holdfast.tools.commands.danger`) and all
@@ -113,7 +115,7 @@ def assistant(
     if isinstance(workspace, Workspace):
         folder = workspace
     else:
-        folder = Workspace(workspace, template=_SAMPLE if model == "scripted:demo" else None)
+        folder = Workspace(workspace, owner="local", template=_SAMPLE if model == "scripted:demo" else None)
     limits = limits or AgentLimits()
     shared = [*_own_tools(folder, approve, network), *tools]
     if browser:

@@ -185,7 +185,7 @@ def launch_of_host(
         NotSupported: if this machine cannot build the wall.
         ConfigurationError: if a path or a secret of the sandbox is missing.
     """
-    launch = _launch(
+    return _launch(
         argv,
         sandbox,
         folder=folder,
@@ -195,10 +195,8 @@ def launch_of_host(
         home=home,
         readable=readable,
         held=HeldAccess(),
+        idle=False,
     )
-    if launch.wall is not None:
-        launch.wall.idle = False
-    return launch
 
 
 async def launch_of_options(
@@ -264,6 +262,7 @@ def _launch(
     home: str | None = None,
     readable: Sequence[str | os.PathLike[str]] = (),
     held: HeldAccess,
+    idle: bool = True,
 ) -> Launch:
     backend = find_backend()
     walled = backend.name != "none"
@@ -280,6 +279,7 @@ def _launch(
         hosts=held.hosts,
         secrets=held.secrets,
         hidden=(*own_paths(), *private_paths()) if walled else (),
+        idle=idle,
     )
     if not {*held.writable, *held.readable} <= {*plan.writable, *plan.readable}:
         raise ToolFailed("a granted path was replaced with a link, so the program was not started")

@@ -1090,6 +1090,11 @@ def a_principal_exceeds_its_cap(tale: Tale) -> None:
     tale.change(read, running_of=(("ann", LIMITS.principal_runs + 1),))
 
 
+@breaks("P14", "reached the workspace of another principal")
+def a_program_reads_the_workspace_of_another_principal(tale: Tale) -> None:
+    tale.change(tale.first(Stamp, what="probe"), reached=("the workspace of mallory/k",))
+
+
 # P16 -----------------------------------------------------------------------------------------------------------------
 
 

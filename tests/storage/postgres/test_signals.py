@@ -56,9 +56,9 @@ def test_each_kind_of_change_is_signalled_once_it_can_be_read(postgres_url: str)
             heard.kinds.clear()
             await one.commit_run(RunCommit(lease=claim.lease, status="completed", at=9.0))
             assert await heard.until("ready") == [session]
-            agents = frozenset(("demo",))
+            agents = {"demo": ""}
             assert [ready.session for ready in await two.cluster.ready(agents=agents, at=9.0, limit=9)] == [session]
-            assert await two.cluster.ready(agents=frozenset(("other",)), at=9.0, limit=9) == ()
+            assert await two.cluster.ready(agents={"other": ""}, at=9.0, limit=9) == ()
 
     run(main)
 
@@ -110,10 +110,10 @@ def test_runs_of_agents_that_the_rescuer_does_not_have_are_parked_for_others(pos
         async with nodes(postgres_url, 3) as (ended, stranger, friend):
             claim = (await ended.send(message(0))).claim
             await ended.close()
-            assert await stranger.rescue(at=5.0, served=frozenset(("other",))) == ()
-            agents = frozenset(("demo",))
+            assert await stranger.rescue(at=5.0, served={"other": ""}) == ()
+            agents = {"demo": ""}
             (ready,) = await friend.cluster.ready(agents=agents, at=5.0, limit=9)
-            refused = await stranger.claim(ready.session, run_id="r8", at=6.0, served=frozenset(("other",)))
+            refused = await stranger.claim(ready.session, run_id="r8", at=6.0, served={"other": ""})
             assert refused.busy
             taken = await friend.claim(ready.session, run_id="r9", at=6.0, served=agents)
             assert taken.resumed
@@ -131,10 +131,10 @@ def test_parked_runs_of_agents_that_a_node_does_not_have_hide_no_waiting_session
             for n in range(3):
                 await ended.send(message(n, key=f"parked{n}"))
             await ended.close()
-            assert await stranger.rescue(at=5.0, served=frozenset(("second",))) == ()
+            assert await stranger.rescue(at=5.0, served={"second": ""}) == ()
             waits = msgspec.structs.replace(message(9, key="waits", room=False), agent="second")
             session = (await friend.send(waits)).session
-            ready = await stranger.cluster.ready(agents=frozenset(("second",)), at=6.0, limit=1)
+            ready = await stranger.cluster.ready(agents={"second": ""}, at=6.0, limit=1)
             assert [one.session for one in ready] == [session]
 
     run(main)

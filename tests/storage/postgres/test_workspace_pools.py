@@ -11,7 +11,7 @@ from holdfast.storage.port import Claim, InterruptRequest, NotReady, Parked, Run
 from holdfast.storage.postgres import PostgresStore
 from tests.storage.postgres.test_races import end_lease, message, run
 
-AGENTS = frozenset(("demo",))
+AGENTS = {"demo": ""}
 
 
 @asynccontextmanager
@@ -210,7 +210,7 @@ def test_a_run_whose_rescuer_lacks_its_agent_is_judged_by_any_node_that_has_it(p
         async with nodes(postgres_url, "a", "a", "b", "b") as (gone, one, stranger, other):
             session = (await with_files(gone)).lease.session
             await gone.close()
-            assert await stranger.rescue(at=5.0, served=frozenset(("another",))) == ()
+            assert await stranger.rescue(at=5.0, served={"another": ""}) == ()
             assert await ready_at(other) == [session], "it may end the run, if that cannot resume"
             taken = await other.claim(session, run_id="r9", at=6.0)
             assert (taken.handed_over, taken.workspace_pool) == (True, "a")

@@ -14,10 +14,10 @@ import pytest
 from holdfast import failpoints
 from holdfast.protocol.events import Stored, TextDelta, ToolStarted, encode_event
 from holdfast.storage import SqliteStore
+from holdfast.storage.backend import PruneTimes
 from holdfast.storage.event_packs import merge_packs, pack_events, unpack_events
 from holdfast.storage.port import RunCommit, Send
 from holdfast.storage.sql.merger import EventsDropped
-from holdfast.storage.values import PruneTimes
 from tests.storage.audit import audit_file
 
 PIECES = 20

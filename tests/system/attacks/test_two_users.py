@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from holdfast.agents.scripted import ScriptedModel
 from holdfast.errors import NotSupported
 from holdfast.protocol.model import CallPart, ModelRequest, ToolMessage, UserMessage
 from holdfast.tools import Terminal, Workspace
+from holdfast.tools.assistant import assistant
 from holdfast.tools.sandbox.choice import BackendName, find_backend
 from tests.server.live import Live, echo, served
 
@@ -38,11 +40,27 @@ def _shell(request: ModelRequest) -> CallPart | str:
     return last.content
 
 
-def _hunt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sandbox: BackendName) -> str:
+def _shell_agent(root: Path) -> Agent:
+    """An agent whose sessions have folders of their own below `root`."""
+    terminal = Terminal(Workspace(root / "sessions", per_session=True), approval=False)
+    return Agent(name="shell", model=ScriptedModel(_shell), tools=[terminal])
+
+
+def _assistant(root: Path) -> Agent:
+    """The agent of ``holdfast serve --model … --workspace …``."""
+    return assistant(ScriptedModel(_shell), workspace=root / "work", approve="none")
+
+
+def _hunt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sandbox: BackendName, make: Callable[[Path], Agent] = _shell_agent
+) -> str:
     """Return what the agent of mallory finds, after that of alice has left a secret."""
-    monkeypatch.setenv("PROVIDER_API_KEY", KEY)
-    root, store = tmp_path / "workspaces", tmp_path / "data" / "holdfast.db"
+    root, store = tmp_path / "home", tmp_path / "data" / "holdfast.db"
     store.parent.mkdir()
+    root.mkdir()
+    monkeypatch.setenv("PROVIDER_API_KEY", KEY)
+    monkeypatch.setenv("HOLDFAST_CONFIG", str(root / "holdfast.toml"))
+    (root / "holdfast.toml").touch()
     found: list[str] = []
 
     async def scenario(server: Live) -> None:
@@ -54,23 +72,19 @@ def _hunt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sandbox: BackendName)
             hunt = HUNT.format(root=root, store=store, port=port, key=KEY)
             found.append(await mallory.session("s").ask(hunt, timeout_s=60))
 
-    shell = Agent(
-        name="shell",
-        model=ScriptedModel(_shell),
-        tools=[Terminal(Workspace(root, per_session=True), approval=False)],
-    )
-    served(scenario, shell, echo, store=f"sqlite:///{store}", sandbox=sandbox)
+    served(scenario, make(root), echo, store=f"sqlite:///{store}", sandbox=sandbox)
     return found[0]
 
 
+@pytest.mark.parametrize("make", [_shell_agent, _assistant])
 def test_the_agents_of_two_users_find_nothing_of_each_other_or_the_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], Agent]
 ) -> None:
     try:
         find_backend("auto")
     except NotSupported as error:
         pytest.skip(error.message)
-    found = _hunt(tmp_path, monkeypatch, "auto")
+    found = _hunt(tmp_path, monkeypatch, "auto", make)
     assert "over" in found
     assert [find for find in FINDS if find in found] == []
 

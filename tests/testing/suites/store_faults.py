@@ -28,6 +28,7 @@ from holdfast.storage.port import (
     RunCommit,
     Send,
     SendResult,
+    Served,
     Stopped,
 )
 
@@ -106,7 +107,7 @@ class ListsTheNewestFirst(MemoryStore):
 @found_by("a_repeated_claim_is_the_same_claim")
 class ClaimsOnce(MemoryStore):
     def claim(
-        self, session: int, *, run_id: str, at: float, served: frozenset[str] | None = None
+        self, session: int, *, run_id: str, at: float, served: Served | None = None
     ) -> asyncio.Future[Claim | NotReady]:
         row = self.backend.tables.get(session)
         if row is not None and row.run_id == run_id:
@@ -206,7 +207,7 @@ class AsksForTheRunOnly(MemoryStore):
 
 @found_by("a_rescue_takes_over_and_fences_the_old_holder")
 class RescuesUnderTheOldFence(MemoryStore):
-    async def rescue(self, *, at: float, served: frozenset[str] | None = None) -> Sequence[Claim]:
+    async def rescue(self, *, at: float, served: Served | None = None) -> Sequence[Claim]:
         claims = []
         for claim in await super().rescue(at=at, served=served):
             row = self.backend.tables.get(claim.lease.session)

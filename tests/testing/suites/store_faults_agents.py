@@ -6,7 +6,7 @@ import asyncio
 
 from holdfast.errors import SessionAgentMissing
 from holdfast.storage import MemoryStore
-from holdfast.storage.port import Appended, Lease, Parked, Send, SendResult
+from holdfast.storage.port import Appended, Claim, Lease, NotReady, Parked, Send, SendResult, Served
 from tests.testing.suites.store_faults import changed, found_by
 
 
@@ -45,3 +45,11 @@ class TiesSessionsOfOthers(MemoryStore):
         done: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
         done.set_result(Appended(events=()))
         return done
+
+
+@found_by("a_run_continues_only_with_the_version_of_its_agent")
+class ContinuesAnyVersion(MemoryStore):
+    def claim(
+        self, session: int, *, run_id: str, at: float, served: Served | None = None
+    ) -> asyncio.Future[Claim | NotReady]:
+        return super().claim(session, run_id=run_id, at=at)

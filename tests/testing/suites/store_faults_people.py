@@ -19,6 +19,7 @@ from holdfast.storage.port import (
     RunCommit,
     Send,
     SendResult,
+    Served,
     Steered,
 )
 from holdfast.storage.rows import SessionRow
@@ -69,7 +70,7 @@ class LetsInterruptsPass(Rows):
 
 @found_by("a_rescued_run_keeps_what_steered_it")
 class ForgetsWhatSteered(Rows):
-    async def rescue(self, *, at: float, served: frozenset[str] | None = None) -> Sequence[Claim]:
+    async def rescue(self, *, at: float, served: Served | None = None) -> Sequence[Claim]:
         for row in self.backend.tables.orphans():
             row.taken = row.taken[: len(row.taken) - row.steered]
             row.steered = 0
@@ -172,7 +173,7 @@ class TellsNobody(Rows):
 @found_by("a_stop_of_a_parked_run_is_answered_by_a_claim")
 class GoesOnAllTheSame(Rows):
     def claim(
-        self, session: int, *, run_id: str, at: float, served: frozenset[str] | None = None
+        self, session: int, *, run_id: str, at: float, served: Served | None = None
     ) -> asyncio.Future[Claim | NotReady]:
         done = super().claim(session, run_id=run_id, at=at, served=served)
         found = done.result()
@@ -181,7 +182,7 @@ class GoesOnAllTheSame(Rows):
 
 @found_by("a_suspended_run_whose_holder_is_gone_is_rescued")
 class ForgetsQuestions(Rows):
-    async def rescue(self, *, at: float, served: frozenset[str] | None = None) -> Sequence[Claim]:
+    async def rescue(self, *, at: float, served: Served | None = None) -> Sequence[Claim]:
         return tuple(changed(claim, questions=()) for claim in await super().rescue(at=at, served=served))
 
 

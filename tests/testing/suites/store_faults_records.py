@@ -15,6 +15,7 @@ from holdfast.storage.port import (
     EditHistory,
     Fire,
     Fired,
+    OldEvents,
     PutSchedule,
     RunCommit,
     Send,
@@ -223,3 +224,9 @@ class TakesAnyKeyForItsOwn(Scheduled):
             for message in session.messages.values():
                 message.body_hash = schedules._BODY_HASH
         return super().fire_schedule(request)
+
+
+@found_by("old_events_are_dropped_only_as_far_as_they_were_read")
+class DropsAllOldEvents(MemoryStore):
+    async def drop_old_events(self, read: Sequence[OldEvents], *, before: float) -> int:
+        return await self.prune(events_before=before, tombstones_before=0.0, idempotency_before=0.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import importlib.util
+import json
 import os
 import signal
 import subprocess
@@ -105,7 +106,7 @@ def alive(named: str) -> bool:
 async def opened(reached: dict[str, Any], **options: Any) -> AsyncIterator[tuple[McpServer, Host]]:
     """A connected server, and a host whose agent makes the calls that its messages name: ``tool {arguments}``."""
     async with asyncio.timeout(90):
-        # walled programs run at idle priority: on a busy machine, even the imports take long
+        # on a busy machine, even the imports take long
         server = McpServer("m", **{"connect_s": BOUND_S, **reached, **options})
         async with server.lifespan(Here()):
             await seen(lambda: server.connected)
@@ -254,21 +255,45 @@ def test_a_call_that_ends_while_it_makes_room_gives_its_place_back(tmp_path: Pat
     asyncio.run(main())
 
 
+LOOK = """\
+import json, os, sys
+
+def read(name):
+    try:
+        with open(os.path.join(sys.argv[1], name)) as file:
+            return file.read()
+    except OSError:
+        return None
+
+seen = {name: read(name) for name in ("own/mine", "program.py", "store.db")}
+try:
+    seen["names"] = os.listdir(sys.argv[1])
+except OSError:
+    seen["names"] = []
+with open("seen", "w") as file:
+    json.dump(seen, file)
+sys.exit("it looked")
+"""
+
+
 def test_a_program_sees_its_folder_and_nothing_of_the_host(tmp_path: Path) -> None:
     """A server that serves everybody reads no file of the host but those that its command names."""
-    secret, folder = tmp_path / "store.db", tmp_path / "own"
+    secret, program, folder = tmp_path / "store.db", tmp_path / "program.py", tmp_path / "own"
     secret.write_text("the secret of the host")
+    program.write_text(LOOK)
     folder.mkdir()
-    code = "import os, sys; open('seen', 'w').write(str(os.path.exists(sys.argv[1]))); sys.exit('it looked')"
+    (folder / "mine").write_text("its own")
 
     async def main() -> None:
-        command = [sys.executable, "-c", code, str(tmp_path)]
+        command = [sys.executable, str(program), str(tmp_path)]
         server = McpServer("m", command=command, cwd=str(folder), connect_s=BOUND_S)
         assert not server.unwalled and server.programs
         async with server.lifespan(Here()):
             assert "it looked" in str(server.problem)
-        assert (folder / "seen").read_text() in ("True", "False")
-        command[2] = f"open({str(secret)!r}).read()"
+        seen = json.loads((folder / "seen").read_text())
+        assert set(seen.pop("names")) <= {"own", "program.py"}, "Landlock alone lists nothing"
+        assert seen == {"own/mine": "its own", "program.py": LOOK, "store.db": None}
+        command[1:] = ["-c", f"open({str(secret)!r}).read()"]
         server = McpServer("m", command=command, connect_s=BOUND_S)
         async with server.lifespan(Here()):
             assert "Error" in str(server.problem) and str(secret) in str(server.problem)

@@ -121,6 +121,12 @@ def test_the_container_is_closed_by_its_options(docker: StandIn, workspace: Path
     assert "docker.sock" not in " ".join(words)
 
 
+def test_only_a_program_that_serves_the_host_has_its_priority(docker: StandIn, workspace: Path) -> None:
+    served = run_walled("nice", folder=workspace, backend=DockerBackend(), idle=False)
+    assert served.output == f"{os.getpriority(os.PRIO_PROCESS, 0)}\n"
+    assert run_walled("nice", folder=workspace, backend=DockerBackend()).output == "19\n"
+
+
 def test_secrets_are_in_no_command_line(docker: StandIn, workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONE_LINE", "hunter2")
     monkeypatch.setenv("TWO_LINES", "begin\nhunter3")

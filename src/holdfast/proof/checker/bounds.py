@@ -10,6 +10,8 @@ from holdfast.protocol.events import MessageAccepted, MessageSettled, RunRestart
 __all__ = ["bounded", "fair", "private", "walled"]
 
 _HIDDEN = frozenset(("not_found", "unknown_session", "unknown_message", "unknown_run", "forbidden", "unauthenticated"))
+_WORKSPACE_OF = "the workspace of"
+"""How `holdfast.proof.storm.wall_probe` begins the report of another workspace; the session follows."""
 _AT_A_LIMIT = frozenset(("rate_limited", "host_busy", "budget_exceeded", "quota_exceeded", "limit_exceeded"))
 
 
@@ -156,8 +158,8 @@ def fair(facts: Facts, ledger: Ledger) -> None:
 def private(facts: Facts, ledger: Ledger) -> None:
     """P14: a principal sees and stops only its own sessions, and slows others only within its caps.
 
-    *Observations*: each attempt to access another principal's session, each list of sessions, and each reading of a
-    principal's number of runs if runs are capped.
+    *Observations*: each attempt to access another principal's session, each list of sessions, each program that tried
+    to leave its wall, and each reading of a principal's number of runs if runs are capped.
 
     *Violations*:
 
@@ -166,6 +168,7 @@ def private(facts: Facts, ledger: Ledger) -> None:
     - a list names another principal's session;
     - a session's log contains a message that another principal sent;
     - a session's run is stopped for a reason that another principal gave;
+    - a program of a tool reached the workspace of another principal;
     - a principal has more runs than its cap.
 
     In a storm with a hostile principal, it is also a violation if another principal's send or stop is refused because
@@ -199,6 +202,12 @@ def private(facts: Facts, ledger: Ledger) -> None:
                 request = stoppers.get(event.cause.reason) if event.cause.reason else None
                 if request is not None and request.principal != log.where[0]:
                     ledger.broken("another principal stopped this run", log.where, event, request)
+    for stamp in facts.stamps:
+        if stamp.what == "probe":
+            ledger.saw()
+            own = f"{_WORKSPACE_OF} {stamp.principal}/"
+            if any(what.startswith(_WORKSPACE_OF) and not what.startswith(own) for what in stamp.reached):
+                ledger.broken("a program reached the workspace of another principal", stamp)
     if facts.opened.hostile:
         _judge_hostile(facts, ledger)
     cap = facts.limits.principal_runs

@@ -18,7 +18,7 @@ from holdfast.errors import StorageError
 from holdfast.protocol.events import Stored
 from holdfast.protocol.messages import Attachment, Entry
 from holdfast.protocol.transcript import memory_bytes
-from holdfast.storage.backend import Counters
+from holdfast.storage.backend import Counters, PruneTimes
 from holdfast.storage.event_packs import unpack_events
 from holdfast.storage.memory.grants import MemoryGrants
 from holdfast.storage.rows import (
@@ -31,7 +31,7 @@ from holdfast.storage.rows import (
     SessionRow,
     ready_since,
 )
-from holdfast.storage.values import ALL_BYTES, KeyRecord, OldEvents, PruneTimes, RequestKind
+from holdfast.storage.values import ALL_BYTES, KeyRecord, OldEvents, RequestKind
 
 __all__ = ["MemoryTables"]
 

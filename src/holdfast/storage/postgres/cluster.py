@@ -12,7 +12,7 @@ from holdfast.storage.cluster import Signals
 from holdfast.storage.postgres.node_lease import NodeLease
 from holdfast.storage.postgres.node_reads import NodeReads
 from holdfast.storage.sql.tables import SqlTables
-from holdfast.storage.values import Lease, NodeReply, NodeRequest, Ready, RequestKind
+from holdfast.storage.values import Lease, NodeReply, NodeRequest, Ready, RequestKind, Served
 
 __all__ = ["PostgresCluster"]
 
@@ -54,12 +54,15 @@ class PostgresCluster:
     async def last_seqs(self, sessions: Sequence[int]) -> Mapping[int, int]:
         return await self._read(lambda reads: reads.last_seqs(sessions))
 
-    async def ready(self, *, agents: frozenset[str], at: float, limit: int) -> Sequence[Ready]:
+    async def ready(self, *, agents: Served, at: float, limit: int) -> Sequence[Ready]:
         return await self._read(lambda reads: reads.ready_for(agents, self.workspace_pool, at, limit))
 
     async def other_nodes(self) -> Sequence[str]:
         epoch = self.epoch
         return await self._read(lambda reads: reads.other_nodes(epoch))
+
+    async def runs_without_agent(self, *, updated_before: float) -> Mapping[tuple[str, str], int]:
+        return await self._read(lambda reads: reads.runs_without_agent(updated_before))
 
     async def sessions_without_pool(self) -> Mapping[str, int]:
         return await self._read(lambda reads: reads.sessions_without_pool())

@@ -7,6 +7,8 @@ from typing import Final
 
 import psycopg
 
+from holdfast.clock import system_clock
+from holdfast.storage.cluster import WAITED_LONG_S
 from holdfast.storage.postgres import errors
 from holdfast.storage.postgres.address import PostgresAddress
 from holdfast.storage.postgres.connection import connect
@@ -36,6 +38,8 @@ class Inspection:
         nodes: ids of the nodes that have a lease.
         sessions: number of sessions.
         awaiting_pool: how many sessions wait for a host of each ``workspace_pool`` that no host declares.
+        awaiting_agent: how many runs have waited for a minute or longer for a host with their agent and a free slot, by
+            the agent's name and version.
     """
 
     shown: str
@@ -45,6 +49,7 @@ class Inspection:
     nodes: tuple[str, ...] = ()
     sessions: int = 0
     awaiting_pool: tuple[tuple[str, int], ...] = ()
+    awaiting_agent: tuple[tuple[str, str, int], ...] = ()
 
 
 def inspect_database(url: str) -> Inspection:
@@ -64,9 +69,11 @@ def inspect_database(url: str) -> Inspection:
             sizes = connection.execute(statement("table_sizes"), (list(TABLES),)).fetchall()
             nodes = connection.execute(statement("other_nodes"), (0,)).fetchall()
             ((sessions,),) = connection.execute(statement("all_live_sessions"), ()).fetchall()
-            awaiting_pool = (
-                () if version < _POOLS else connection.execute(statement("sessions_without_pool")).fetchall()
-            )
+            awaiting_pool, awaiting_agent = [], []
+            if version >= _POOLS:
+                awaiting_pool = connection.execute(statement("sessions_without_pool")).fetchall()
+                before = system_clock.now() - WAITED_LONG_S
+                awaiting_agent = connection.execute(statement("waiting_runs"), (before,)).fetchall()
     except psycopg.Error as error:
         raise errors.translate(error, address.shown) from error
     return Inspection(
@@ -77,4 +84,5 @@ def inspect_database(url: str) -> Inspection:
         nodes=tuple(node_id for _, node_id, _, _ in nodes),
         sessions=sessions,
         awaiting_pool=tuple(awaiting_pool),
+        awaiting_agent=tuple(awaiting_agent),
     )

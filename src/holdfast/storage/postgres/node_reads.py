@@ -9,7 +9,7 @@ from typing import Literal
 from holdfast.storage.postgres.database import PostgresDatabase
 from holdfast.storage.rows import CLOCKS_DIFFER_S
 from holdfast.storage.sql.reads import SqlReads, ready_of
-from holdfast.storage.values import NodeReply, NodeRequest, Ready
+from holdfast.storage.values import NodeReply, NodeRequest, Ready, Served
 
 __all__ = ["NodeReads"]
 
@@ -33,9 +33,15 @@ class NodeReads(SqlReads):
         """See `Cluster.last_seqs`."""
         return dict(self._nodes.query("last_seqs", list(sessions)))
 
-    def ready_for(self, agents: frozenset[str], pool: str | None, at: float, limit: int) -> tuple[Ready, ...]:
+    def ready_for(self, agents: Served, pool: str | None, at: float, limit: int) -> tuple[Ready, ...]:
         """See `Cluster.ready`; `pool` is the ``workspace_pool`` of this node."""
-        return ready_of(self._nodes.query("ready_for", pool, at, at + CLOCKS_DIFFER_S, sorted(agents), limit))
+        versions = [f"{name}@{version}" for name, version in agents.items()]
+        parameters = (pool, at, at + CLOCKS_DIFFER_S, list(agents), versions, limit)
+        return ready_of(self._nodes.query("ready_for", *parameters))
+
+    def runs_without_agent(self, updated_before: float) -> dict[tuple[str, str], int]:
+        """See `Cluster.runs_without_agent`."""
+        return {(name, version): count for name, version, count in self._nodes.query("waiting_runs", updated_before)}
 
     def sessions_without_pool(self) -> dict[str, int]:
         """See `Cluster.sessions_without_pool`."""

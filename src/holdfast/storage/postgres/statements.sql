@@ -173,8 +173,9 @@ SELECT principal, key FROM session WHERE session = ANY(?)
 SELECT session, next_seq - 1 FROM session WHERE session = ANY(?)
 
 -- name: ready_for
--- Parameters: workspace_pool, time, the same plus `CLOCKS_DIFFER_S`, agents, limit. A message that was accepted after the
--- second time is due, as in the transaction `claim`. A parked run that was interrupted, or that was handed over by a node
+-- Parameters: workspace_pool, time, the same plus `CLOCKS_DIFFER_S`, agents, the same with versions, limit. A message that
+-- was accepted after the second time is due, as in the transaction `claim`. A parked run needs the version of its agent,
+-- unless it was interrupted. A parked run that was interrupted, or that was handed over by a node
 -- without its agent (`HANDED_OVER`), is judged in any pool. Parked runs have a limit of their own. JSON may contain a NUL,
 -- which PostgreSQL does not accept in a text.
 SELECT session, principal, key, agent, due_at, run FROM (
@@ -185,9 +186,20 @@ SELECT session, principal, key, agent, due_at, run FROM (
                 workspace_pool IS NULL OR workspace_pool = CAST(? AS text) AS is_here
             FROM session WHERE ready_since IS NOT NULL AND (run_id IS NOT NULL OR due_at <= ? OR ready_since > ?)
         ) AS waiting
-        WHERE coalesce(live ->> 'agent', agent) = ANY(?) AND (is_here OR live -> 'cause' IS NOT NULL OR live ->> 'resumed_as' = '')
+        WHERE coalesce(live ->> 'agent', agent) = ANY(?)
+            AND (live -> 'version' IS NULL OR (live ->> 'agent') || '@' || (live ->> 'version') = ANY(?)
+                OR live -> 'cause' IS NOT NULL)
+            AND (is_here OR live -> 'cause' IS NOT NULL OR live ->> 'resumed_as' = '')
     ) AS found
 ) AS placed WHERE place <= ? ORDER BY nth, ready_since, session
+
+-- name: waiting_runs
+-- Parked runs that no node has claimed, by agent and version; those that sessions_without_pool counts are left out.
+SELECT live ->> 'agent', coalesce(live ->> 'version', ''), count(*) FROM (
+    SELECT replace(convert_from(run, 'UTF8'), '\u0000', '\u0001')::json AS live FROM session
+    WHERE ready_since IS NOT NULL AND run_id IS NOT NULL AND updated_at < ? AND (workspace_pool IS NULL
+        OR workspace_pool IN (SELECT workspace_pool FROM node WHERE NOT ended AND lease_until > clock_timestamp()))
+) AS waiting GROUP BY 1, 2 ORDER BY 1, 2
 
 -- name: sessions_without_pool
 SELECT workspace_pool, count(*) FROM session WHERE ready_since IS NOT NULL AND workspace_pool IS NOT NULL

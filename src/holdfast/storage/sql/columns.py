@@ -72,6 +72,7 @@ class _LiveRun(msgspec.Struct, frozen=True, omit_defaults=True):
     resumed_as: str | None = None
     questions: tuple[Question, ...] = ()
     answered: tuple[tuple[str, int], ...] = ()
+    version: str = ""
 
 
 decode_live = msgspec.json.Decoder(_LiveRun).decode
@@ -139,6 +140,7 @@ def row_of(columns: tuple[Any, ...]) -> tuple[SessionRow, int, tuple[str, ...]]:
         return row, waiting, ()
     live = decode_live(columns[11])
     row.run_agent = live.agent
+    row.run_version = live.version
     row.attempt = live.attempt
     row.started_at = live.started_at
     row.started_seq = live.started_seq
@@ -191,6 +193,7 @@ def live_run(row: SessionRow) -> bytes:
             row.resumed_as,
             row.questions,
             row.answered,
+            row.run_version,
         )
     )
 

@@ -11,12 +11,13 @@ from contextlib import closing
 from typing import Any, Final, Protocol
 
 from holdfast.protocol.events import Stored
+from holdfast.storage.backend import PruneTimes
 from holdfast.storage.event_packs import unpack_events
 from holdfast.storage.rows import SessionRow
 from holdfast.storage.sql.columns import decode_run, row_of
 from holdfast.storage.sql.database import Database
 from holdfast.storage.sql.transcripts import ALL_LANDMARKS
-from holdfast.storage.values import ALL_ENTRIES, OldEvents, PruneTimes
+from holdfast.storage.values import ALL_ENTRIES, OldEvents
 
 __all__ = ["PrunerTables", "drop_old_events", "prune_batch", "purge_contents", "purge_session", "read_old_events"]
 

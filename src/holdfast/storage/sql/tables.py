@@ -17,7 +17,7 @@ from typing import Any
 from holdfast.errors import StorageError
 from holdfast.protocol.events import Stored, encode_json
 from holdfast.protocol.messages import Attachment, Entry
-from holdfast.storage.backend import Counters
+from holdfast.storage.backend import Counters, PruneTimes
 from holdfast.storage.event_packs import pack_entries
 from holdfast.storage.rows import NOBODY, EndedRun, HistoryRow, KnownMessage, Mail, ScheduleRow, SessionRow
 from holdfast.storage.sql.active_sessions import ActiveSessions
@@ -43,7 +43,7 @@ from holdfast.storage.sql.pruner import drop_old_events, prune_batch, purge_cont
 from holdfast.storage.sql.reads import SqlReads
 from holdfast.storage.sql.session_saves import Seen, SessionSaves, seen_of
 from holdfast.storage.sql.transcripts import ALL_LANDMARKS, is_landmark, read_entries, rebuild_landmarks
-from holdfast.storage.values import KeyRecord, OldEvents, PruneTimes, RequestKind
+from holdfast.storage.values import KeyRecord, OldEvents, RequestKind
 
 __all__ = ["SqlTables"]
 

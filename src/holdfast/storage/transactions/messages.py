@@ -30,7 +30,7 @@ from holdfast.storage.transactions.session_log import (
     stop_run,
 )
 from holdfast.storage.transactions.transcript_edits import check_retry, drop_retried
-from holdfast.storage.values import Lease, Send, SendResult, Steered
+from holdfast.storage.values import Lease, Send, SendResult, Served, Steered
 
 __all__ = ["agent_for", "send", "steer", "withdraw"]
 
@@ -44,10 +44,10 @@ def agent_for(row: SessionRow | None, request: Send) -> str:
     return row.agent
 
 
-def _check_served(row: SessionRow, agent: str, request: Send, served: frozenset[str]) -> None:
+def _check_served(row: SessionRow, agent: str, request: Send, served: Served) -> None:
     """Raise `SessionAgentMissing` if the host no longer has the session's agent."""
     if agent not in served:
-        visible = served if request.agents is None else served & request.agents
+        visible = served.keys() if request.agents is None else served.keys() & request.agents
         available = ", ".join(sorted(visible)) or "none"
         raise SessionAgentMissing(
             f"session {row.key!r} belongs to agent {agent!r}, which this host does not have; nothing was stored",
@@ -169,7 +169,7 @@ def send(tables: Tables, request: Send) -> SendResult:
         run_id = request.run_id
         only_starts = not (row.waiting or decision.take_all_waiting or request.retry_of)
         earlier, taken, row.waiting = row.waiting, (*row.waiting, mail), ()
-        start_run(tables, row, log, taken, run_id, at)
+        start_run(tables, row, log, taken, run_id=run_id, at=at, served=request.served)
         if earlier:
             tables.take(row, earlier, run_id)
     else:

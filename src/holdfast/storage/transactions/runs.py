@@ -22,6 +22,7 @@ from holdfast.storage.transactions.session_log import (
     claim_again,
     claim_of,
     is_elsewhere,
+    is_served,
     release_slot,
     require_lease,
     stale_fence,
@@ -29,7 +30,7 @@ from holdfast.storage.transactions.session_log import (
     stop_run,
 )
 from holdfast.storage.transactions.transcript_edits import number_entries
-from holdfast.storage.values import ALL_BYTES, Append, Appended, Claim, Committed, Lease, NotReady, RunCommit
+from holdfast.storage.values import ALL_BYTES, Append, Appended, Claim, Committed, Lease, NotReady, RunCommit, Served
 from holdfast.storage.views import ended_state
 
 __all__ = ["append", "append_all", "claim", "commit_run", "rescue", "restart"]
@@ -66,14 +67,12 @@ def _due_at(mail: Mail, now: float) -> float:
     return 0.0 if now < mail.message.accepted_at - CLOCKS_DIFFER_S else mail.due_at
 
 
-def claim(
-    tables: Tables, session: int, run_id: str, at: float, served: frozenset[str] | None = None
-) -> Claim | NotReady:
+def claim(tables: Tables, session: int, run_id: str, at: float, served: Served | None = None) -> Claim | NotReady:
     """See `Store.claim`."""
     row = tables.get(session)
     if row is None:
         raise UnknownSession(f"no such session number: {session}")
-    if served is not None and (row.agent if row.run_id is None else row.run_agent) not in served:
+    if not is_served(row, served):
         return NotReady(waiting=len(row.waiting), busy=row.run_id is not None)
     if row.run_id is not None and row.holder == tables.epoch and run_id in (row.run_id, row.resumed_as):
         return claim_again(tables, row)
@@ -88,7 +87,7 @@ def claim(
     row.waiting = left
     row.updated_at = at
     log = EventLog(row)
-    start_run(tables, row, log, taken, run_id, at)
+    start_run(tables, row, log, taken, run_id=run_id, at=at, served=served)
     tables.save(row)
     tables.take(row, taken, run_id)
     return claim_of(tables, row, log.write(tables, run_id, at))
@@ -209,12 +208,12 @@ def commit_run(tables: Tables, commit: RunCommit) -> Committed:
 
     chosen: tuple[Mail, ...] = ()
     next_log = EventLog(row)
-    may_start = (commit.served is None or row.agent in commit.served) and not is_elsewhere(tables, row)
+    may_start = is_served(row, commit.served) and not is_elsewhere(tables, row)
     if commit.next_run_id is not None and row.waiting and may_start:
         chosen, left = _choose(row, at)
         if chosen:
             row.waiting = left
-            start_run(tables, row, next_log, chosen, commit.next_run_id, at)
+            start_run(tables, row, next_log, chosen, run_id=commit.next_run_id, at=at, served=commit.served)
     next_run_id = commit.next_run_id if chosen else None
     if only_ends:
         tables.save_end(row)
@@ -338,19 +337,19 @@ def _settlements(ended: EndedRun) -> tuple[Settlement, ...]:
     )
 
 
-def rescue(tables: Tables, at: float, served: frozenset[str] | None = None) -> tuple[Claim, ...]:
+def rescue(tables: Tables, at: float, served: Served | None = None) -> tuple[Claim, ...]:
     """See `Store.rescue`."""
     claims = []
     for row in tables.orphans():
         row.fence += 1
-        is_served = served is None or row.run_agent in served
-        row.holder = tables.epoch if is_served else NOBODY
+        is_ours = is_served(row, served)
+        row.holder = tables.epoch if is_ours else NOBODY
         row.attempt += 1
         row.append_nth = row.append_seq = 0
-        row.resumed_as = None if is_served else HANDED_OVER
+        row.resumed_as = None if is_ours else HANDED_OVER
         row.updated_at = at
         tables.save(row)
-        if is_served:
+        if is_ours:
             claims.append(claim_of(tables, row))
     return tuple(claims)
 

@@ -11,7 +11,7 @@ from holdfast.protocol.stopping import Cause
 from holdfast.storage.backend import Tables
 from holdfast.storage.event_packs import pack_events
 from holdfast.storage.rows import Mail, SessionRow
-from holdfast.storage.values import Claim, Lease
+from holdfast.storage.values import Claim, Lease, Served
 
 __all__ = [
     "EventLog",
@@ -20,6 +20,7 @@ __all__ = [
     "claim_of",
     "existing_session",
     "is_elsewhere",
+    "is_served",
     "new_session",
     "release_slot",
     "require_lease",
@@ -141,13 +142,37 @@ def stale_fence(tables: Tables, lease: Lease, row: SessionRow | None) -> StaleFe
     return StaleFence(f"run {lease.run_id} may not write: {why}", hint="stop this run; its results are discarded")
 
 
-def start_run(tables: Tables, row: SessionRow, log: EventLog, taken: tuple[Mail, ...], run_id: str, at: float) -> None:
+def is_served(row: SessionRow, served: Served | None) -> bool:
+    """Return whether a host with these agents may continue the session's run or, without a run, start the next one.
+
+    A run continues with the version of its agent with which it began. Any host that has the agent may end a run that
+    was interrupted.
+    """
+    if served is None:
+        return True
+    if row.run_id is None:
+        return row.agent in served
+    version = served.get(row.run_agent)
+    return version is not None and (row.run_version in ("", version) or row.cause is not None)
+
+
+def start_run(
+    tables: Tables,
+    row: SessionRow,
+    log: EventLog,
+    taken: tuple[Mail, ...],
+    *,
+    run_id: str,
+    at: float,
+    served: Served | None,
+) -> None:
     """Start a new run in the session's free slot, and add its ``run.started`` to the log."""
     row.fence += 1
     row.holder = tables.epoch
     row.run_id = run_id
     row.run_state = "running"
     row.run_agent = row.agent
+    row.run_version = "" if served is None else served.get(row.agent, "")
     row.attempt = 1
     row.started_at = at
     row.append_nth = row.append_seq = 0

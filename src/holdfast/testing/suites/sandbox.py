@@ -64,10 +64,11 @@ def _check(check: SandboxCheck) -> SandboxCheck:
 
 @_check
 async def a_backend_has_a_name_and_layers(subject: SandboxSubject) -> None:
-    """A backend names itself, and the layers of its walls."""
+    """A backend names itself, the layers of its walls, and those that this machine lacks."""
     async with open_bench(subject) as bench:
         assert bench.backend.name
         assert bench.backend.layers, "the backend has no layer, so it builds no wall"
+        assert bench.backend.missing.keys().isdisjoint(bench.backend.layers), "a layer cannot be present and missing"
 
 
 @_check
@@ -468,10 +469,12 @@ async def processes_are_limited(subject: SandboxSubject) -> None:
 
 @_check
 async def programs_run_at_the_lowest_priority(subject: SandboxSubject) -> None:
-    """A program runs with niceness 19, and is the first to go when memory runs out."""
+    """A program runs with niceness 19 unless its plan is not idle, and is the first to go when memory runs out."""
     async with open_bench(subject) as bench:
         ended = await bench.run("nice; cat /proc/self/oom_score_adj 2>/dev/null || echo 1000")
         assert ended.stdout.split() == ["19", "1000"], ended
+        ended = await bench.run("nice", idle=False)
+        assert ended.stdout.split() == [str(os.getpriority(os.PRIO_PROCESS, 0))], ended
 
 
 @_check

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from holdfast.errors import SessionAgentMissing, StaleFence, UnknownAgent
-from holdfast.storage.port import Claim, Parked, SendResult
+from holdfast.storage.port import Claim, NotReady, Parked, SendResult
 from holdfast.testing.suites.store_driver import Check, Driver, MakeStore, opened, refused
 
 __all__ = ["AGENT_CHECKS"]
 
 _CHECKS: list[Check] = []
-_SERVED: Final = frozenset({"demo", "other"})
+_SERVED: Final = {"demo": "", "other": ""}
 
 
 def _check(check: Check) -> Check:
@@ -53,6 +53,35 @@ async def a_run_that_its_rescuer_hands_over_is_marked_so(make_store: MakeStore) 
             again = await on.store.claim(claim.lease.session, run_id=f"r_{key}", at=37.0)
             assert isinstance(again, Claim)
             assert (again.handed_over, again.attempt) == (handed_over, 1)
+
+
+@_check
+async def a_run_continues_only_with_the_version_of_its_agent(make_store: MakeStore) -> None:
+    old, new, none = {"demo": "1", "other": ""}, {"demo": "2", "other": ""}, {"demo": "", "other": ""}
+    async with opened(make_store) as on:
+        for began, may_continue in ((old, [old]), (new, [new]), (none, [old, new, none])):
+            claim = await on.start(key=f"{began['demo']}.", served=began)
+            session = claim.lease.session
+            for served in (old, new, none):
+                await on.store.park(claim.lease, at=35.0, restarts=True)
+                again = await on.store.claim(session, run_id="r_new", at=36.0, served=served)
+                assert isinstance(again, Claim) is (served in may_continue)
+                if not isinstance(again, Claim):
+                    again = await on.store.claim(session, run_id="r_new", at=36.0, served=began)
+                    assert isinstance(again, Claim), "a refused claim changes nothing"
+                claim = again
+            await on.store.park(claim.lease, at=37.0, restarts=True)
+            await on.interrupt(key=f"{began['demo']}.")
+            for served in (none, new):  # the second claim is a repetition
+                ended = await on.store.claim(session, run_id="r_end", at=38.0, served=served)
+                assert isinstance(ended, Claim), "any host with the agent may end an interrupted run"
+                assert ended.interrupt is not None
+                claim = ended
+            await on.commit(claim, "interrupted")
+            fresh = await on.start(key=f"{began['demo']}.", served=new, at=50.0)
+            await on.store.park(fresh.lease, at=51.0, restarts=True)
+            refused_one = await on.store.claim(session, run_id="r_x", at=52.0, served=old)
+            assert isinstance(refused_one, NotReady), "a new run has the version of the host that starts it"
 
 
 @_check

@@ -25,7 +25,7 @@ from holdfast.testing.suites.store_driver import Check, Driver, MakeStore, opene
 __all__ = ["SCHEDULE_CHECKS"]
 
 _CHECKS: list[Check] = []
-_AGENTS = frozenset(("demo", "other"))
+_AGENTS = {"demo": "", "other": ""}
 
 
 def _check(check: Check) -> Check:

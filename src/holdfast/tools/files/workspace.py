@@ -85,6 +85,8 @@ class Workspace:
             beside the settings file; it is created with the first session's folder, and `per_session` is always on.
         per_session: whether each session gets its own folder below the root. Sessions then see only their own folder,
             both through file tools and through walled programs.
+        owner: principal whose sessions work in the root. Each session of another principal gets its own folder in
+            ``.holdfast/workspaces``. None means that the sessions of all principals share the root, and see its files.
         file_limit_bytes: maximum size in bytes of a file that is written or edited.
         template: small folder whose files are copied into each new folder of a session, or into the root if it is empty
             when it is first used, by the call that uses it first. Links are copied as links; files of the host, such as
@@ -103,6 +105,7 @@ class Workspace:
         root: str | os.PathLike[str] | None = None,
         *,
         per_session: bool = False,
+        owner: str | None = None,
         file_limit_bytes: int = 10_000_000,
         template: str | os.PathLike[str] | None = None,
         protect_existing: bool = True,
@@ -117,6 +120,13 @@ class Workspace:
         self._records: Path | None = None
         self._template: Path | None = None
         self._charged: Path | None = None
+        self._owner = owner
+        self._of_others: Workspace | None = None
+        """The workspace of principals other than the owner."""
+        if owner is not None and root is not None:
+            self._of_others = Workspace(
+                file_limit_bytes=file_limit_bytes, template=template, protect_existing=protect_existing
+            )
         if root is None:
             self.root = data_folder().absolute() / WORKSPACES
             self._template = _template_of(template, self.root)
@@ -139,11 +149,13 @@ class Workspace:
 
     @property
     def shared(self) -> bool:
-        """Whether sessions of other principals work in the same folder."""
+        """Whether the folder also has files that are not of the principal's sessions: of others, or of its owner."""
         return self._charged is None
 
     def of(self, run: Run) -> Workspace:
-        """Return the workspace of the run's session: the session's own with `per_session`, otherwise this workspace."""
+        """Return the workspace of the run's session: this workspace, or the session's own folder."""
+        if self._of_others is not None and run.principal != self._owner:
+            return self._of_others.of(run)
         if not self.per_session:
             self._fill_root()
             return self
@@ -161,6 +173,8 @@ class Workspace:
             found._records = self._records
             found._charged = own.parent.resolve(strict=True)
             found._template = None
+            found._owner = None
+            found._of_others = None
             found.root = own.resolve(strict=True)
         except OSError as error:
             raise _unusable(own, error) from error
@@ -168,6 +182,8 @@ class Workspace:
 
     def location_of(self, session: SessionIdentity) -> Path:
         """Return the root of a session's workspace, which need not exist yet."""
+        if self._of_others is not None and session.principal != self._owner:
+            return self._of_others.location_of(session)
         if not self.per_session:
             return self.root
         return self.root / _folder_name(session.principal) / _folder_name(session.session_key, session.session_id)
@@ -175,6 +191,8 @@ class Workspace:
     def keep_records(self, data_dir: Path | None) -> None:
         """Keep the records of what sessions made in a folder of the host; None keeps them in memory."""
         self._records = None if data_dir is None else data_dir / "made"
+        if self._of_others is not None:
+            self._of_others.keep_records(data_dir)
 
     def made_by(self, session: SessionIdentity) -> MadeEntries:
         """Return what a session made in this workspace, which is the workspace that `of` returned for the session."""

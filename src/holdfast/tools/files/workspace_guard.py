@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 
 from holdfast.errors import ConfigurationError
@@ -32,18 +32,18 @@ _SHARED_MEMORY = "/dev/shm"
 _IN_REPOSITORY = ("HEAD", "objects", "refs")
 
 
-def check_folder(folder: str | os.PathLike[str], private: Sequence[str] = ()) -> None:
+def check_folder(folder: str | os.PathLike[str], private: Mapping[str, str] | None = None) -> None:
     """Check that an agent may work in `folder`.
 
     Parameters:
         folder: root of a workspace; the folder need not exist.
-        private: additional files and folders that the workspace may not contain, such as the store's files.
+        private: additional paths that the workspace may not contain, each with what it is, such as ``the store``.
 
     Raises:
         ConfigurationError: if `folder` contains or lies in a protected file or folder, which the message names.
     """
     root = os.path.realpath(folder)
-    for what, path in _protected(private):
+    for what, path in _protected(private or {}):
         if _contains(root, path):
             raise ConfigurationError(
                 f"the workspace {root} contains {what} ({path}), which an agent could then change",
@@ -63,12 +63,12 @@ def own_paths() -> tuple[str, ...]:
     return (_real(config_file()), _real(data_folder()), _real(".env"))
 
 
-def _protected(private: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _protected(private: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     yield "the settings file", _real(config_file())
     yield "Holdfast's own folder", _real(data_folder())
     yield "the file of secrets", _real(".env")
-    for path in private:
-        yield "data of the server", os.path.realpath(path)
+    for path, what in private.items():
+        yield what, os.path.realpath(path)
     for prefix in {sys.prefix, sys.base_prefix}:
         yield "the Python environment", os.path.realpath(prefix)
     for place in sys.path:

@@ -37,6 +37,7 @@ class WallPlan:
         environment: the complete environment of the program, secrets included.
         sandbox: the limits.
         interpreter: whether this process's Python installation is visible.
+        idle: whether the program runs at the lowest priority; otherwise it has this process's.
     """
 
     session: str
@@ -52,6 +53,7 @@ class WallPlan:
     environment: Mapping[str, str] = field(repr=False)
     sandbox: Sandbox
     interpreter: bool = True
+    idle: bool = True
 
     @property
     def host_rules(self) -> tuple[str, ...]:
@@ -79,6 +81,7 @@ def plan_wall(
     hidden: Sequence[str] = (),
     hosts: Sequence[str] = (),
     secrets: Sequence[str] = (),
+    idle: bool = True,
 ) -> WallPlan:
     """Return the plan for one program. Blocks for file system calls.
 
@@ -92,6 +95,7 @@ def plan_wall(
         readable, writable, hosts, secrets: granted in addition to the sandbox's, for this program only.
         protected: paths in the workspace that stay read-only; those that do not exist are ignored.
         hidden: real paths that must not be visible.
+        idle: see `WallPlan`.
 
     Raises:
         ConfigurationError: if a path does not exist, or is one that each wall replaces, such as ``/tmp``, or if the
@@ -133,6 +137,7 @@ def plan_wall(
         hosts=tuple(dict.fromkeys(more)),
         environment=base,
         sandbox=sandbox,
+        idle=idle,
     )
 
 

@@ -67,6 +67,11 @@ class SandboxBackend(Protocol):
         """Layers of the wall on this machine, such as ``("namespaces", "landlock")``; empty without a wall."""
         ...
 
+    @property
+    def missing(self) -> Mapping[str, str]:
+        """Layers that this machine lacks although the wall would have them, each with the reason."""
+        ...
+
     def probe(self) -> str | None:
         """Return None if this machine can build the wall, otherwise the reason why it cannot. May block for seconds."""
         ...

@@ -17,7 +17,8 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from holdfast.errors import NotSupported
@@ -47,6 +48,7 @@ class BubblewrapBackend:
 
     name = "bwrap"
     layers: tuple[str, ...] = ("namespaces",)
+    missing: Mapping[str, str] = MappingProxyType({})
 
     def probe(self) -> str | None:
         """Return None if this machine can build the wall, otherwise the reason why it cannot. May block for seconds."""
@@ -106,7 +108,7 @@ class BubblewrapBackend:
         fds = memory_files(call_filter() or b"", *map(_packed, arguments))
         environment = {**plan.environment, "TMPDIR": "/tmp"}
         return Launch(
-            argv=(*limited_outside(plan.sandbox), *words, *inside),
+            argv=(*limited_outside(plan.sandbox, idle=plan.idle), *words, *inside),
             environment=environment,
             directory="/",
             pass_fds=fds,

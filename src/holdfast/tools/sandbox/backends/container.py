@@ -26,6 +26,7 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from holdfast import ids
@@ -61,7 +62,7 @@ fail() { echo "sandbox: $1" >&2; exit 125; }
 %(checks)s
 exec 3<&0 4>&2 2>/dev/null
 trap 'kill -TERM -1' TERM
-nice -n 19 env --default-signal=TERM,INT,HUP,QUIT /bin/sh -c 'exec "$@"' sandbox "$@" <&3 2>&4 3<&- 4>&- &
+%(nice)senv --default-signal=TERM,INT,HUP,QUIT /bin/sh -c 'exec "$@"' sandbox "$@" <&3 2>&4 3<&- 4>&- &
 program=$!
 exec 3<&- 4>&- </dev/null
 while :; do wait "$program"; code=$?; kill -0 "$program" || exit "$code"; done
@@ -78,6 +79,7 @@ class _ContainerBackend:
     """
 
     layers: tuple[str, ...] = ("container",)
+    missing: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, engine: str, options: Sequence[str], *, is_daemon: bool) -> None:
         self.name = engine
@@ -146,7 +148,11 @@ class _ContainerBackend:
         words += ["--network", "none", "--log-driver", "none"]
         words += ["--oom-score-adj", "1000", *self._options, *self._bounds(plan.sandbox)]
         words += _mounts(plan, "" if self._is_daemon else ",notmpcopyup")
-        script = _FIRST_PROCESS % {"limits": " && ".join(ulimits(plan.sandbox)), "checks": _checks(plan)}
+        script = _FIRST_PROCESS % {
+            "limits": " && ".join(ulimits(plan.sandbox)),
+            "checks": _checks(plan),
+            "nice": "nice -n 19 " if plan.idle else "",
+        }
         words += ["--workdir", plan.directory, "--entrypoint", "/bin/sh", _image()[0], "-c", script, "sandbox", *argv]
         return Launch(
             argv=tuple(words),

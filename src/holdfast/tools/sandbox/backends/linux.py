@@ -8,7 +8,7 @@ import os
 import resource
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from holdfast.errors import NotSupported
@@ -46,12 +46,19 @@ class LinuxBackend:
         self._layers = _LAYERS if layers is None else tuple(layers)
         self._probed = False
         self._reason: str | None = None
+        self._missing: dict[str, str] = {}
 
     @property
     def layers(self) -> tuple[str, ...]:
         """Layers of the wall on this machine."""
         self.probe()
         return self._layers
+
+    @property
+    def missing(self) -> Mapping[str, str]:
+        """Layers that this machine lacks, each with the reason."""
+        self.probe()
+        return self._missing
 
     def probe(self) -> str | None:
         """Return None if this machine can build the wall, otherwise the reason why it cannot."""
@@ -65,18 +72,19 @@ class LinuxBackend:
             return "it needs Linux"
         if not call_filter():
             return f"no system call filter is known for the processor {os.uname().machine}"
-        reasons = []
         abi = landlock_abi()
         if "landlock" in self._layers and abi == 0:
-            reasons.append("Landlock is not available")
-            self._layers = tuple(layer for layer in self._layers if layer != "landlock")
+            self._lacks("landlock", "Landlock is not available (the kernel lacks it or has it disabled)")
         if "namespaces" in self._layers and (failed := self._try()) is not None:
-            reasons.append(f"namespaces are not available ({failed})")
-            self._layers = tuple(layer for layer in self._layers if layer != "namespaces")
+            self._lacks("namespaces", f"namespaces are not available ({failed})")
         if self._layers == ("landlock",) and abi < SCOPES_ABI:
-            reasons.append(f"Landlock alone needs ABI {SCOPES_ABI} (Linux 6.12), and this kernel has {abi}")
-            self._layers = ()
-        return "; ".join(reasons) if reasons and (self._forced or not self._layers) else None
+            self._lacks("landlock", f"Landlock alone needs ABI {SCOPES_ABI} (Linux 6.12), and this kernel has {abi}")
+        reasons = "; ".join(self._missing.values())
+        return reasons if reasons and (self._forced or not self._layers) else None
+
+    def _lacks(self, layer: str, reason: str) -> None:
+        self._layers = tuple(one for one in self._layers if one != layer)
+        self._missing[layer] = reason
 
     def _try(self) -> str | None:
         """Return None if a program starts behind a wall with namespaces, otherwise the reason why it does not."""
@@ -129,6 +137,7 @@ class LinuxBackend:
             call_filter=call_filter(alone=not namespaces) or b"",
             listen_fd=-1 if network is None else _FIRST_FD,
             proxy_variables=() if network is None else [os.fsencode(name) for name in PROXY_VARIABLES],
+            idle=plan.idle,
         )
         environment = dict(plan.environment) | ({"TMPDIR": "/tmp"} if namespaces else {})
         if network is not None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from holdfast.tools.sandbox.port import Launch
@@ -18,6 +19,7 @@ class UnwalledBackend:
 
     name = "none"
     layers: tuple[str, ...] = ()
+    missing: Mapping[str, str] = MappingProxyType({})
 
     def probe(self) -> str | None:
         """Return None: every machine can run programs without a wall."""
