@@ -162,13 +162,6 @@ def test_a_message_that_a_failover_has_lost_is_not_found_and_runs_once_when_it_i
     run(main)
 
 
-SAME_EPOCH = pytest.mark.xfail(
-    strict=True,
-    reason="a node that reconnects takes over the stored number of its last transaction, and goes on in the same epoch",
-)
-
-
-@SAME_EPOCH
 def test_after_a_failover_that_lost_their_transactions_hosts_begin_new_epochs_and_lose_their_runs(pair: Pair) -> None:
     async def main() -> None:
         async with two_hosts(pair) as (one, two):
@@ -206,7 +199,6 @@ def test_after_a_failover_that_lost_their_transactions_hosts_begin_new_epochs_an
     run(main)
 
 
-@SAME_EPOCH
 def test_a_run_that_ended_in_the_lost_history_does_not_begin_again_without_its_history(pair: Pair) -> None:
     """The new primary shows it as active. It is not what a host holds whose claim had no reply, and has never begun."""
     released: list[asyncio.Event] = []

@@ -69,7 +69,9 @@ def test_each_tick_is_fired_once_by_whichever_host(
                 ids = await accepted(two.store, "local", f"s{n}")
                 own = [each for each in fired if each.schedule and each.schedule.schedule_id == schedule.schedule_id]
                 assert sorted(ids) == sorted(each.sent.message_id for each in own if each.sent)
-                ticks = sorted(each.schedule.last.tick_at for each in own if each.schedule and each.schedule.last)
+                ticks = sorted(
+                    each.schedule.last.tick_at or 0.0 for each in own if each.schedule and each.schedule.last
+                )
                 assert [tick - ticks[0] for tick in ticks] == pytest.approx([0.0, 1.0, 2.0])
             while sum(done.values()) < SESSIONS * TICKS:
                 await asyncio.sleep(0.005)

@@ -401,4 +401,13 @@ WHERE session.session = new.column1 AND new.column2 = new.column2 AND new.column
             ),
         ),
     ),
+    Mutant(
+        name="a node that reconnects accepts an older state",
+        of="P11",
+        breaks="after a failover that lost transactions, a host continues with runs that the database does not know",
+        file="storage/postgres/write_connection.py",
+        old="if batch is not None and batch < self._batch:",
+        new="if batch is not None and batch < 0:",
+        tests=("tests/storage/postgres/test_older_state.py",),
+    ),
 )

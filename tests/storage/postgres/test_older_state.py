@@ -19,22 +19,14 @@ def go_back(url, epoch, *, transactions=2, cut=True):
         connection.execute("UPDATE writer SET batch = batch - %s WHERE epoch = %s", [transactions, epoch])
 
 
-SAME_EPOCH = pytest.mark.xfail(
-    strict=True,
-    reason="a node that reconnects takes over the stored number of its last transaction, and goes on in the same epoch",
-)
-
-
-@pytest.mark.parametrize(
-    "when", [pytest.param("between transactions", marks=SAME_EPOCH), "before a commit", "behind a pooler"]
-)
+@pytest.mark.parametrize("when", ["between transactions", "before a commit", "behind a pooler"])
 def test_a_node_begins_a_new_epoch_when_its_last_transaction_is_not_the_stored_one(postgres_url, when):
     async def main():
         async with nodes(postgres_url, 1) as (store,):
             for n in range(3):
                 await store.send(message(n, key=f"k{n}"))
             before = store.cluster.epoch
-            back = []
+            back: list[None] = []
 
             def at(name):
                 if name == "postgres.before_commit" and when == "before a commit" and not back:

@@ -208,7 +208,10 @@ class PostgresWriteConnection:
     def begin(self, verbs: Sequence[str]) -> None:
         if self._connection is None:
             batch = self._reconnect()
-            self._batch = self._batch if batch is None else batch
+            if batch is not None and batch < self._batch:  # the database went back to an older state
+                self._ended = True
+            elif batch is not None:  # one more than known if its commit had no reply
+                self._batch = batch
         connection = self._connection
         assert connection is not None
         if self._ended:
