@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 
 from holdfast.clock import system_clock
-from holdfast.errors import UnknownSession
+from holdfast.errors import RateLimited, UnknownSession
 from holdfast.proof.history import Limits, LogRead, SessionRead, SettlementRead, TranscriptRead
 from holdfast.proof.storm.access import HostAccess
 from holdfast.proof.storm.recorder import StormRecorder
@@ -80,7 +80,17 @@ class SnapshotReader:
     async def read_back(self, sessions: Sequence[StormSession]) -> None:
         """Read all sessions and their logs for the last time. Call this after `rest`."""
         for begin in range(0, len(sessions), _AT_ONCE):
-            await asyncio.gather(*(self._read_back(session) for session in sessions[begin : begin + _AT_ONCE]))
+            await asyncio.gather(
+                *(self._patiently(self._read_back, session) for session in sessions[begin : begin + _AT_ONCE])
+            )
+
+    async def _patiently(self, read: Callable[[StormSession], Awaitable[None]], session: StormSession) -> None:
+        """Read a session, again as soon as the server allows it if there were too many reads in a second."""
+        while True:
+            try:
+                return await read(session)
+            except RateLimited as limited:
+                await asyncio.sleep(limited.retry_after_s or _POLL_S)
 
     async def read_logs(self, sessions: Sequence[StormSession]) -> None:
         """Read the logs of all sessions up to now, while the host is under load.
@@ -88,7 +98,9 @@ class SnapshotReader:
         Raises `HoldfastError` or `TimeoutError` if a read fails.
         """
         for begin in range(0, len(sessions), _AT_ONCE):
-            await asyncio.gather(*(self._read_log_now(session) for session in sessions[begin : begin + _AT_ONCE]))
+            await asyncio.gather(
+                *(self._patiently(self._read_log_now, session) for session in sessions[begin : begin + _AT_ONCE])
+            )
 
     async def _read_log_now(self, session: StormSession) -> None:
         if session.exists:
