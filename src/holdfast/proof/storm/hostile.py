@@ -226,14 +226,20 @@ class Hostile:
         return [name for name in ACTS if not self._felt[name]]
 
     def read_holdings(self, moment: Literal["before", "beside", "after"] = "beside") -> None:
-        """Record the memory use and the number of descriptors of the server's process, if the process is alive."""
+        """Record the memory use and the number of descriptors of the server's process, if the process is alive.
+
+        The number is 0 if this user may not see it: a server hides its descriptors from all but root.
+        """
         with suppress(psutil.Error, HoldfastError):
+            process, descriptors = psutil.Process(self._server.pid), 0
+            with suppress(psutil.AccessDenied):
+                descriptors = process.num_fds()
             self._recorder.note(
                 HoldingRead,
                 incarnation=self._server.incarnation,
                 moment=moment,
                 memory=self._server.memory,
-                descriptors=psutil.Process(self._server.pid).num_fds(),
+                descriptors=descriptors,
             )
 
     async def _repeat(self, act: Callable[[], Awaitable[None]]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,7 +21,7 @@ from holdfast.errors import MissingExtra, ServerUnreachable
 
 __all__ = ["NatsServer"]
 
-_PROGRAM: Final = Path(sys.executable).parent / "nats-server"
+_NAME: Final = "nats-server"
 _UP_S: Final = 30.0
 
 
@@ -35,8 +36,10 @@ class NatsServer:
     """
 
     def __init__(self, config: str = "") -> None:
-        if importlib.util.find_spec("nats") is None or not _PROGRAM.exists():
+        program = shutil.which(_NAME, path=Path(sys.executable).parent) or shutil.which(_NAME)
+        if importlib.util.find_spec("nats") is None or program is None:
             raise MissingExtra("a NATS server of its own", extra="cluster-demo")
+        self._program = program
         self._folder = tempfile.TemporaryDirectory(prefix="holdfast-nats-")
         self._config = config
         self._process: subprocess.Popen[bytes] | None = None
@@ -64,7 +67,7 @@ class NatsServer:
         for old in folder.glob("*.ports"):
             old.unlink()
         process = self._process = subprocess.Popen(
-            [_PROGRAM, "-c", config, "-a", "127.0.0.1", "-p", str(self._port), "--ports_file_dir", folder],
+            [self._program, "-c", config, "-a", "127.0.0.1", "-p", str(self._port), "--ports_file_dir", folder],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         deadline = system_clock.monotonic() + _UP_S

@@ -97,10 +97,17 @@ def _connections() -> set[str]:
 
 
 def _descriptors(pid: int) -> int:
-    """Count the open descriptors of a process, except TCP sockets, because their number depends on the clients."""
+    """Count the open descriptors of a process, except TCP sockets, because their number depends on the clients.
+
+    Return 0 if this user may not see them: a server hides them from all but root.
+    """
     connections = _connections()
     count = 0
-    for descriptor in os.listdir(f"/proc/{pid}/fd"):
+    try:
+        descriptors = os.listdir(f"/proc/{pid}/fd")
+    except PermissionError:
+        return 0
+    for descriptor in descriptors:
         with suppress(FileNotFoundError):
             count += os.readlink(f"/proc/{pid}/fd/{descriptor}") not in connections
     return count
