@@ -102,11 +102,11 @@ async def in_thread(call: Callable[[], object]) -> None:
     await asyncio.get_running_loop().run_in_executor(None, call)
 
 
-async def answered(call: Callable[[], Awaitable[T]]) -> T:
+async def answered(call: Callable[..., Awaitable[T]], *arguments: Any, **more: Any) -> T:
     """Ask until the database answers, as a client does."""
     while True:
         try:
-            return await call()
+            return await call(*arguments, **more)
         except StaleFence:
             raise
         except StorageError:
@@ -143,12 +143,11 @@ def test_a_message_that_a_failover_has_lost_is_not_found_and_runs_once_when_it_i
             for host in (one, two):
                 for key, receipt in lost.items():
                     with pytest.raises(NotFound):
-                        await answered(lambda: host.session(key).message(receipt.message_id))  # noqa: B023
-                assert (await answered(lambda: host.session("kept").message(kept.message_id))).text == "did kept"  # noqa: B023
+                        await answered(host.session(key).message, receipt.message_id)
+                assert (await answered(host.session("kept").message, kept.message_id)).text == "did kept"
             for key, receipt in lost.items():
                 sends = [
-                    answered(lambda: host.session(key).send(f"lost {key}", idempotency_key="k"))  # noqa: B023
-                    for host in (one, two, one)
+                    answered(host.session(key).send, f"lost {key}", idempotency_key="k") for host in (one, two, one)
                 ]
                 again = await asyncio.gather(*sends)
                 (message_id,) = {each.message_id for each in again}
@@ -174,7 +173,7 @@ def test_after_a_failover_that_lost_their_transactions_hosts_begin_new_epochs_an
             assert len(held) == 2
             await in_thread(pair.fail_over)
             for n, host in enumerate((one, two)):
-                await answered(lambda: host.session(f"after {n}").ask("after"))  # noqa: B023
+                await answered(host.session(f"after {n}").ask, "after")
             assert not {epoch(one), epoch(two)} & set(before)
             watch: Any = one.parts.cluster_watch
             await watch._reconcile()  # else it does so once in each lease
@@ -220,7 +219,7 @@ def test_a_run_that_ended_in_the_lost_history_does_not_begin_again_without_its_h
             released[0].set()
             assert (await one.session("s").wait(receipt.message_id)).text == "ended"
             await in_thread(pair.fail_over)
-            await answered(lambda: one.session("after").ask("after"))
+            await answered(one.session("after").ask, "after")
             done.clear()
             watch: Any = one.parts.cluster_watch
             for _ in range(2):  # two looks must agree

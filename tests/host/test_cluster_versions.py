@@ -122,7 +122,19 @@ def test_runs_that_wait_for_a_version_are_reported(
             await old.close()
             while not any(incident.kind == "agent" for incident in new.incidents.newest):
                 await asyncio.sleep(0.01)
-            await asyncio.sleep(0.3)  # several more looks
+            looks = 0
+            cluster: Any = new.store.cluster
+            look = cluster.runs_without_agent
+
+            async def counted(**parameters: Any) -> Any:
+                nonlocal looks
+                found = await look(**parameters)
+                looks += 1
+                return found
+
+            monkeypatch.setattr(cluster, "runs_without_agent", counted)
+            while looks < 3:
+                await asyncio.sleep(0.01)
             (told,) = [incident.text for incident in new.incidents.newest if incident.kind == "agent"]
             assert told.startswith("runs wait for a host with agent 'worker', version '1' and a free slot (1 now)")
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from holdfast.errors import ConfigurationError
 from holdfast.protocol.events import encode_json, shown, wire
+from holdfast.storage.sqlite.private_file import sync_folder
 from holdfast.storage.values import OldEvents
 
 __all__ = ["EventArchive", "archive_folder"]
@@ -63,7 +64,7 @@ class EventArchive:
                 _write_all(descriptor, b"".join(lines))
                 os.fsync(descriptor)
                 if not size:
-                    _sync_folder(self._folder)
+                    sync_folder(os.fspath(self._folder))  # it has a new file
             except OSError:
                 os.ftruncate(descriptor, size)
                 raise
@@ -81,12 +82,3 @@ def _write_all(descriptor: int, data: bytes) -> None:
     left = memoryview(data)
     while left:
         left = left[os.write(descriptor, left) :]
-
-
-def _sync_folder(folder: Path) -> None:
-    """Wait until the entry of a new file is on disk."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -49,7 +49,8 @@ def test_a_store_gives_its_password_on_all_its_connections(url: str, caplog: pyt
             await asyncio.sleep(0.005)
         for store in (one, two):
             renewed: list[float] = []
-            store.cluster.watch_lease(renewed.append)  # type: ignore[union-attr]
+            assert store.cluster is not None
+            store.cluster.watch_lease(renewed.append)
             while len(renewed) < 2:
                 await asyncio.sleep(0.005)
         sent = await one.send(
