@@ -177,7 +177,7 @@ def test_a_host_whose_archive_cannot_be_a_folder_does_not_start(tmp_path: Path) 
     async def never(host: Host) -> None:
         raise AssertionError("it started")
 
-    with pytest.raises(ConfigurationError, match="event_archive"):
+    with pytest.raises(ConfigurationError, match="file cannot be used: it is not a folder"):
         virtual(never, tmp_path / "file", MemoryStore())
 
 

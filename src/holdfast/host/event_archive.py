@@ -8,6 +8,7 @@ number and ``seq`` identify an event.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -43,10 +44,11 @@ class EventArchive:
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not os.access(self._folder, os.W_OK | os.X_OK):
-                raise PermissionError(f"no permission to create files in {self._folder}")
+                raise PermissionError(errno.EACCES, "this user may not create files in it")
         except OSError as error:
+            why = "it is not a folder" if isinstance(error, FileExistsError) else error.strerror
             raise ConfigurationError(
-                f"event_archive: {error}",
+                f"event_archive {self._folder} cannot be used: {why}",
                 hint="set it to a folder that the server may write, or leave it empty to delete old events unarchived",
             ) from error
 
