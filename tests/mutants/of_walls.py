@@ -10,6 +10,7 @@ APART = "tests/tools/sandbox/test_kept_apart.py"
 SANDBOX = "tests/tools/sandbox/test_sandbox.py"
 GATE = "tests/tools/sandbox/proxy/test_gate.py"
 ACCESS = "tests/tools/test_access.py"
+BY_PRINCIPAL = "tests/tools/sandbox/test_by_principal.py"
 QUOTAS = "tests/host/test_program_quotas.py"
 SET_UID = ("tests/system/attacks/test_set_uid.py",)
 WAYS_OUT = ("tests/system/attacks/test_ways_out.py",)
@@ -295,6 +296,24 @@ MUTANTS = (
         old="        return self.programs or (self.executes and caller.credential == LOCAL.credential)",
         new="        return self.programs or (self.executes and not caller.credential)",
         tests=("tests/server/test_grants.py::test_the_local_token_approves_nothing_where_tools_touch_files",),
+    ),
+    Mutant(
+        name="a principal gets another one's sandbox",
+        of="P14 P16",
+        breaks="programs of one user read what only another one was given",
+        file="tools/sandbox/sandbox.py",
+        old="        found = choice(principal)",
+        new='        found = choice("alice")',
+        tests=(f"{BY_PRINCIPAL}::test_each_principals_programs_see_what_the_principal_may",),
+    ),
+    Mutant(
+        name="a function of sandboxes that fails permits",
+        of="P16",
+        breaks="programs of a user whom the operator's function does not know run with a default sandbox",
+        file="tools/sandbox/sandbox.py",
+        old='    raise ToolFailed("no sandbox is known',
+        new='    return Sandbox() if choice else Sandbox("no sandbox is known',
+        tests=(f"{BY_PRINCIPAL}::test_each_principals_programs_see_what_the_principal_may",),
     ),
     Mutant(
         name="a named workspace is everybody's",

@@ -23,13 +23,14 @@ from holdfast.runtime import current_scope
 from holdfast.tools.commands.danger import is_dangerous_call
 from holdfast.tools.files.change_rule import plain_path
 from holdfast.tools.sandbox.choice import are_programs_unwalled
+from holdfast.tools.sandbox.sandbox import sandbox_of
 from holdfast.tools.walled import HeldAccess
 
 if TYPE_CHECKING:
     from holdfast.agents.run import Run
     from holdfast.agents.tool import SessionIdentity
     from holdfast.tools.files.workspace import Workspace
-    from holdfast.tools.sandbox.sandbox import Sandbox
+    from holdfast.tools.sandbox.sandbox import Sandbox, SandboxChoice
 
 __all__ = ["AccessArgument", "access_rule", "hold_access"]
 
@@ -47,7 +48,9 @@ class AccessArgument(TypedDict, total=False):
     """Names of secrets to get as environment variables."""
 
 
-def access_rule(workspace: Workspace, sandbox: Sandbox) -> Callable[[SessionIdentity, dict[str, Any]], AccessRequest]:
+def access_rule(
+    workspace: Workspace, sandbox: SandboxChoice
+) -> Callable[[SessionIdentity, dict[str, Any]], AccessRequest]:
     """Return the rule of a tool that runs programs: what its argument ``access`` asks for."""
 
     def rule(session: SessionIdentity, arguments: dict[str, Any]) -> AccessRequest:
@@ -55,12 +58,13 @@ def access_rule(workspace: Workspace, sandbox: Sandbox) -> Callable[[SessionIden
         if not asked or are_programs_unwalled():  # without a wall, every access is open
             return NO_REQUEST
         root = os.fspath(workspace.location_of(session))
-        known = [os.path.abspath(path) for path in sandbox.readable_on_request]
+        own = sandbox_of(sandbox, session.principal)
+        known = [os.path.abspath(path) for path in own.readable_on_request]
         access = Access(
             write=tuple(plain_path(path, root) for path in asked.write),
             read=tuple(_one_of(path, root, known) for path in asked.read),
             hosts=asked.hosts,
-            secrets=tuple(_known_secret(name, sandbox) for name in asked.secrets),
+            secrets=tuple(_known_secret(name, own) for name in asked.secrets),
         )
         hint = " (the command is not known to be harmless)" if is_dangerous_call(arguments) else ""
         return AccessRequest(access=access, text=describe(access, root=root) + hint)

@@ -105,6 +105,15 @@ async def swell(ctx: Context) -> str:
 
 
 @server.tool()
+async def read(path: str) -> str:
+    """Return a file, or why it cannot be read."""
+    try:
+        return Path(path).read_text()
+    except OSError as error:
+        return str(error)
+
+
+@server.tool()
 async def fail() -> str:
     """Fail."""
     raise ToolError("the printer is on fire")

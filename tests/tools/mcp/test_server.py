@@ -31,6 +31,7 @@ from holdfast.protocol.events import ToolFinished, ToolOutput
 from holdfast.runtime.processes import procfs
 from holdfast.runtime.processes.procfs import all_pids, start_time
 from holdfast.tools.mcp.server import McpServer
+from holdfast.tools.sandbox.sandbox import Sandbox
 from tests.tools.using import Unbounded
 
 SERVER = Path(__file__).with_name("mcp_everything.py")
@@ -200,6 +201,29 @@ def test_each_principal_can_have_a_program_of_its_own(tmp_path: Path) -> None:
             await seen((tmp_path / "carols.started").exists)
             assert "is busy with 2 users" in await outcome(host.session("s", principal="alice"), "who")
         assert not any(alive(one["pid"]) for one in (*first.values(), carol))
+
+    asyncio.run(main())
+
+
+@pytest.mark.skipif(not procfs.supported(), reason="programs are watched only on Linux")
+def test_a_principals_program_sees_what_the_principal_may(tmp_path: Path) -> None:
+    secret = tmp_path / "shared" / "report"
+    secret.parent.mkdir()
+    secret.write_text("for alice")
+    reached, _ = over_pipes(tmp_path / "server")
+    (tmp_path / "server").mkdir()
+    sandboxes = {"": Sandbox(), "alice": Sandbox(readable=(secret.parent,)), "bob": Sandbox()}
+
+    async def main() -> None:
+        async with opened(reached, per_principal=True, sandbox=sandboxes.__getitem__) as (_, host):
+            asking = {name: host.session("s", principal=name) for name in ("alice", "bob", "carol")}
+            found = {name: await outcome(one, f"read {{'path': {str(secret)!r}}}") for name, one in asking.items()}
+            assert found["alice"] == repr("for alice") and "No such file" in found["bob"]
+            assert "no sandbox is known" in found["carol"]
+        del sandboxes[""]
+        with pytest.raises(ConfigurationError, match="lists the tools of MCP server 'm' has no sandbox"):
+            async with opened(reached, per_principal=True, sandbox=sandboxes.__getitem__):
+                raise AssertionError("it must not start")
 
     asyncio.run(main())
 

@@ -29,7 +29,7 @@ import struct
 
 from holdfast.runtime.walls.call_numbers import ARCHITECTURES, CALL_NUMBERS
 
-__all__ = ["call_filter"]
+__all__ = ["REFUSED_CALLS", "call_filter"]
 
 _SPECIAL_MODE = 0o6000
 _CREATES = 0o100 | 0o20000000  # O_CREAT, __O_TMPFILE
@@ -54,11 +54,12 @@ _UNSUPPORTED = (
 )
 _ATTRIBUTES = ("setxattr", "lsetxattr", "fsetxattr", "setxattrat")
 _UNCOUNTED = ("shmget", "msgget", "semget")
-_REFUSED = {
+REFUSED_CALLS = {
     **dict.fromkeys((*_LOOKS, *_ADMINISTERS), errno.EPERM),
     **dict.fromkeys((*_UNSUPPORTED, *_UNCOUNTED), errno.ENOSYS),
     **dict.fromkeys((*_ATTRIBUTES, "fallocate"), errno.EOPNOTSUPP),
 }
+"""Calls that fail behind each wall whatever their arguments, with the error."""
 _REFUSED_ALONE = {
     **dict.fromkeys(("socket", "io_submit", "mq_open", "mq_unlink"), errno.EACCES),
     **dict.fromkeys(("shmget", "shmat", "shmctl", "msgget", "msgsnd", "msgrcv", "msgctl"), errno.EACCES),
@@ -124,8 +125,8 @@ def _judge(name: str, *, alone: bool) -> list[_Step]:
     """Return the filter steps for the system call `name`, the last of which is a verdict; empty allows the call."""
     if alone and name in _REFUSED_ALONE:
         return [_verdict(_REFUSED_ALONE[name])]
-    if name in _REFUSED:
-        return [_verdict(_REFUSED[name])]
+    if name in REFUSED_CALLS:
+        return [_verdict(REFUSED_CALLS[name])]
     if alone and name in _OWN_PROCESS_ONLY:
         return [_load_argument(_OWN_PROCESS_ONLY[name]), (_IF_EQUAL, 1, 0, 0), _verdict(errno.EPERM), _verdict(0)]
     if alone and name in _PATH_MUST_BE_NULL:

@@ -30,7 +30,7 @@ from holdfast.tools.mcp.connection import LinkDown, McpLink, Opener
 from holdfast.tools.mcp.http import open_http
 from holdfast.tools.mcp.program import ServerProgram
 from holdfast.tools.mcp.stdio import open_stdio
-from holdfast.tools.sandbox.sandbox import Sandbox
+from holdfast.tools.sandbox.sandbox import Sandbox, SandboxChoice, sandbox_of
 from holdfast.tools.walled import are_programs_unwalled
 
 if TYPE_CHECKING:
@@ -68,7 +68,8 @@ class McpServer(Toolset):
             is removed afterwards.
         sandbox: what the program may see, change, reach and use up behind its wall. It sees the system read-only, the
             files that `command` names, and `cwd`; its ``HOME`` is `cwd` unless `env` names another. None uses the
-            defaults of `Sandbox`, without a network.
+            defaults of `Sandbox`, without a network. With `per_principal`, it may be a function that returns the
+            sandbox of a principal; the program that only lists the tools gets that of ``""``.
         headers: headers to send with each HTTP request, such as ``authorization``.
         timeout_s: timeout of a call, in seconds; None uses the host's default for tools.
         connect_s: timeout in seconds for each attempt to connect, and for a call that waits for a connection.
@@ -83,7 +84,8 @@ class McpServer(Toolset):
 
     Raises:
         ConfigurationError: if `command` and `url` are both given or both missing, if the prefix, the URL or a header
-            is invalid, or if `per_principal` or `sandbox` is used with `url`.
+            is invalid, if `per_principal` or `sandbox` is used with `url`, or if `sandbox` is a function without
+            `per_principal`.
     """
 
     def __init__(
@@ -94,7 +96,7 @@ class McpServer(Toolset):
         url: str | None = None,
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
-        sandbox: Sandbox | None = None,
+        sandbox: SandboxChoice | None = None,
         headers: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
         connect_s: float = 10.0,
@@ -117,6 +119,11 @@ class McpServer(Toolset):
         if sandbox is not None and url:
             raise ConfigurationError(
                 f"MCP server {name!r} has a url, so no sandbox applies", hint="remove the sandbox, or use a command"
+            )
+        if callable(sandbox) and not per_principal:
+            raise ConfigurationError(
+                f"the sandbox of MCP server {name!r} depends on the principal, but all share its program",
+                hint="use per_principal=True, or one Sandbox",
             )
         if url and not url.startswith(("http://", "https://")):
             raise ConfigurationError(
@@ -185,16 +192,24 @@ class McpServer(Toolset):
 
         Raises:
             MissingExtra: if the package ``mcp`` is not installed.
-            ConfigurationError: if the program cannot be started, or a path or a secret of its sandbox is missing.
+            ConfigurationError: if the program cannot be started, a path or a secret of its sandbox is missing, or the
+                function of its sandbox fails for the principal ``""``.
             NotSupported: if this machine cannot build the program's wall.
         """
         if importlib.util.find_spec("mcp") is None:
             raise MissingExtra("MCP servers", extra="mcp")
         # in a thread: it takes most of a second
         await asyncio.get_running_loop().run_in_executor(None, importlib.import_module, "mcp")
+        try:
+            sandbox = sandbox_of(self._sandbox, "")
+        except ToolFailed:
+            raise ConfigurationError(
+                f"the program that lists the tools of MCP server {self.name!r} has no sandbox",
+                hint='let the function of its sandbox return one for the principal ""',
+            ) from None
         scope = Scope(f"mcp {self.name}", detached=True, grace_s=_CLOSE_S).open()
         self._programs = home.programs
-        link = McpLink(self.name, self._opener(scope), connect_s=self._connect_s, on_tools=self._listed)
+        link = McpLink(self.name, self._opener(scope, sandbox), connect_s=self._connect_s, on_tools=self._listed)
         try:
             link.start(scope)
             await link.settled()
@@ -212,7 +227,7 @@ class McpServer(Toolset):
             self._own = {}
             await scope.stop("the host closes")
 
-    def _opener(self, scope: Scope, principal: str = "") -> Opener:
+    def _opener(self, scope: Scope, sandbox: Sandbox, principal: str = "") -> Opener:
         def open_streams(on_end: Callable[[str], None]) -> AbstractAsyncContextManager[Any]:
             if self._url:
                 return open_http(self._url, headers=self._headers)
@@ -222,7 +237,7 @@ class McpServer(Toolset):
                 command=self._command,
                 env=self._env,
                 cwd=self._cwd,
-                sandbox=self._sandbox,
+                sandbox=sandbox,
                 principal=principal,
                 programs=self._programs,
             )
@@ -268,10 +283,11 @@ class McpServer(Toolset):
         """Reserve a call on a principal's program; return the program, and an idle program to stop or None.
 
         Raises:
-            ToolFailed: if all programs are busy with calls of other principals.
+            ToolFailed: if all programs are busy with calls of other principals, or the principal has no sandbox.
         """
         own = self._own.pop(principal, None)
         if own is None:
+            sandbox = sandbox_of(self._sandbox, principal)
             idle = next((name for name, one in self._own.items() if not one.calls), None)
             past = self._own.pop(idle) if idle is not None and len(self._own) >= self._principals else None
             if len(self._own) >= self._principals:
@@ -279,7 +295,7 @@ class McpServer(Toolset):
             assert self._scope is not None, "it is connected"
             scope = self._scope.child(f"mcp {self.name} of {principal}", grace_s=_CLOSE_S).open()
             link = McpLink(
-                self.name, self._opener(scope, principal), connect_s=self._connect_s, on_tools=lambda _: None
+                self.name, self._opener(scope, sandbox, principal), connect_s=self._connect_s, on_tools=lambda _: None
             )
             link.start(scope)
             own = _Own(scope, link)

@@ -38,7 +38,7 @@ from holdfast.tools.programs.output import OutputLog
 from holdfast.tools.programs.program import TERM_TYPE, Program, command_line, ending, shown, typed
 from holdfast.tools.sandbox.choice import are_programs_unwalled
 from holdfast.tools.sandbox.environment import clean_environment
-from holdfast.tools.sandbox.sandbox import Sandbox
+from holdfast.tools.sandbox.sandbox import Sandbox, SandboxChoice, sandbox_of
 from holdfast.tools.walled import HeldAccess, prepare_launch_of
 
 __all__ = ["BackgroundProcess", "Processes"]
@@ -116,8 +116,8 @@ class Processes(Toolset):
     Parameters:
         workspace: workspace in which commands start, or path of its root; None uses the default root of `Workspace`.
             Processes run behind a wall: they can change only the workspace.
-        sandbox: what processes may see, change, reach and use up in addition; None uses the defaults of `Sandbox`
-            without a limit of CPU time below `lifetime_s`.
+        sandbox: what processes may see, change, reach and use up in addition, or a function that returns
+            this for a principal; None uses the defaults of `Sandbox` without a limit of CPU time below `lifetime_s`.
         limit: maximum number of running processes per session.
         log_bytes: maximum number of output bytes to keep per process; the oldest bytes are dropped first.
         lifetime_s: maximum run time of a process in seconds, after which the process is ended.
@@ -138,7 +138,7 @@ class Processes(Toolset):
         self,
         workspace: Workspace | str | os.PathLike[str] | None = None,
         *,
-        sandbox: Sandbox | None = None,
+        sandbox: SandboxChoice | None = None,
         limit: int = 8,
         log_bytes: int = 256_000,
         lifetime_s: float = 86_400.0,
@@ -371,7 +371,7 @@ class Processes(Toolset):
                 run,
                 command_line(command),
                 workspace=self._workspace,
-                sandbox=self._sandbox,
+                sandbox=sandbox_of(self._sandbox, run.principal),
                 environment=self._environment | ({"TERM": TERM_TYPE} if pty else {}),
                 folder=folder,
                 held=held,

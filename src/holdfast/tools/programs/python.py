@@ -40,7 +40,7 @@ from holdfast.tools.programs.output import LiveOutput, Recording
 from holdfast.tools.programs.program import Program, ending
 from holdfast.tools.sandbox.choice import are_programs_unwalled
 from holdfast.tools.sandbox.environment import clean_environment
-from holdfast.tools.sandbox.sandbox import Sandbox
+from holdfast.tools.sandbox.sandbox import Sandbox, SandboxChoice, sandbox_of
 from holdfast.tools.walled import HeldAccess, prepare_launch_of
 
 __all__ = ["SCRIPT", "Python"]
@@ -80,12 +80,14 @@ _decode = msgspec.json.Decoder(_Hello | _Use | _Value).decode
 class Python(Toolset):
     """The tool ``python`` for a model, which runs a script in a new interpreter; the script can call the agent's tools.
 
-    Scripts run behind a wall (see `Sandbox`); the tool's description states what it allows.
+    Scripts run behind a wall (see `Sandbox`); the tool's description states what it allows, if that is the same for
+    all principals.
 
     Parameters:
         workspace: workspace in which scripts start, or path of its root; None uses the default root of `Workspace`.
             Apart from temporary folders, a script can change files only in the workspace.
-        sandbox: what scripts may see, change, reach and use up; None means `SCRIPT`.
+        sandbox: what scripts may see, change, reach and use up, or a function that returns this for a principal;
+            None means `SCRIPT`.
         tools: tools that scripts may call; None means the agent's tools.
         timeout_s: default timeout of a script, in seconds; time spent in tool calls does not count.
         timeout_limit_s: maximum timeout that the model may request, in seconds.
@@ -107,7 +109,7 @@ class Python(Toolset):
         self,
         workspace: Workspace | str | os.PathLike[str] | None = None,
         *,
-        sandbox: Sandbox | None = None,
+        sandbox: SandboxChoice | None = None,
         tools: Sequence[Tool] | None = None,
         timeout_s: float = 60.0,
         timeout_limit_s: float = 600.0,
@@ -149,12 +151,13 @@ class Python(Toolset):
 
     def tools(self) -> Sequence[Tool]:
         """Return the tool ``python``."""
+        allowed = self._sandbox.describe() if isinstance(self._sandbox, Sandbox) else ""
         about = (
             "Run a Python script and return its output and its value: the value of the last line if that is an "
             "expression, else the variable `result`. Only files persist between scripts. "
             "Your other tools are functions in the script: `from holdfast_tools import <name>`, then "
             f"`<name>(parameter=value)`; they return what you would get, or raise ToolFailed. "
-            f"{self._sandbox.describe()}"
+            f"{allowed}"
         )
         return (tool(description=about, timeout_s=math.inf, approval=self._approval, access=self._rule)(self.python),)
 
@@ -174,11 +177,12 @@ class Python(Toolset):
             return await self._run(call, held, script, timeout_s)
 
     async def _run(self, call: Call, held: HeldAccess, script: str, timeout_s: float | None) -> str:
+        sandbox = sandbox_of(self._sandbox, call.run.principal)
         launch = await prepare_launch_of(
             call.run,
             [self._interpreter, "-I", _CHILD],
             workspace=self._workspace,
-            sandbox=self._sandbox,
+            sandbox=sandbox,
             environment=self._environment,
             readable=(_CHILD, *_home_of(self._interpreter)),
             held=held,
@@ -211,31 +215,33 @@ class Python(Toolset):
         if program.ended_because and conversation.fault is None:
             conversation.fault = program.ended_because
         call.failed = returncode != 0 or conversation.fault is not None
-        return self._told(recording.text(), conversation, returncode, wait_s, program.network_note)
+        how = _ended(conversation.fault, returncode, wait_s, sandbox.cpu_s)
+        return _told(recording.text(), conversation.value, how, program.network_note)
 
     def _tools_of(self, agent: Agent) -> list[Tool]:
         """Return the tools that a script may call, without ``python``, which a script does not need."""
         tools = toolbox(agent).values() if self._offered is None else self._offered
         return [tool for tool in tools if tool.name != "python"]
 
-    def _told(
-        self, text: str, conversation: _Conversation, returncode: int | None, wait_s: float, network_note: str
-    ) -> str:
-        parts = [text.rstrip("\n")] if text.strip() else []
-        if conversation.value is not None:
-            cut = " (truncated)" if conversation.value.cut else ""
-            parts.append(f"[value{cut}] {conversation.value.text}")
-        if conversation.fault is not None:
-            parts.append(f"[killed: {conversation.fault}]")
-        elif returncode is None:
-            parts.append(f"[timed out after {wait_s:g} s and was killed]")
-        elif returncode == -signal.SIGXCPU:
-            parts.append(f"[killed: used up its {self._sandbox.cpu_s} CPU seconds]")
-        elif returncode:
-            parts.append(f"[{ending(returncode)}]")
-        if network_note:
-            parts.append(f"[{network_note}]")
-        return "\n".join(parts) or "[no output and no value]"
+
+def _told(text: str, value: _Value | None, how: str, network_note: str) -> str:
+    """Return a script's result for the model."""
+    parts = [text.rstrip("\n")] if text.strip() else []
+    if value is not None:
+        parts.append(f"[value{' (truncated)' if value.cut else ''}] {value.text}")
+    parts += [f"[{note}]" for note in (how, network_note) if note]
+    return "\n".join(parts) or "[no output and no value]"
+
+
+def _ended(fault: str | None, returncode: int | None, wait_s: float, cpu_s: int) -> str:
+    """Return how a script ended; empty if it ended by itself with exit code 0."""
+    if fault is not None:
+        return f"killed: {fault}"
+    if returncode is None:
+        return f"timed out after {wait_s:g} s and was killed"
+    if returncode == -signal.SIGXCPU:
+        return f"killed: used up its {cpu_s} CPU seconds"
+    return ending(returncode) if returncode else ""
 
 
 def _home_of(interpreter: str) -> list[Path]:

@@ -17,7 +17,7 @@ from holdfast.tools.programs.output import LiveOutput, Recording
 from holdfast.tools.programs.program import TERM_TYPE, Program, command_line, ending, input_file, typed
 from holdfast.tools.sandbox.choice import are_programs_unwalled
 from holdfast.tools.sandbox.environment import clean_environment
-from holdfast.tools.sandbox.sandbox import Sandbox
+from holdfast.tools.sandbox.sandbox import Sandbox, SandboxChoice, sandbox_of
 from holdfast.tools.walled import HeldAccess, prepare_launch_of
 
 __all__ = ["Terminal"]
@@ -37,7 +37,8 @@ class Terminal(Toolset):
     Parameters:
         workspace: workspace in which commands start, or path of its root; None uses the default root of `Workspace`.
             Commands run behind a wall: they can change only the workspace.
-        sandbox: what commands may see, change, reach and use up in addition; None uses the defaults of `Sandbox`.
+        sandbox: what commands may see, change, reach and use up in addition, or a function that returns
+            this for a principal; None uses the defaults of `Sandbox`.
         timeout_s: default timeout of a command, in seconds.
         timeout_limit_s: maximum timeout that the model may request, in seconds.
         output_bytes: maximum number of output bytes in the result, half from the beginning and half from the end.
@@ -57,7 +58,7 @@ class Terminal(Toolset):
         self,
         workspace: Workspace | str | os.PathLike[str] | None = None,
         *,
-        sandbox: Sandbox | None = None,
+        sandbox: SandboxChoice | None = None,
         timeout_s: float = 120.0,
         timeout_limit_s: float = 600.0,
         output_bytes: int = 32_000,
@@ -144,7 +145,7 @@ class Terminal(Toolset):
             call.run,
             command_line(command),
             workspace=self._workspace,
-            sandbox=self._sandbox,
+            sandbox=sandbox_of(self._sandbox, call.run.principal),
             environment=self._environment | ({"TERM": TERM_TYPE} if pty else {}),
             folder=folder,
             held=held,

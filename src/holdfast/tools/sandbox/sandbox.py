@@ -1,16 +1,20 @@
-"""The public value `Sandbox`: what an agent's programs may see, change, reach and use up."""
+"""The public value `Sandbox`: what an agent's programs may see, change, reach and use up, for all or by principal."""
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from holdfast.errors import ConfigurationError
+from holdfast.errors import ConfigurationError, ToolFailed
 from holdfast.tools.addresses import AddressRules
 from holdfast.tools.sandbox.proxy.rules import HostRules
 
-__all__ = ["Network", "Sandbox"]
+__all__ = ["Network", "Sandbox", "SandboxChoice", "sandbox_of"]
+
+_log = logging.getLogger("holdfast.tools")
 
 Network = Literal["none", "hosts", "all"]
 
@@ -98,16 +102,7 @@ class Sandbox:
                 raise ConfigurationError(f"the sandbox's {name} is a string", hint=f"use a tuple: {name}=(…,)")
         HostRules(self.hosts)
         AddressRules(self.allow_networks)
-        for name in (
-            "network_bytes",
-            "connections",
-            "memory_bytes",
-            "cpu_s",
-            "processes",
-            "open_files",
-            "file_bytes",
-            "scratch_bytes",
-        ):
+        for name in _LIMITS:
             if getattr(self, name) <= 0:
                 raise ConfigurationError(f"the sandbox's {name} is {getattr(self, name)}", hint="use a positive number")
 
@@ -123,3 +118,32 @@ class Sandbox:
             f"use {self.memory_bytes >> 20:,} MiB of memory, {self.cpu_s} CPU seconds and files of "
             f"{self.file_bytes >> 20:,} MiB."
         )
+
+
+SandboxChoice = Sandbox | Callable[[str], Sandbox]
+"""A sandbox for all, or a function that returns the sandbox of a principal.
+
+The function is called at each start of a program, on the host's loop or in a thread, so it must not block. It must
+return the same sandbox for a principal while a run of the principal continues; otherwise a run that resumes may ask a
+person again.
+"""
+
+
+def sandbox_of(choice: SandboxChoice, principal: str) -> Sandbox:
+    """Return the sandbox of a principal.
+
+    Raises:
+        ToolFailed: if the function fails or returns something else, so that the program is not started. The reason is
+            in the log only, because it may concern other principals.
+    """
+    if isinstance(choice, Sandbox):
+        return choice
+    try:
+        found = choice(principal)
+    except Exception:
+        _log.exception("the function that chooses sandboxes failed for principal %r", principal)
+    else:
+        if isinstance(found, Sandbox):
+            return found
+        _log.error("the function that chooses sandboxes returned %.100r for principal %r", found, principal)
+    raise ToolFailed("no sandbox is known for this user, so nothing was started; tell the user to ask the operator")

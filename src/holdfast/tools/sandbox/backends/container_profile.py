@@ -1,7 +1,6 @@
 """The system calls that containers may not make, as a profile for container engines.
 
-The profile blocks what the filter of the other backends blocks (`holdfast.runtime.walls.call_filter`): set-uid files,
-extended attributes, keyrings, other processes, mounts, namespaces, administration and input into terminals.
+The profile blocks what the filter of the other backends blocks (`holdfast.runtime.walls.call_filter`).
 """
 
 from __future__ import annotations
@@ -11,22 +10,10 @@ import functools
 import json
 from typing import Any, Final
 
+from holdfast.runtime.walls.call_filter import REFUSED_CALLS
+
 __all__ = ["call_profile"]
 
-_REFUSED: Final = (
-    *("ptrace", "process_vm_readv", "process_vm_writev", "kcmp", "pidfd_getfd", "process_madvise"),
-    *("mount", "umount", "umount2", "pivot_root", "chroot", "unshare", "setns", "move_mount", "open_tree", "fsopen"),
-    *("fsconfig", "fsmount", "fspick", "mount_setattr", "open_by_handle_at", "name_to_handle_at"),
-    *("kexec_load", "kexec_file_load", "init_module", "finit_module", "delete_module", "reboot", "swapon", "swapoff"),
-    *("acct", "quotactl", "quotactl_fd", "iopl", "ioperm", "syslog", "settimeofday", "clock_settime", "adjtimex"),
-    *("clock_adjtime", "sethostname", "setdomainname", "vhangup", "fanotify_init", "lookup_dcookie", "bpf"),
-    *("perf_event_open", "modify_ldt"),
-)
-_UNSUPPORTED: Final = (
-    *("openat2", "clone3", "io_uring_setup", "io_uring_enter", "io_uring_register", "userfaultfd"),
-    *("add_key", "request_key", "keyctl"),
-)
-_ATTRIBUTES: Final = ("setxattr", "lsetxattr", "fsetxattr", "setxattrat")
 _MODE_AT: Final = {
     "chmod": 1,
     "fchmod": 1,
@@ -51,9 +38,7 @@ _MODE_WITH_CREATE: Final = {"open": (1, 0o100), "openat": (2, 0o100)}
 def call_profile() -> bytes:
     """Return the profile in the engines' JSON format."""
     rules = [
-        _rule(_REFUSED, errno.EPERM),
-        _rule(_UNSUPPORTED, errno.ENOSYS),
-        _rule(_ATTRIBUTES, errno.ENOTSUP),
+        *(_rule((name,), number) for name, number in REFUSED_CALLS.items()),
         *(_rule(("clone",), errno.EPERM, _has(0, flag)) for flag in _NAMESPACES),
         *(_rule(("ioctl",), errno.EPERM, _is(1, number)) for number in _TERMINAL_INPUT),
         *(_rule(("socket",), errno.EPERM, _is(1, kind, _SOCKET_TYPE)) for kind in (_RAW, _PACKET)),
