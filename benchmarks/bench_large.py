@@ -29,7 +29,7 @@ __all__ = ["rows"]
 SESSIONS = 1_000_000
 EVENTS = 10_000_000
 RATE = 1_000
-WARM_S, SECONDS, LOG_S = 5, 30, 60
+WARM_S, SECONDS, LOG_S = 5, 30, 600
 _SETTINGS = Settings(principal_runs=100_000, principal_sessions=10**8, principal_stored_bytes=10**13)
 _COLLECT_AFTER = (10_000, 20, 20)
 """As under ``holdfast serve``: Python's default collects all that a library's user has, for 30 ms every few seconds."""
@@ -125,7 +125,9 @@ async def _log(path: Path) -> Row:
         assert isinstance(backend, SqliteBackend)
         watcher = asyncio.create_task(watch())
         reader = asyncio.create_task(read(backend))
-        await _open_loop(host, _fresh(), LOG_S)
+        began = time.monotonic()
+        answered = len(await _open_loop(host, _fresh(), LOG_S))
+        took_s = time.monotonic() - began
         stopping.set()
         await reader
         watcher.cancel()
@@ -135,7 +137,7 @@ async def _log(path: Path) -> Row:
         unit="MB",
         target="<= 256",
         met=longest <= 256 * 2**20,
-        note=f"the longest within {LOG_S} s; {ended} reads ended",
+        note=f"the longest within {took_s:.0f} s, {answered:,} runs; {ended} reads ended",
     )
 
 
