@@ -84,21 +84,15 @@ def bare_loop_s(batches: int = 400) -> float:
     work = []
     for n in range(batches):
         seq = n * 4 + 1
-        begin: dict[str, list[Any]] = {"save_sessions": [], "add_messages": [], "add_events": []}
-        end: dict[str, list[Any]] = {"save_sessions": [], "add_events": [], "add_runs": []}
+        begin: dict[str, list[Any]] = {"save_starts": [], "add_plain_messages": [], "add_events": []}
+        end: dict[str, list[Any]] = {"save_ends": [], "add_events": [], "add_runs": []}
         for s in sessions:
             m, r = ids.message_id(), ids.run_id()
             run = live % m.encode()
-            begin["save_sessions"] += (
-                s, n, seq, None, "demo", 1.5, seq + 2, n + 1, n + 1, 1, r, run, 0, 0, 0, None, None, 0, None, 0.0, None,
-                None,
-            )  # fmt: skip
-            begin["add_messages"] += (s, m, seq, 1.5, None, b"", seq, 0.0, None, r, None, b"m" * 130)
+            begin["save_starts"] += (s, n, seq, None, "demo", 1.5, seq + 2, n + 1, 1, r, run)
+            begin["add_plain_messages"] += (s, m, seq, 1.5, seq, 0.0, r, b"m" * 130)
             begin["add_events"] += (s, seq + 1, seq, r, 1.5, seq, b"e" * 300)
-            end["save_sessions"] += (
-                s, n + 1, seq + 2, r, "demo", 1.5, seq + 4, n + 2, n + 1, 1, None, None, 0, 0, 0, r, r, 0, None, 0.0,
-                None, None,
-            )  # fmt: skip
+            end["save_ends"] += (s, n + 1, seq + 2, r, 1.5, seq + 4, n + 2, r, r)
             end["add_events"] += (s, seq + 3, seq + 2, r, 1.5, seq, b"e" * 340)
             end["add_runs"] += (r, s, r, None, n, seq, seq, seq, n, b"v" * 230, b"t" * 90, r, 0, 0)
         work.append((begin, end))
@@ -109,33 +103,10 @@ def bare_loop_s(batches: int = 400) -> float:
             connection.execute(f"PRAGMA {pragma}")
         for s in sessions:
             connection.execute(
-                statements.many("add_sessions", 1),
-                (
-                    s,
-                    "p",
-                    f"k{s}",
-                    1.0,
-                    1.5,
-                    1,
-                    "demo",
-                    1.0,
-                    1,
-                    1,
-                    0,
-                    0,
-                    None,
-                    None,
-                    0,
-                    0,
-                    0,
-                    None,
-                    None,
-                    0,
-                    None,
-                    0.0,
-                    None,
-                    None,
-                ),
+                "INSERT INTO session (session, principal, key, created_at, events_since, listed_at, agent, updated_at,"
+                " next_seq, next_n, fence, holder, append_nth, append_seq, sweep, waiting, due_at)"
+                " VALUES (?, 'p', ?, 1.0, 1, 1.0, 'demo', 1.0, 1, 1, 0, 0, 0, 0, 0, 0, 0.0)",
+                (s, f"k{s}"),
             )
         start = time.perf_counter()
         for batch in work:

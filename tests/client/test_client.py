@@ -27,6 +27,7 @@ from holdfast.errors import (
     InvalidRequest,
     InvalidSchedule,
     MessageWithdrawn,
+    RateLimited,
     RunFailed,
     RunInterrupted,
     ServerUnreachable,
@@ -560,6 +561,25 @@ def test_a_server_that_dies_in_the_instant_of_connecting_is_unreachable() -> Non
                 await client.session("alice").info()
 
     asyncio.run(main())
+
+
+def test_a_stream_does_not_reconnect_sooner_than_the_server_asks() -> None:
+    """A pause as long as the server asks would exceed the time for reconnects, so there is no second attempt."""
+    attempts = 0
+
+    async def full(request: httpx2.Request) -> httpx2.Response:
+        nonlocal attempts
+        attempts += 1
+        body = {"error": {"code": RateLimited.code, "message": "too many streams", "hint": ""}}
+        return httpx2.Response(429, headers={"retry-after": "30"}, json=body)
+
+    async def main() -> None:
+        async with Client(transport=httpx2.MockTransport(full), reconnect_s=20.0) as client:
+            with pytest.raises(RateLimited):
+                await anext(client.session("alice").events())
+
+    asyncio.run(main())
+    assert attempts == 1
 
 
 def failure(error: httpx2.TransportError, cause: BaseException | None = None) -> httpx2.TransportError:

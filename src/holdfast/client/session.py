@@ -396,13 +396,17 @@ class _Reconnect:
                 self._transport.on_back()
 
     async def wait(self, failure: HoldfastError) -> None:
-        """Pause before the next attempt. Raises `failure` if the pause would exceed ``reconnect_s``."""
+        """Pause before the next attempt, for at least as long as the server asks.
+
+        Raises `failure` if the pause would exceed ``reconnect_s``.
+        """
         now = asyncio.get_running_loop().time()
         if self._cut_at is None:
             self._cut_at = now
             if self._transport.on_cut is not None:
                 self._transport.on_cut(failure)
         delay_s = min(_MOST_DELAY_S, _FIRST_DELAY_S * 2**self._attempt) * self._spread
+        delay_s = max(delay_s, failure.retry_after_s or 0.0)
         self._attempt += 1
         if now - self._cut_at + delay_s > self._transport.reconnect_s:
             raise failure
