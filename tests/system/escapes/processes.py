@@ -158,6 +158,7 @@ _HARMING = (
         program="open('/proc/self/oom_score_adj', 'w').write('-900')\nsay()",
         judge=says,
         needs="root",
+        known={"podman-root": "root may lower its score if the engine lacks CAP_SYS_RESOURCE; its memory is bounded"},
     ),
     Escape(
         name="raises-its-priority",

@@ -110,12 +110,13 @@ def test_the_container_is_closed_by_its_options(docker: StandIn, workspace: Path
         ("--memory", str(64 << 20)),
         ("--pids-limit", "11"),
         ("--shm-size", str(1 << 20)),
-        ("--ulimit", "nofile=99:99"),
+        ("--ulimit", "nofile=1024:1024"),  # the engine's own; the program's is below
         ("--label", f"holdfast.host={host_label()}"),
         ("--mount", f"type=bind,source={workspace},target={workspace}"),
         ("--mount", f"type=bind,source={kept},target={kept},readonly"),
     ):
         assert pair in pairs, f"{pair} is missing in {words}"
+    assert "ulimit -n 99 " in words[words.index("-c") + 1]
     writable = [value for flag, value in pairs if flag == "--mount" and not value.endswith(",readonly")]
     assert writable == [f"type=bind,source={workspace},target={workspace}"]
     assert "--privileged" not in words

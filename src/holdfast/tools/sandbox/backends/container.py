@@ -18,6 +18,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import io
+import itertools
 import os
 import resource
 import shlex
@@ -33,10 +34,11 @@ from holdfast import ids
 from holdfast.clock import system_clock
 from holdfast.errors import NotSupported
 from holdfast.runtime.process_host import Completed, process_host
+from holdfast.runtime.walls.namespaces import host_paths
 from holdfast.tools.sandbox.backends.container_profile import call_profile
 from holdfast.tools.sandbox.backends.container_watcher import host_label, is_host_alive, start_watcher
 from holdfast.tools.sandbox.backends.memory_file import memory_files
-from holdfast.tools.sandbox.backends.shell_limits import lowered, open_files, ulimits
+from holdfast.tools.sandbox.backends.shell_limits import lowered, open_files, process_limit, ulimits
 from holdfast.tools.sandbox.plan import plan_wall
 from holdfast.tools.sandbox.port import Launch
 from holdfast.tools.sandbox.sandbox import Sandbox
@@ -53,6 +55,10 @@ _PROBE_S: Final = 60.0
 _TRUST_S: Final = 10.0
 """Time after an answer during which the engine is not asked again whether it answers."""
 _OWN_PROCESSES: Final = 4
+_OWN_THREADS_ROOTLESS: Final = 1024
+"""Room for what the kernel counts together without a cgroup: all containers of the user, and podman's own threads."""
+_ENGINE_FILES, _ENGINE_PROCESSES = 1024, 4096
+"""Descriptors and processes that the engine may need to start a container; it would set more than it may itself."""
 _LEAST_MEMORY: Final = 6 << 20
 _VARIABLES_FD, _PROFILE_FD = 3, 4
 _PASSED: Final = ("PATH", "HOME", "USER", "LANG", "XDG_", "DOCKER_", "CONTAINER", "REGISTRY_AUTH_FILE", "TMPDIR")
@@ -149,7 +155,7 @@ class _ContainerBackend:
         words += ["--oom-score-adj", "1000", *self._options, *self._bounds(plan.sandbox)]
         words += _mounts(plan, "" if self._is_daemon else ",notmpcopyup")
         script = _FIRST_PROCESS % {
-            "limits": " && ".join(ulimits(plan.sandbox)),
+            "limits": " && ".join(self._limits(plan.sandbox)),
             "checks": _checks(plan),
             "nice": "nice -n 19 " if plan.idle else "",
         }
@@ -162,15 +168,27 @@ class _ContainerBackend:
             confirm=functools.partial(self._remove, name),
         )
 
+    def _limits(self, sandbox: Sandbox) -> list[str]:
+        """Return shell commands for the limits that hold inside; outside, they would limit the engine as well."""
+        if self._is_daemon:  # its containers share the count of processes of the server's user
+            return ulimits(sandbox)
+        return [*ulimits(sandbox), process_limit(self._processes(sandbox))]
+
+    def _processes(self, sandbox: Sandbox) -> int:
+        own = _OWN_PROCESSES if self._bounds_by_cgroup else _OWN_THREADS_ROOTLESS
+        return lowered(resource.RLIMIT_NPROC, sandbox.processes + own)
+
     def _bounds(self, sandbox: Sandbox) -> list[str]:
-        size, files = str(sandbox.scratch_bytes), open_files(sandbox)
-        processes = lowered(resource.RLIMIT_NPROC, sandbox.processes + _OWN_PROCESSES)
+        size = str(sandbox.scratch_bytes)
+        files = max(open_files(sandbox), lowered(resource.RLIMIT_NOFILE, _ENGINE_FILES))
         words = ["--tmpfs", f"/tmp:rw,nosuid,nodev,exec,size={size},mode=1777", "--shm-size", size]
         words += ["--ulimit", f"nofile={files}:{files}"]
-        if not self._is_daemon:  # whose containers share the count of the server's user
+        if not self._is_daemon:
+            processes = max(self._processes(sandbox), lowered(resource.RLIMIT_NPROC, _ENGINE_PROCESSES))
             words += ["--ulimit", f"nproc={processes}:{processes}"]
         if self._bounds_by_cgroup:
-            return [*words, "--memory", str(max(sandbox.memory_bytes, _LEAST_MEMORY)), "--pids-limit", str(processes)]
+            memory = str(max(sandbox.memory_bytes, _LEAST_MEMORY))
+            return [*words, "--memory", memory, "--pids-limit", str(self._processes(sandbox))]
         return [*words, "--cgroups", "disabled"]
 
     def _remove(self, name: str) -> bool:
@@ -222,7 +240,8 @@ class PodmanBackend(_ContainerBackend):
     """Starts each program in a container of podman, rootless for an ordinary user."""
 
     def __init__(self) -> None:
-        super().__init__("podman", ("--read-only-tmpfs=false", "--no-hosts"), is_daemon=False)
+        masked = ("--security-opt", f"mask={':'.join(map(os.fsdecode, itertools.chain(*host_paths())))}")
+        super().__init__("podman", ("--read-only-tmpfs=false", "--no-hosts", *masked), is_daemon=False)
 
 
 class DockerBackend(_ContainerBackend):

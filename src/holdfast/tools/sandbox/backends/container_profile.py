@@ -31,7 +31,8 @@ _FAMILIES: Final = (1, 2, 10, 16)  # Unix, internet, netlink
 _FAMILY_LIMIT: Final = 64
 _RAW, _PACKET, _SOCKET_TYPE = 3, 10, 0xF
 _TERMINAL_INPUT: Final = (0x5412, 0x541C)
-_MODE_WITH_CREATE: Final = {"open": (1, 0o100), "openat": (2, 0o100)}
+_FLAGS_AT: Final = {"open": 1, "openat": 2}
+_CREATES: Final = (0o100, 0o20000000)  # O_CREAT, __O_TMPFILE
 
 
 @functools.cache
@@ -49,8 +50,12 @@ def call_profile() -> bytes:
         ),
     ]
     for name, position in _MODE_AT.items():
-        created = [_has(*_MODE_WITH_CREATE[name])] if name in _MODE_WITH_CREATE else []
-        rules += [_rule((name,), errno.EPERM, _has(position, bit), *created) for bit in _SPECIAL_MODES]
+        created = [[_has(_FLAGS_AT[name], flag)] for flag in _CREATES] if name in _FLAGS_AT else [[]]
+        rules += [
+            _rule((name,), errno.EPERM, _has(position, bit), *condition)
+            for bit in _SPECIAL_MODES
+            for condition in created
+        ]
     return json.dumps({"defaultAction": "SCMP_ACT_ALLOW", "syscalls": rules}).encode()
 
 

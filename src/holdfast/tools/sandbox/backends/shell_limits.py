@@ -15,7 +15,7 @@ from holdfast.runtime.walls.limits import most_open_files
 if TYPE_CHECKING:
     from holdfast.tools.sandbox.sandbox import Sandbox
 
-__all__ = ["find_program", "limited_inside", "limited_outside", "lowered", "open_files", "ulimits"]
+__all__ = ["find_program", "limited_inside", "limited_outside", "lowered", "open_files", "process_limit", "ulimits"]
 
 _SHELL: Final = "/bin/sh"
 _NAME: Final = "sandbox"
@@ -51,7 +51,7 @@ def limited_inside(processes: int, more: tuple[str, ...] = ()) -> tuple[str, ...
     """
     commands = [*more]
     if processes:
-        commands.append(f"{{ ulimit -u {processes} || ulimit -p {processes}; }} 2>/dev/null")
+        commands.append(process_limit(processes))
     signals = "--default-signal=TERM,INT,HUP"
     return (find_program("env"), signals, _SHELL, "-c", f'{_all(commands)}; exec "$@"', _NAME)
 
@@ -63,6 +63,11 @@ def ulimits(sandbox: Sandbox) -> list[str]:
     found += [f"ulimit -n {open_files(sandbox)}", "ulimit -c 0"]
     soft, hard = sandbox.cpu_s, lowered(resource.RLIMIT_CPU, sandbox.cpu_s + 1)
     return [*found, f"ulimit -S -t {min(soft, hard)}", f"ulimit -H -t {hard}"]
+
+
+def process_limit(processes: int) -> str:
+    """Return a shell command that limits the processes of the user; shells differ in the option."""
+    return f"{{ ulimit -u {processes} || ulimit -p {processes}; }} 2>/dev/null"
 
 
 def find_program(name: str) -> str:
