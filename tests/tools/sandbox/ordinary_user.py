@@ -10,13 +10,27 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.tools.sandbox.backends.bwrap import BubblewrapBackend
+from holdfast.tools.sandbox.backends.linux import LinuxBackend
+from holdfast.tools.sandbox.port import SandboxBackend
 from tests.system.escapes.stage import as_user
 from tests.system.escapes.walls import NOBODY, Wall, import_path, interpreter_for
 
-__all__ = ["run_as_ordinary_user"]
+__all__ = ["NETWORKED", "networked_backend", "run_as_ordinary_user"]
+
+NETWORKED = ("linux", "bwrap")
+"""Names of the backends whose walls have a network."""
 
 _ROOT = Path(__file__).resolve().parents[3]
 _LIMIT_S = 110.0
+
+
+def networked_backend(name: str) -> SandboxBackend:
+    """Return a backend of `NETWORKED`, or skip the test if this machine or this user cannot use its network."""
+    backend: SandboxBackend = LinuxBackend() if name == "linux" else BubblewrapBackend()
+    if (reason := backend.probe()) is not None or "namespaces" not in backend.layers:
+        pytest.skip(f"{name}: {reason or backend.layers}")
+    return backend
 
 
 def run_as_ordinary_user(*words: str) -> None:

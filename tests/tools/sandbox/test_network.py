@@ -18,37 +18,23 @@ import pytest
 from holdfast.errors import ConfigurationError, NotSupported
 from holdfast.runtime.process_host import PIPE, TreeResult, process_host
 from holdfast.runtime.processes.procfs import all_pids
-from holdfast.tools.sandbox.backends.bwrap import BubblewrapBackend
 from holdfast.tools.sandbox.backends.linux import LinuxBackend
 from holdfast.tools.sandbox.network import DIRECT_VARIABLES, PROXY_VARIABLES, open_network
 from holdfast.tools.sandbox.plan import plan_wall
 from holdfast.tools.sandbox.port import Launch, NetworkRequest, SandboxBackend
 from holdfast.tools.sandbox.proxy.link import NetworkUsage
 from holdfast.tools.sandbox.sandbox import Sandbox
-from tests.tools.sandbox.ordinary_user import run_as_ordinary_user
+from tests.tools.sandbox.ordinary_user import NETWORKED, networked_backend, run_as_ordinary_user
 from tests.tools.sandbox.proxy.gates import run
 from tests.tools.web.test_fetch import Request, serving
 
 HERE = ("127.0.0.1",)
 
 
-def namespaces_here() -> LinuxBackend:
-    """A backend with namespaces, or skip."""
-    backend = LinuxBackend()
-    if backend.probe() is not None or "namespaces" not in backend.layers:
-        pytest.skip(f"no walls with namespaces on this machine: {backend.probe() or backend.layers}")
-    return backend
-
-
-@pytest.fixture(params=["linux", "bwrap"])
+@pytest.fixture(params=NETWORKED)
 def backend(request: pytest.FixtureRequest) -> SandboxBackend:
     """A backend whose walls have a network, or skip."""
-    if request.param == "linux":
-        return namespaces_here()
-    backend = BubblewrapBackend()
-    if (reason := backend.probe()) is not None:
-        pytest.skip(f"bwrap: {reason}")
-    return backend
+    return networked_backend(request.param)
 
 
 def test_the_network_of_bubblewrap_works_for_an_ordinary_user() -> None:
@@ -419,7 +405,7 @@ def test_a_network_that_does_not_open_leaves_no_descriptor_open(tmp_path: Path) 
 
 def test_programs_with_other_hosts_share_no_network(tmp_path: Path) -> None:
     """What was allowed for one call is not within reach of another call of the session."""
-    backend = namespaces_here()
+    backend = networked_backend("linux")
 
     def key(**more: object) -> bytes:
         plan = plan_wall(Sandbox(network="hosts", hosts=("a.test",)), folder=tmp_path, session="s", **more)  # type: ignore[arg-type]

@@ -17,10 +17,9 @@ import pytest
 from holdfast import Host
 from holdfast.runtime.processes.procfs import all_pids, read_text
 from holdfast.tools import walled
-from holdfast.tools.sandbox.backends.bwrap import BubblewrapBackend
 from holdfast.tools.sandbox.choice import BackendName
 from holdfast.tools.web import chromium
-from tests.tools.sandbox.ordinary_user import run_as_ordinary_user
+from tests.tools.sandbox.ordinary_user import NETWORKED, networked_backend, run_as_ordinary_user
 from tests.tools.sandbox.walled import linux_backend, reason_against
 from tests.tools.using import Bench, on_host
 from tests.tools.web.test_browser import CHROMIUM, browsers, is_gone, local, pages, real, with_server
@@ -87,14 +86,12 @@ def inside() -> dict[int, dict[str, str]]:
     return found
 
 
-@pytest.fixture(params=["auto", "bwrap"])
+@pytest.fixture(params=NETWORKED)
 def sandbox(request: pytest.FixtureRequest) -> BackendName:
     """The setting of the host."""
-    if request.param == "auto":
-        return "auto"
-    if (reason := BubblewrapBackend().probe()) is not None:
-        pytest.skip(f"bwrap: {reason}")
-    return "bwrap"
+    networked_backend(request.param)
+    name: BackendName = request.param
+    return name
 
 
 @real
