@@ -231,7 +231,8 @@ def start(one):
         try:
             os.dup2(write, 1)
             os.dup2(write, 2)
-            os.closerange(read, write + 1)
+            os.close(read)
+            os.close(write)
             perform(one)
         finally:
             os._exit(1)

@@ -8,7 +8,8 @@ Invariants:
   bubblewrap inside the first mounts these paths: there, a link leads only to what the program sees anyway.
 - Neither paths nor variables are arguments: paths are passed in a file without a name, and variables are inherited.
 - A network is a proxy on the loopback of bubblewrap's own namespace. The socket to the proxy is open in the first
-  process of the wall until the last one inside has ended; the program never has it. See `loopback`.
+  process of the wall until the last one inside has ended. The program never has it, and the system call filter keeps it
+  from taking descriptors of other processes. See `loopback`.
 - When the program ends, bubblewrap ends too, and the kernel kills what is left in the namespace of processes. An exit
   by a signal is reported as 128 plus the signal's number.
 """
