@@ -167,7 +167,7 @@ def test_a_sandbox_that_is_not_the_first_choice_is_reported_with_the_reason(
     assert [record.getMessage() for record in caplog.records].count(text) == 1
     check, *attempts = check_walls(Settings())
     assert (check.state, check.found) == ("advice", f"programs run behind {why}")
-    assert "user.max_user_namespaces" in check.advice and "set the sandbox" in check.advice
+    assert "user.max_user_namespaces" in check.advice and 'set sandbox = "bwrap"' in check.advice
     assert {attempt.state for attempt in attempts} == {"ok"}, attempts
     named = next(iter(check_walls(Settings(sandbox="bwrap"))))
     assert (named.state, named.found) == ("ok", "programs run behind bwrap (namespaces, landlock)")

@@ -46,9 +46,9 @@ _REMEDIES: Final = {
     "files of others: see the sysctls user.max_user_namespaces, kernel.unprivileged_userns_clone and "
     "kernel.apparmor_restrict_unprivileged_userns, or the options of the container's engine",
     "landlock": "use a kernel with Landlock (Linux 5.13 or newer), and name it in its boot parameter lsm",
-    "linux": "to get the second layer of linux, and faster starts, do away with the reason (see the sysctls "
-    "user.max_user_namespaces, kernel.unprivileged_userns_clone and kernel.apparmor_restrict_unprivileged_userns); or "
-    "set the sandbox to the one that you want",
+    "linux": "allow what linux needs, for its second layer and faster starts: see the sysctls "
+    "user.max_user_namespaces, kernel.unprivileged_userns_clone and kernel.apparmor_restrict_unprivileged_userns; or "
+    'accept this sandbox: set sandbox = "bwrap"',
 }
 """What to do about a missing layer of the wall, or a sandbox that ``auto`` would prefer."""
 
