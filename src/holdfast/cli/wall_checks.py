@@ -130,7 +130,7 @@ def check_walls(settings: Settings) -> Iterator[Check]:
 
 
 def _wall_of(choice: BackendChoice) -> Check:
-    """Return the result for a wall that this machine builds: its layers, and why it is no better one."""
+    """Return the result for a wall that this machine builds: its layers, and why it is not a better one."""
     found = f"programs run behind {choice.describe()}"
     if not choice.lacks:
         return Check(name="walls", state="ok", found=found)

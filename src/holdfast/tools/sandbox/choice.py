@@ -46,7 +46,7 @@ _chosen: tuple[str, ...] = ()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendChoice:
-    """The backend that builds the walls, and why it is not another one.
+    """The backend that builds the walls, and why others were rejected.
 
     Parameters:
         backend: the backend.
@@ -62,7 +62,7 @@ class BackendChoice:
         return (*self.backend.missing, *self.rejected)
 
     def describe(self) -> str:
-        """Return the backend with its layers, and the reasons why it has no more layers and is no other backend."""
+        """Return the backend with its layers, the reasons for missing layers, and why others were rejected."""
         text = f"{self.backend.name} ({', '.join(self.backend.layers)})"
         if self.backend.missing:
             text += f" only: {'; '.join(self.backend.missing.values())}"
