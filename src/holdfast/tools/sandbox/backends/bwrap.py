@@ -47,7 +47,8 @@ __all__ = ["BubblewrapBackend"]
 _PROBE_S: Final = 15.0
 _FILTER_FD, _ARGUMENTS_FD, _INNER_FD = 3, 4, 5
 _HELD_FD: Final = 9
-"""Copy of the socket to the proxy for the first process of the wall: the last number that each shell can name."""
+"""Copy of the socket to the proxy for the first process of the wall: above all descriptors that can be passed, and the
+last number that each shell can name."""
 _OWN_PROCESSES: Final = 4
 """Processes of bubblewrap that the limit of processes may count."""
 
