@@ -3,7 +3,7 @@
 The zygote imports this module. Behind bubblewrap, an interpreter runs its text with ``-I -S -c``, so it imports only
 the standard library. Invariants of that program
 - It replaces itself with the program of the wall, so no process is added.
-- It closes the socket to the proxy first, over which the program could send the proxy sockets without end.
+- It closes the socket to the proxy before the program starts, which could otherwise send the proxy sockets without end.
 - It runs after everything irrevocable was done, behind the system call filter, and needs no right that the program
   lacks.
 - The program gets the variables and the handling of signals that this program got; those that the interpreter changed
