@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -13,6 +15,8 @@ from holdfast.errors import NotSupported
 from holdfast.settings import Settings
 from holdfast.tools.sandbox import choice
 from holdfast.tools.sandbox.backends.unwalled import UnwalledBackend
+from holdfast.tools.sandbox.plan import WallPlan
+from holdfast.tools.sandbox.port import SandboxBackend
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="walls need Linux")
 
@@ -26,13 +30,18 @@ class Pretends(UnwalledBackend):
 class Fails(Pretends):
     """Builds no wall that a program could start behind."""
 
-    def launch(self, *_: object) -> object:  # type: ignore[override]
+    def launch(self, plan: WallPlan, argv: Sequence[str]) -> NoReturn:
         raise NotSupported("the engine does not answer", hint="check it")
 
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
     return Settings(store=f"sqlite:///{tmp_path}/holdfast.db")
+
+
+def use(monkeypatch: pytest.MonkeyPatch, backend: SandboxBackend) -> None:
+    """Make a backend the one that this machine supports."""
+    monkeypatch.setattr(choice, "_find", lambda _: choice.BackendChoice(backend=backend, rejected={}))
 
 
 def look(settings: Settings) -> dict[str, Check]:
@@ -43,17 +52,17 @@ def look(settings: Settings) -> dict[str, Check]:
 
 def test_every_attempt_to_break_through_the_wall_of_this_machine_is_held(settings: Settings) -> None:
     try:
-        backend = choice.find_backend("auto")
+        found = choice.find_choice("auto")
     except NotSupported as error:
         pytest.skip(f"this machine builds no wall: {error}")
     checks = look(settings)
     assert len(checks) == 9
-    assert checks.pop("walls").state == ("advice" if backend.missing else "ok")
+    assert checks.pop("walls").state == ("advice" if found.lacks else "ok")
     assert {check.state for check in checks.values()} == {"ok"}, checks
 
 
 def test_a_wall_that_does_not_hold_is_a_fault(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "_find", lambda _: Pretends())
+    use(monkeypatch, Pretends())
     checks = look(settings)
     broken = {name for name, check in checks.items() if check.state == "fault"}
     assert broken >= {
@@ -69,13 +78,13 @@ def test_a_wall_that_does_not_hold_is_a_fault(settings: Settings, monkeypatch: p
 
 
 def test_attempts_that_do_not_run_are_a_fault(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "_find", lambda _: Fails())
+    use(monkeypatch, Fails())
     checks = look(settings)
     assert checks["wall attempts"].state == "fault"
     assert "the engine does not answer" in checks["wall attempts"].found
 
 
 def test_programs_without_a_wall_are_shown(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "_find", lambda _: UnwalledBackend())
+    use(monkeypatch, UnwalledBackend())
     checks = look(settings)
     assert [(check.name, check.state) for check in checks.values()] == [("walls", "advice")]

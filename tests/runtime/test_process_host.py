@@ -358,6 +358,20 @@ def test_a_forked_child_of_the_host_does_not_keep_its_trees_alive(token: str) ->
 # -- starting
 
 
+def test_a_program_gets_as_many_descriptors_as_are_supported(host: ProcessHost) -> None:
+    with contextlib.ExitStack() as opened:
+        ends = [os.pipe() for _ in range(process_spec.MORE_FDS + 1)]
+        for fd in (fd for pair in ends for fd in pair):
+            opened.callback(os.close, fd)
+        passed = [write for _, write in ends]
+        with pytest.raises(ValueError, match=f"at most {process_spec.MORE_FDS} are supported"):
+            host.run_blocking(["true"], pass_fds=passed)
+        numbers = range(3, 3 + process_spec.MORE_FDS)
+        code = f"import os\nfor fd in {[*numbers]}: os.write(fd, b'%d' % fd)"
+        assert host.run_blocking([sys.executable, "-I", "-S", "-c", code], pass_fds=passed[:-1]).returncode == 0
+        assert [int(os.read(read, 9)) for read, _ in ends[:-1]] == [*numbers]
+
+
 def test_a_program_that_cannot_be_started_is_a_clear_error(host: ProcessHost, tmp_path: Path) -> None:
     plain = tmp_path / "plain"
     plain.write_text("no program")

@@ -15,7 +15,7 @@ from holdfast.protocol.model import CallPart, ToolMessage
 from holdfast.tools import Sandbox, Terminal, Workspace
 from tests.server.live import Live, echo, served
 from tests.server.test_bad_input import refused
-from tests.tools.sandbox.test_network import namespaces_here
+from tests.tools.sandbox.ordinary_user import networked_backend
 from tests.tools.web.test_fetch import Request, serving
 
 GET = f"{sys.executable} -I -c 'import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=20).read())'"
@@ -27,7 +27,7 @@ async def hello(request: Request) -> None:
 
 @pytest.mark.parametrize("scope", ["call", "session"])
 def test_a_granted_host_is_reached_until_the_grant_is_revoked(tmp_path: Path, scope: str) -> None:
-    namespaces_here()
+    networked_backend("linux")
     commands: list[dict[str, Any]] = []
 
     def answer(request: Any) -> Any:

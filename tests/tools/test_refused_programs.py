@@ -139,13 +139,38 @@ def test_a_wall_of_one_layer_is_reported_with_the_reason_and_the_remedy(
         monkeypatch.setattr(LinuxBackend, "_try", lambda _: "unshare: EPERM")
     else:
         monkeypatch.setattr(linux, "landlock_abi", lambda: 0)
-    text = f"programs of tools run behind {left} only: {why}; see holdfast doctor"
+    text = f"programs of tools run behind linux ({left}) only: {why}; see holdfast doctor"
     assert incidents_at_start(tmp_path / "work") == [text]
     assert [record.getMessage() for record in caplog.records].count(text) == 1
     check, *attempts = check_walls(Settings())
     assert (check.state, check.found) == ("advice", f"programs run behind linux ({left}) only: {why}")
     assert remedy in check.advice
     assert {attempt.state for attempt in attempts} == {"ok"}, attempts
+
+
+class Second(LinuxBackend):
+    """A wall that this machine builds, in the place of the second one that ``auto`` tries."""
+
+    name = "bwrap"
+
+
+def test_a_sandbox_that_is_not_the_first_choice_is_reported_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if (reason := reason_against(("namespaces", "landlock"))) is not None:
+        pytest.skip(reason)
+    monkeypatch.setitem(choice.BACKENDS, "linux", f"{__name__}:Bare")
+    monkeypatch.setitem(choice.BACKENDS, "bwrap", f"{__name__}:Second")
+    why = "bwrap (namespaces, landlock); not linux: the kernel supports neither user namespaces nor Landlock"
+    text = f"programs of tools run behind {why}; see holdfast doctor"
+    assert incidents_at_start(tmp_path / "work") == [text]
+    assert [record.getMessage() for record in caplog.records].count(text) == 1
+    check, *attempts = check_walls(Settings())
+    assert (check.state, check.found) == ("advice", f"programs run behind {why}")
+    assert "user.max_user_namespaces" in check.advice and 'set sandbox = "bwrap"' in check.advice
+    assert {attempt.state for attempt in attempts} == {"ok"}, attempts
+    named = next(iter(check_walls(Settings(sandbox="bwrap"))))
+    assert (named.state, named.found) == ("ok", "programs run behind bwrap (namespaces, landlock)")
 
 
 def test_a_wall_of_all_layers_is_not_reported(tmp_path: Path) -> None:

@@ -65,7 +65,9 @@ def on_host(
     asyncio.run(main())
 
 
-def use(toolset: Toolset, agent: Callable[[Bench], Awaitable[Any]], *more: Toolset) -> Session | None:
+def use(
+    toolset: Toolset, agent: Callable[[Bench], Awaitable[Any]], *more: Toolset, sandbox: BackendName = "auto"
+) -> Session | None:
     """Run the agent once, in a session of its own; what it raises is raised here."""
     problems: list[BaseException] = []
 
@@ -83,7 +85,7 @@ def use(toolset: Toolset, agent: Callable[[Bench], Awaitable[Any]], *more: Tools
         receipt = await session.send("go")
         await session.wait(receipt.message_id)
 
-    on_host([toolset, *more], kept, scenario)
+    on_host([toolset, *more], kept, scenario, sandbox=sandbox)
     if problems:
         raise problems[0]
     return None

@@ -21,7 +21,7 @@ from holdfast.local_token import token_path
 from holdfast.settings import Settings
 
 if TYPE_CHECKING:
-    from holdfast.tools.sandbox.port import SandboxBackend
+    from holdfast.tools.sandbox.choice import BackendChoice
 
 __all__ = ["check_walls"]
 
@@ -46,8 +46,11 @@ _REMEDIES: Final = {
     "files of others: see the sysctls user.max_user_namespaces, kernel.unprivileged_userns_clone and "
     "kernel.apparmor_restrict_unprivileged_userns, or the options of the container's engine",
     "landlock": "use a kernel with Landlock (Linux 5.13 or newer), and name it in its boot parameter lsm",
+    "linux": "allow what linux needs, for its second layer and faster starts: see the sysctls "
+    "user.max_user_namespaces, kernel.unprivileged_userns_clone and kernel.apparmor_restrict_unprivileged_userns; or "
+    'accept this sandbox: set sandbox = "bwrap"',
 }
-"""What to do about a missing layer of the wall."""
+"""What to do about a missing layer of the wall, or a sandbox that ``auto`` would prefer."""
 
 _SCRIPT: Final = """\
 import ctypes, os, socket
@@ -90,15 +93,15 @@ def can_enter():
 
 def check_walls(settings: Settings) -> Iterator[Check]:
     """Check the wall of programs: its backend and layers, and that no attempt breaks through it. May take seconds."""
-    from holdfast.tools.sandbox.choice import find_backend, use_backend
+    from holdfast.tools.sandbox.choice import find_choice, use_backend
 
     with use_backend(settings.sandbox):
         try:
-            backend = find_backend()
+            choice = find_choice()
         except HoldfastError as error:
             yield Check(name="walls", state="fault", found=error.message, advice=error.hint)
             return
-        if not backend.layers:
+        if not choice.backend.layers:
             yield Check(
                 name="walls",
                 state="advice",
@@ -106,7 +109,7 @@ def check_walls(settings: Settings) -> Iterator[Check]:
                 advice="remove the setting, unless you trust all users who can send messages",
             )
             return
-        yield _wall_of(backend)
+        yield _wall_of(choice)
         try:
             broken = _break_through(settings)
         except (HoldfastError, OSError) as error:
@@ -126,17 +129,13 @@ def check_walls(settings: Settings) -> Iterator[Check]:
         )
 
 
-def _wall_of(backend: SandboxBackend) -> Check:
-    """Return the result for a wall that this machine builds: its layers, and why others are missing."""
-    found = f"programs run behind {backend.name} ({', '.join(backend.layers)})"
-    if not backend.missing:
+def _wall_of(choice: BackendChoice) -> Check:
+    """Return the result for a wall that this machine builds: its layers, and why it is not a better one."""
+    found = f"programs run behind {choice.describe()}"
+    if not choice.lacks:
         return Check(name="walls", state="ok", found=found)
-    return Check(
-        name="walls",
-        state="advice",
-        found=f"{found} only: {'; '.join(backend.missing.values())}",
-        advice="; ".join(_REMEDIES.get(layer, f"make {layer} available") for layer in backend.missing),
-    )
+    advice = "; ".join(_REMEDIES.get(name, f"make {name} available") for name in choice.lacks)
+    return Check(name="walls", state="advice", found=found, advice=advice)
 
 
 def _break_through(settings: Settings) -> Mapping[str, bool]:

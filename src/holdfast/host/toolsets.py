@@ -20,7 +20,7 @@ from holdfast.protocol.send_options import SendOptions
 from holdfast.runtime import Scope
 from holdfast.tools.files.private_paths import kept_private, store_paths
 from holdfast.tools.files.workspace_guard import check_folder
-from holdfast.tools.sandbox.choice import find_backend, use_backend
+from holdfast.tools.sandbox.choice import find_choice, use_backend
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -195,13 +195,12 @@ class Toolsets:
 
         def find() -> str:
             try:
-                backend = find_backend()
+                choice = find_choice()
             except HoldfastError as error:
                 return f"programs of tools are refused: {error}"
-            if not backend.missing:
+            if not choice.lacks:
                 return ""
-            missing = "; ".join(backend.missing.values())
-            return f"programs of tools run behind {', '.join(backend.layers)} only: {missing}; see holdfast doctor"
+            return f"programs of tools run behind {choice.describe()}; see holdfast doctor"
 
         problem = await asyncio.get_running_loop().run_in_executor(None, find)
         if problem and any(toolset.programs for toolset in toolsets):

@@ -1,7 +1,7 @@
 """Runs escapes inside of a wall, each in a process of its own, and prints their output as one line of JSON.
 
 A bare interpreter runs it with the name of a JSON file, so it imports only the standard library. What is defined here
-is what the escapes have: `call`, `say`, `show`, `privileged`, and the modules.
+is what the escapes have: `call`, `say`, `show`, `knock`, `privileged` and the like, and the modules.
 """
 
 import array  # noqa: F401
@@ -183,6 +183,19 @@ def knock(family, kind, address, protocol=0):
         line.sendall(f"{at.name};".encode())
 
 
+def knock_through(host):
+    """Send the escape's name to the port on a host, through the proxy if there is one."""
+    proxy = os.environ.get("http_proxy", "").removeprefix("http://")
+    if not proxy:
+        knock(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, (host, at.port))
+        return
+    written = f"[{host}]" if ":" in host else host
+    with socket.create_connection(("127.0.0.1", int(proxy.rpartition(":")[2])), 1.5) as line:
+        line.sendall(f"CONNECT {written}:{at.port} HTTP/1.1\r\n\r\n".encode())
+        print(line.recv(1 << 12), flush=True)
+        line.sendall(f"{at.name};".encode())
+
+
 def perform(one):
     """Become one escape. Never returns."""
     global at
@@ -218,7 +231,8 @@ def start(one):
         try:
             os.dup2(write, 1)
             os.dup2(write, 2)
-            os.closerange(read, write + 1)
+            os.close(read)
+            os.close(write)
             perform(one)
         finally:
             os._exit(1)

@@ -59,7 +59,8 @@ class Escape:
         alone: it gets a start of its own, as it stops or starves what runs beside it.
         target: a process of the host that it tries to harm is started for it.
         limits: for those that run alone.
-        known: the walls that do not hold it, by their names with or without the user, and why that is so.
+        known: the walls that do not hold it, by their names with or without the user, and why that is so; a network
+            makes no difference.
     """
 
     name: str
@@ -76,7 +77,7 @@ class Escape:
 
     def reason(self, wall: Wall) -> str:
         """Why a wall does not hold it; empty if it must."""
-        return self.known.get(str(wall), self.known.get(wall.name, ""))
+        return self.known.get(f"{wall.base}-{wall.user}", self.known.get(wall.base, ""))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -103,6 +103,34 @@ ESCAPES = (
     _reaches(
         "reaches-loopback-by-a-name-for-it", 'curl -s -m 0.5 "http://anything.localhost:$PORT/$NAME;"', language="shell"
     ),
+    *(
+        _reaches(f"reaches-loopback-through-the-proxy-as-{label}", f"knock_through({host!r})")
+        for label, host in _SPELLINGS
+    ),
+    _reaches("reaches-loopback-through-the-proxy-as-localhost", "knock_through('localhost')"),
+    _reaches(
+        "reaches-the-host-through-the-proxy",
+        "knock_through([one for one in at.addresses if ':' not in one][0])",
+        may_fail="the machine has no address but loopback",
+    ),
+    _reaches(
+        "reaches-loopback-by-the-proxys-socks",
+        "proxy = os.environ.get('http_proxy', '')\n"
+        "flags = ['--socks5-hostname', proxy.removeprefix('http://')] if proxy else []\n"
+        "subprocess.run(['curl', '-s', '-m', '1', *flags, f'http://127.0.0.1:{at.port}/{at.name};'])",
+    ),
+    _says(
+        "holds-a-socket-of-its-starter",
+        "for fd in range(3, 256):\n    try: stat.S_ISSOCK(os.fstat(fd).st_mode) and say()\n    except OSError: pass",
+    ),
+    _says(
+        "takes-a-socket-of-its-first-process",
+        "pidfd = call('pidfd_open', 1 if at.walled else os.getppid(), 0)\n"
+        "for number in range(3, 64):\n"
+        "    try: fd = call('pidfd_getfd', pidfd, number, 0)\n"
+        "    except OSError as error: print(error, flush=True)\n"
+        "    else: stat.S_ISSOCK(os.fstat(fd).st_mode) and say()",
+    ),
     Escape(
         name="approves-its-own-call",
         subject="network",

@@ -11,6 +11,7 @@ import base64
 import json
 import os
 import resource
+import socket
 import subprocess
 import sys
 import threading
@@ -29,12 +30,16 @@ def serve(secret_file: str) -> None:
     os.set_inheritable(held, True)
     folder = os.open(os.path.dirname(secret_file), os.O_RDONLY | os.O_DIRECTORY)
     os.set_inheritable(folder, True)
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    near.set_inheritable(True)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     descriptors = _DESCRIPTORS if soft == resource.RLIM_INFINITY else min(soft, _DESCRIPTORS)
     resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, hard))
     print(json.dumps({"pid": os.getpid(), "descriptors": descriptors}), flush=True)
     for line in sys.stdin:
         threading.Thread(target=_answer, args=(json.loads(line),), daemon=True).start()
+    near.close()
+    far.close()
 
 
 def _answer(asked: dict[str, Any]) -> None:

@@ -51,6 +51,7 @@ _LAYERS = {
     "linux-landlock": ("landlock",),
 }
 _ANSWER_S = 90.0
+_NETWORK = "-network"
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,8 @@ class Wall:
     """A backend with its layers, as one user.
 
     Parameters:
-        name: ``none``, ``linux-namespaces``, ``linux-landlock``, ``linux-both``, ``bwrap`` or ``podman``.
+        name: ``none``, ``linux-namespaces``, ``linux-landlock``, ``linux-both``, ``bwrap`` or ``podman``; with
+            ``-network`` at its end, programs may reach every public host, through the proxy.
         user: ``root`` or ``user``.
     """
 
@@ -67,6 +69,11 @@ class Wall:
 
     def __str__(self) -> str:
         return f"{self.name}-{self.user}"
+
+    @property
+    def base(self) -> str:
+        """Its name without the network."""
+        return self.name.removesuffix(_NETWORK)
 
     @property
     def uid(self) -> int:
@@ -85,13 +92,13 @@ class Wall:
             return "only root can try walls as root"
         if self.user == "user" and interpreter_for(self.uid) is None:
             return "an ordinary user cannot import Holdfast here: the checkout or the environment is not readable to it"
-        if self.name not in ("none", *_LAYERS) and self.name not in BACKENDS:
-            return f"there is no backend {self.name}"
-        if self.name == "bwrap" and self.user == "root":
+        if self.base not in ("none", *_LAYERS) and self.base not in BACKENDS:
+            return f"there is no backend {self.base}"
+        if self.base == "bwrap" and self.user == "root":
             return "bubblewrap is refused as root"
-        if self.name == "bwrap" and shutil.which("bwrap") is None:
+        if self.base == "bwrap" and shutil.which("bwrap") is None:
             return "bubblewrap is not installed"
-        if self.name in _LAYERS and (reason := _reason(self.name)):
+        if self.base in _LAYERS and (reason := _reason(self.base)):
             return reason
         if self.name == "podman":
             return PodmanBackend().probe() or ""
@@ -100,7 +107,10 @@ class Wall:
 
 WALLS = tuple(
     Wall(name, user)
-    for name in ("linux-both", "linux-namespaces", "linux-landlock", "bwrap", "podman")
+    for name in (
+        *("linux-both", f"linux-both{_NETWORK}", "linux-namespaces", "linux-landlock"),
+        *("bwrap", f"bwrap{_NETWORK}", "podman"),
+    )
     for user in ("root", "user")
 )
 
@@ -251,8 +261,10 @@ def start_walled(asked: dict[str, Any]) -> tuple[int | None, bytes]:
     from holdfast.tools.sandbox.sandbox import Sandbox
     from tests.tools.sandbox.walled import run_walled
 
-    limits, name = asked["limits"], asked["wall"]
+    limits, name = asked["limits"], asked["wall"].removesuffix(_NETWORK)
+    network: dict[str, Any] = {"network": "all", "hosts": ("*:*",)} if asked["wall"] != name else {}
     sandbox = Sandbox(
+        **network,
         memory_bytes=limits["memory_bytes"],
         processes=limits["processes"],
         open_files=limits["open_files"],

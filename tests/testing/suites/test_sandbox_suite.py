@@ -13,6 +13,7 @@ from holdfast.tools.sandbox.backends.bwrap import BubblewrapBackend
 from holdfast.tools.sandbox.backends.container import PodmanBackend
 from holdfast.tools.sandbox.backends.linux import LinuxBackend
 from holdfast.tools.sandbox.port import SandboxBackend
+from tests.tools.sandbox.ordinary_user import run_as_ordinary_user
 
 SUBJECTS: dict[str, Callable[[], SandboxBackend]] = {
     "namespaces and landlock": partial(LinuxBackend, ("namespaces", "landlock")),
@@ -35,3 +36,7 @@ def subject(request: pytest.FixtureRequest) -> Callable[[], SandboxBackend]:
 @pytest.mark.parametrize("check", SANDBOX_CHECKS, ids=lambda check: check.__name__)
 def test_backend_conforms(check: SandboxCheck, subject: Callable[[], SandboxBackend]) -> None:
     run_sandbox_check(check, subject)
+
+
+def test_bubblewrap_conforms_for_an_ordinary_user() -> None:
+    run_as_ordinary_user(__file__, "-k", "bwrap")

@@ -4,34 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from holdfast.errors import ConfigurationError, NotSupported
-from holdfast.runtime.process_host import TreeResult, process_host
+from holdfast.runtime.process_host import PIPE, TreeResult, process_host
+from holdfast.runtime.processes.procfs import all_pids
 from holdfast.tools.sandbox.backends.linux import LinuxBackend
-from holdfast.tools.sandbox.network import open_network
+from holdfast.tools.sandbox.network import DIRECT_VARIABLES, PROXY_VARIABLES, open_network
 from holdfast.tools.sandbox.plan import plan_wall
+from holdfast.tools.sandbox.port import Launch, NetworkRequest, SandboxBackend
 from holdfast.tools.sandbox.proxy.link import NetworkUsage
 from holdfast.tools.sandbox.sandbox import Sandbox
+from tests.tools.sandbox.ordinary_user import NETWORKED, networked_backend, run_as_ordinary_user
 from tests.tools.sandbox.proxy.gates import run
 from tests.tools.web.test_fetch import Request, serving
 
 HERE = ("127.0.0.1",)
 
 
-def namespaces_here() -> LinuxBackend:
-    """A backend with namespaces, or skip."""
-    backend = LinuxBackend()
-    if backend.probe() is not None or "namespaces" not in backend.layers:
-        pytest.skip(f"no walls with namespaces on this machine: {backend.probe() or backend.layers}")
-    return backend
+@pytest.fixture(params=NETWORKED)
+def backend(request: pytest.FixtureRequest) -> SandboxBackend:
+    """A backend whose walls have a network, or skip."""
+    return networked_backend(request.param)
+
+
+def test_the_network_of_bubblewrap_works_for_an_ordinary_user() -> None:
+    run_as_ordinary_user(__file__, "-k", "bwrap")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,10 +52,20 @@ class Ended:
 
 
 async def run_connected(
-    argv: Sequence[str], *, folder: Path, sandbox: Sandbox, backend: LinuxBackend, session: str = ""
+    argv: Sequence[str],
+    *,
+    folder: Path,
+    sandbox: Sandbox,
+    backend: SandboxBackend,
+    session: str = "",
+    **more: Any,
 ) -> Ended:
-    """Run a program behind a wall with the network of its sandbox, as the tools do."""
-    plan = plan_wall(sandbox, folder=folder, principal="alice", session=session)
+    """Run a program behind a wall with the network of its sandbox, as the tools do.
+
+    Parameters:
+        more: further parameters of `plan_wall`.
+    """
+    plan = plan_wall(sandbox, folder=folder, principal="alice", session=session, **more)
     launch = await open_network(backend.launch(plan, argv))
     output = folder / "output"
     try:
@@ -118,9 +135,9 @@ def python(code: str, *arguments: str) -> list[str]:
 
 
 @pytest.mark.parametrize("network", ["hosts", "all"])
-def test_a_walled_program_reaches_its_hosts_through_the_proxy_only(tmp_path: Path, network: str) -> None:
-    backend = namespaces_here()
-
+def test_a_walled_program_reaches_its_hosts_through_the_proxy_only(
+    tmp_path: Path, network: str, backend: SandboxBackend
+) -> None:
     async def main() -> None:
         async with serving(echo) as (here, asked), serving(echo, host="127.0.0.2") as (there, hidden):
             sandbox = Sandbox(
@@ -146,8 +163,7 @@ def test_a_walled_program_reaches_its_hosts_through_the_proxy_only(tmp_path: Pat
     run(main())
 
 
-def test_curl_goes_through_the_proxy_by_itself(tmp_path: Path) -> None:
-    backend = namespaces_here()
+def test_curl_goes_through_the_proxy_by_itself(tmp_path: Path, backend: SandboxBackend) -> None:
     curl = shutil.which("curl")
     if curl is None:
         pytest.skip("curl is not installed")
@@ -166,9 +182,7 @@ def test_curl_goes_through_the_proxy_by_itself(tmp_path: Path) -> None:
     run(main())
 
 
-def test_a_walled_program_has_no_way_around_the_proxy(tmp_path: Path) -> None:
-    backend = namespaces_here()
-
+def test_a_walled_program_has_no_way_around_the_proxy(tmp_path: Path, backend: SandboxBackend) -> None:
     async def main() -> None:
         async with serving(echo) as (here, asked):
             sandbox = Sandbox(network="all", hosts=("*:*",))
@@ -180,23 +194,22 @@ def test_a_walled_program_has_no_way_around_the_proxy(tmp_path: Path) -> None:
     run(main())
 
 
-def test_without_a_network_no_proxy_is_started_or_named(tmp_path: Path) -> None:
-    backend = namespaces_here()
-
+def test_without_a_network_no_proxy_is_started_or_named(tmp_path: Path, backend: SandboxBackend) -> None:
     async def main() -> None:
         for sandbox in (Sandbox(), Sandbox(network="hosts")):
             plan = plan_wall(sandbox, folder=tmp_path, principal="alice")
             launch = backend.launch(plan, ["/bin/true"])
-            assert launch.wall is not None and launch.wall.listen_fd == -1
+            for fd in launch.pass_fds:
+                os.close(fd)
+            assert launch.wall is None or launch.wall.listen_fd == -1
             assert await open_network(launch) is launch and launch.network is None
             assert not {name for name in launch.environment if "proxy" in name.lower()} - set(os.environ)
 
     run(main())
 
 
-def test_the_end_of_the_program_ends_its_network(tmp_path: Path) -> None:
+def test_the_end_of_the_program_ends_its_network(tmp_path: Path, backend: SandboxBackend) -> None:
     """A connection that the program leaves open is closed, and so is its port, though the session's network is kept."""
-    backend = namespaces_here()
     code = """
 import os, socket, sys
 from urllib.parse import urlsplit
@@ -241,9 +254,159 @@ except ConnectionRefusedError:
     run(main())
 
 
+STATE = """
+import json, os, resource
+with open("/proc/self/environ", encoding="utf-8", errors="backslashreplace", newline="") as file:
+    variables = dict(entry.partition("=")[::2] for entry in file.read().split("\\0") if entry)
+with open("/proc/self/status") as file:
+    lines = dict(line.rstrip().split(":", 1) for line in file)
+state = {name: lines[name] for name in ("CapEff", "NoNewPrivs", "Seccomp", "Seccomp_filters")}
+state["limits"] = [resource.getrlimit(n) for n in range(16)]
+state["niceness"] = os.getpriority(os.PRIO_PROCESS, 0)
+state["descriptors"] = sorted(fd for fd in os.listdir("/proc/self/fd") if os.path.exists("/proc/self/fd/" + fd))
+state["processes"] = sorted(pid for pid in os.listdir("/proc") if pid.isdigit())
+state["folder"] = os.getcwd()
+print(json.dumps([variables, state]))
+"""
+
+
+def test_a_network_changes_nothing_of_a_program_but_the_variables_for_it(
+    tmp_path: Path, backend: SandboxBackend
+) -> None:
+    environment = {
+        "PATH": os.defpath,
+        "QUOTED": "'\" $x \\\n",
+        "EMPTY": "",
+        "ODD": "\udcff",
+    }  # no locale: none is made up
+
+    async def main() -> None:
+        found = []
+        for sandbox in (Sandbox(), Sandbox(network="all")):
+            ended = await run_connected(
+                ["/bin/sh", "-c", 'grep -E "^Sig(Blk|Ign)" /proc/self/status; exec "$@"', "signals", *python(STATE)],
+                folder=tmp_path,
+                sandbox=sandbox,
+                backend=backend,
+                environment=environment,
+            )
+            *signals, told = ended.output.splitlines()
+            found.append((*json.loads(told), signals))
+        (without, *state), (variables, *same) = found
+        proxies = {name: variables.pop(name) for name in (*PROXY_VARIABLES, *DIRECT_VARIABLES)}
+        variables.pop("HOLDFAST_HOST", None), without.pop("HOLDFAST_HOST", None)
+        assert variables == without and without["QUOTED"] == environment["QUOTED"]
+        assert state == same
+        assert {proxies[name] for name in DIRECT_VARIABLES} == {""}
+        assert len({proxies[name] for name in PROXY_VARIABLES}) == 1
+
+    run(main())
+
+
+def test_files_are_protected_and_the_network_works(tmp_path: Path, backend: SandboxBackend) -> None:
+    kept = tmp_path / "kept"
+    kept.write_text("old")
+
+    async def main() -> None:
+        async with serving(echo) as (here, _):
+            sandbox = Sandbox(network="hosts", hosts=("127.0.0.1:*",), allow_networks=HERE)
+            code = f"{PROGRAM}\ntry:\n    open('kept', 'w')\nexcept OSError:\n    print('protected')"
+            argv = python(code, f"http://{here}/a")
+            ended = await run_connected(argv, folder=tmp_path, sandbox=sandbox, backend=backend, protected=[kept])
+            assert ended.output.splitlines() == [f"GET /a HTTP/1.1|{here}", "protected"], ended
+
+    run(main())
+    assert kept.read_text() == "old"
+
+
+def test_only_the_first_process_of_a_wall_holds_the_socket_to_the_proxy(
+    tmp_path: Path, backend: SandboxBackend
+) -> None:
+    """A program that held it could send the proxy sockets without end, and its end would not be the network's."""
+
+    async def main() -> None:
+        plan = plan_wall(Sandbox(network="all"), folder=tmp_path, principal="alice", protected=[tmp_path / "kept"])
+        launch = await open_network(backend.launch(plan, ["/bin/sh", "-c", "echo $http_proxy; exec sleep 60"]))
+        assert launch.network is not None
+        name = f"socket:[{os.fstat(launch.pass_fds[-1]).st_ino}]"
+        try:
+            process = await process_host().spawn(
+                launch.argv,
+                stdout=PIPE,
+                cwd=launch.directory,
+                env=launch.environment,
+                wall=launch.wall,
+                pass_fds=launch.pass_fds,
+            )
+        finally:
+            for fd in launch.pass_fds:
+                os.close(fd)
+        assert process.stdout is not None
+        assert (await process.stdout.readline()).startswith(b"http://127.0.0.1:")
+        holders = [pid for pid in all_pids() if name in descriptors(pid)]
+        assert [pids_inside(pid) for pid in holders] == [1], holders
+        assert (await process.kill_tree()).outcome == "gone"
+        assert (await launch.network.usage()).lost is False
+        launch.network.close()
+
+    (tmp_path / "kept").touch()
+    run(main())
+
+
+def descriptors(pid: int) -> list[str]:
+    """What a process has open, as far as this user may know."""
+    found = []
+    with contextlib.suppress(OSError):
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                found.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
+    return found
+
+
+def pids_inside(pid: int) -> int:
+    """The number of a process in its own namespace."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("NSpid:")).split()[-1])
+
+
+def test_without_its_proxy_a_program_is_not_started(tmp_path: Path, backend: SandboxBackend) -> None:
+    for protected in ((), (tmp_path / "kept",)):
+        for path in protected:
+            path.touch()
+        plan = plan_wall(Sandbox(network="all"), folder=tmp_path, protected=protected)
+        launch = backend.launch(plan, ["/bin/sh", "-c", "echo started > started"])
+        with contextlib.suppress(OSError):
+            ended = process_host().run_blocking(
+                launch.argv,
+                cwd=launch.directory,
+                env=launch.environment,
+                wall=launch.wall,
+                pass_fds=launch.pass_fds,
+            )
+            assert ended.returncode != 0, ended
+        for fd in launch.pass_fds:
+            os.close(fd)
+        assert not (tmp_path / "started").exists()
+
+
+def test_a_network_that_does_not_open_leaves_no_descriptor_open(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    os.close(write)
+    wrong = NetworkRequest(principal="alice", hosts=("http://a.test",), networks=(), connections=1, bytes_limit=1)
+    launch = Launch(argv=("true",), environment={}, directory="/", pass_fds=(read,), network_request=wrong)
+
+    async def main() -> None:
+        with pytest.raises(ConfigurationError):
+            await open_network(launch)
+
+    run(main())
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(read)
+
+
 def test_programs_with_other_hosts_share_no_network(tmp_path: Path) -> None:
     """What was allowed for one call is not within reach of another call of the session."""
-    backend = namespaces_here()
+    backend = networked_backend("linux")
 
     def key(**more: object) -> bytes:
         plan = plan_wall(Sandbox(network="hosts", hosts=("a.test",)), folder=tmp_path, session="s", **more)  # type: ignore[arg-type]

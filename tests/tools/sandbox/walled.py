@@ -4,15 +4,15 @@
     assert ended.returncode == 0 and "root" in ended.output
 
 Two calls with the same `session` share the session's kept namespaces, as two calls of an agent's tools do. A sandbox
-with a network gets its own network without a proxy: tests of the proxy start programs as the tools do.
+with a network gets it through the proxy.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import os
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +20,7 @@ from typing import Any
 from holdfast.runtime.process_host import TreeResult, process_host
 from holdfast.tools.sandbox.backends.linux import LinuxBackend
 from holdfast.tools.sandbox.choice import find_backend
+from holdfast.tools.sandbox.network import open_network
 from holdfast.tools.sandbox.plan import plan_wall
 from holdfast.tools.sandbox.port import SandboxBackend
 from holdfast.tools.sandbox.sandbox import Sandbox
@@ -98,16 +99,12 @@ def run_walled(
         **granted,
     )
     argv = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
-    launch = builder.launch(plan, argv)
+    launch = asyncio.run(open_network(builder.launch(plan, argv)))
     with contextlib.ExitStack() as opened:
         for fd in launch.pass_fds:
             opened.callback(os.close, fd)
-        passed = launch.pass_fds
-        if launch.network_request is not None:  # nobody serves the network
-            ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            opened.callback(ends[0].close)
-            opened.callback(ends[1].close)
-            passed = (*passed, ends[1].fileno())
+        if launch.network is not None:
+            opened.callback(launch.network.close)
         ended = process_host().run_blocking(
             launch.argv,
             input=input,
@@ -116,7 +113,7 @@ def run_walled(
             cwd=launch.directory,
             env=launch.environment,
             wall=launch.wall,
-            pass_fds=passed,
+            pass_fds=launch.pass_fds,
             confirm=launch.confirm,
         )
     output = (ended.stdout + ended.stderr).decode("utf-8", "replace")

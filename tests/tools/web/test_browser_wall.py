@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 
 from holdfast import Host
-from holdfast.runtime.processes.procfs import all_pids
+from holdfast.runtime.processes.procfs import all_pids, read_text
 from holdfast.tools import walled
+from holdfast.tools.sandbox.choice import BackendName
 from holdfast.tools.web import chromium
+from tests.tools.sandbox.ordinary_user import NETWORKED, networked_backend, run_as_ordinary_user
 from tests.tools.sandbox.walled import linux_backend, reason_against
 from tests.tools.using import Bench, on_host
 from tests.tools.web.test_browser import CHROMIUM, browsers, is_gone, local, pages, real, with_server
@@ -84,8 +86,24 @@ def inside() -> dict[int, dict[str, str]]:
     return found
 
 
+@pytest.fixture(params=NETWORKED)
+def sandbox(request: pytest.FixtureRequest) -> BackendName:
+    """The setting of the host."""
+    networked_backend(request.param)
+    name: BackendName = request.param
+    return name
+
+
 @real
-def test_chromium_can_open_no_file_of_the_server_and_reach_nothing_of_this_machine(tmp_path: Path) -> None:
+@pytest.mark.nightly
+def test_the_browser_behind_bubblewrap_works_for_an_ordinary_user() -> None:
+    run_as_ordinary_user(__file__, "-k", "bwrap")
+
+
+@real
+def test_chromium_can_open_no_file_of_the_server_and_reach_nothing_of_this_machine(
+    tmp_path: Path, sandbox: BackendName
+) -> None:
     store, secret = tmp_path / "store.db", tmp_path / "secret"
     store.write_text("private")
     secret.write_text("private")
@@ -112,7 +130,7 @@ def test_chromium_can_open_no_file_of_the_server_and_reach_nothing_of_this_machi
         seen.extend(inside().values())
 
     try:
-        with_server(local(executable=executable, timeout_s=50.0), agent)
+        with_server(local(executable=executable, timeout_s=50.0), agent, sandbox=sandbox)
     finally:
         for one in (*listeners, abstract):
             one.close()
@@ -170,20 +188,20 @@ def test_the_browsers_of_two_sessions_share_no_namespace_and_one_stop_ends_one()
 
 
 @real
-def test_the_end_of_chromium_ends_its_launcher_and_the_end_of_the_launcher_ends_chromium() -> None:
+def test_the_end_of_chromium_ends_its_launcher_and_the_end_of_the_launcher_ends_chromium(sandbox: BackendName) -> None:
     async def agent(bench: Bench, here: str) -> None:
         for victim in ("chromium", "launcher"):
             assert "Welcome" in await bench("browser_open", url=f"http://{here}/")
             outside = namespaces_of(os.getpid())["pid"]
             mine = {pid: namespaces_of(pid)["pid"] for pid in browsers()}
-            launchers = [pid for pid, space in mine.items() if space == outside]
+            launchers = [pid for pid in mine if b"browser_launcher.py" in (read_text(f"/proc/{pid}/cmdline") or b"")]
             main = min(pid for pid, space in mine.items() if space != outside)
             assert len(launchers) == 1, mine
             os.kill(launchers[0] if victim == "launcher" else main, 9)
             while set(browsers()) & set(mine):
                 await asyncio.sleep(0.01)
 
-    with_server(local(timeout_s=50.0), agent)
+    with_server(local(timeout_s=50.0), agent, sandbox=sandbox)
 
 
 @pytest.mark.skipif(bool(reason_against(("landlock",))), reason=f"no Landlock: {reason_against(('landlock',))}")

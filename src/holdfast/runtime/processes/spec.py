@@ -41,7 +41,7 @@ Stream = int | IO[Any] | None
 ProcessSpec = tuple[list[bytes], dict[bytes, bytes], bytes, dict[str, Any] | None, CgroupSpec | None, bool]
 """Arguments, environment, directory, the packed wall, the owner's cgroup, and whether it ends with the host's lease."""
 
-MORE_FDS = 3
+MORE_FDS = 6
 """Maximum number of descriptors that a program gets in addition to its standard streams."""
 
 START_S = 30.0

@@ -52,7 +52,8 @@ if TYPE_CHECKING:
 __all__ = ["Zygote", "main"]
 
 _PACKET_BYTES = 65536
-_MAX_FDS = 8
+_MAX_FDS = 11
+"""Those of a start: the reaper's socket, three standard streams, `spec.MORE_FDS` more, and the specification."""
 _CLEAR_UP_S = 10.0
 _HOST_END_S = 2.0
 _STRAY_BOUND_S = 2.0

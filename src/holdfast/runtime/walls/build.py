@@ -17,7 +17,7 @@ import marshal
 import os
 import signal
 
-from holdfast.runtime.walls import landlock, limits, namespaces
+from holdfast.runtime.walls import landlock, limits, loopback, namespaces
 from holdfast.runtime.walls.kernel import (
     CLONE_NEWCGROUP,
     check,
@@ -44,7 +44,6 @@ IDLE_NICENESS = 19
 """Niceness of walled programs. Their init keeps the reaper's, so that no fork bomb delays the report of the end."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
-_LOOPBACK = b"http://127.0.0.1:%d"
 _HARMLESS = tuple(
     b"/proc/" + name
     for name in (b"cpuinfo", b"filesystems", b"loadavg", b"meminfo", b"stat", b"sys", b"uptime", b"version")
@@ -102,7 +101,7 @@ def build_wall(
     else:
         made = namespaces.create(share_network=wall.share_network)
     if wall.listen_fd >= 0:
-        url = _LOOPBACK % namespaces.listen(outside.passed[wall.listen_fd])
+        url = loopback.listen(outside.passed[wall.listen_fd])
         environment.update(dict.fromkeys(wall.proxy_variables, url))
     init = clone_beside(outside.cgroup)
     if init > 0:

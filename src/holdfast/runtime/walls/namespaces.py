@@ -44,7 +44,6 @@ __all__ = [
     "create",
     "enter",
     "host_paths",
-    "listen",
     "make_private_mounts",
     "make_template",
     "protect",
@@ -60,7 +59,6 @@ _OPEN_TREE_CLONE = 1
 _FROM_DESCRIPTOR, _TO_DESCRIPTOR = 0x04, 0x40
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 _RESERVED_PIDS = 300
-_BACKLOG = 64
 _STAGE = b"/proc"
 """Where the new file system is put together: a folder that every machine has, and that is never visible inside."""
 
@@ -127,20 +125,6 @@ def _bring_up_loopback() -> None:
     flags: int = struct.unpack("16sH14x", fcntl.ioctl(connection.fileno(), _SIOCGIFFLAGS, request))[1]
     fcntl.ioctl(connection.fileno(), _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", flags | _IFF_UP))
     connection.close()
-
-
-def listen(carrier: int) -> int:
-    """Listen on a free loopback port of this network, send the socket over `carrier`, and return the port."""
-    listener = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC, 0)
-    listener.bind(("127.0.0.1", 0))
-    listener.listen(_BACKLOG)
-    port: int = listener.getsockname()[1]
-    connection = _socket.socket(fileno=carrier)
-    rights = (_socket.SOL_SOCKET, _socket.SCM_RIGHTS, struct.pack("i", listener.fileno()))
-    connection.sendmsg([b"listener"], [rights])
-    connection.detach()
-    listener.close()
-    return port
 
 
 def make_template(wall: WallSpec) -> None:

@@ -413,6 +413,36 @@ async def without_network_the_loopback_is_out_of_reach(subject: SandboxSubject) 
         assert not ended.stdout, ended.stdout
 
 
+@_check
+async def a_network_leads_to_its_hosts_only(subject: SandboxSubject) -> None:
+    """With the network ``hosts``, a program reaches its hosts through the proxy of its variables, and nothing else."""
+    asked: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readline())
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+        writer.close()
+
+    async with open_bench(subject) as bench, await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        script = f"""
+        import os, socket
+        host, _, port = os.environ["http_proxy"].removeprefix("http://").partition(":")
+        for target in ("127.0.0.1:{port}", "127.0.0.2:{port}", "localhost:{port}"):
+            with socket.create_connection((host, int(port)), 10) as one:
+                one.sendall(f"GET http://{{target}}/ HTTP/1.1\\r\\nhost: {{target}}\\r\\n\\r\\n".encode())
+                print(one.recv(100).split()[1].decode())
+        """
+        sandbox = Sandbox(network="hosts", hosts=(f"127.0.0.1:{port}",), allow_networks=("127.0.0.1",))
+        try:
+            ended = await bench.python(script, sandbox)
+        except NotSupported as error:
+            raise not_offered("a network") from error
+    assert_ok(ended)
+    assert ended.stdout.split() == ["200", "403", "403"], ended
+    assert asked == [b"GET / HTTP/1.1\r\n"], asked
+
+
 # ── limits ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -521,10 +551,7 @@ async def a_plan_that_cannot_be_enforced_is_refused(subject: SandboxSubject) -> 
                 except NotSupported:
                     continue
                 bench.launch = lambda *_, one=launch, **__: one  # type: ignore[method-assign]
-                try:
-                    ended = await bench.run(argv)
-                except OSError:  # it is not started without its proxy
-                    continue
+                ended = await bench.run(argv)
                 assert "reached" not in ended.stdout, f"with the network {network}, it reached a port of this machine"
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.runtime.process_host import PIPE, Process, TreeResult, process_host
+from holdfast.tools.sandbox.network import open_network
 from holdfast.tools.sandbox.plan import plan_wall
 from holdfast.tools.sandbox.port import Launch, SandboxBackend
 from holdfast.tools.sandbox.sandbox import Sandbox
@@ -65,9 +66,9 @@ class WallBench:
     async def run(
         self, program: str | Sequence[str], sandbox: Sandbox | None = None, *, input: bytes = b"", **granted: Any
     ) -> WalledRun:
-        """Run a shell command or a program with arguments, and wait until its tree is gone."""
+        """Run a shell command or a program with arguments, with its network, and wait until its tree is gone."""
         argv = ["/bin/sh", "-c", program] if isinstance(program, str) else program
-        launch = await asyncio.to_thread(self.launch, argv, sandbox, **granted)
+        launch = await open_network(await asyncio.to_thread(self.launch, argv, sandbox, **granted))
         try:
             ended = await asyncio.to_thread(
                 process_host().run_blocking,
@@ -83,6 +84,8 @@ class WallBench:
         finally:
             for fd in launch.pass_fds:
                 os.close(fd)
+            if launch.network is not None:
+                launch.network.close()
         told = (ended.stdout.decode("utf-8", "replace"), ended.stderr.decode("utf-8", "replace"))
         return WalledRun(stdout=told[0], stderr=told[1], returncode=ended.returncode, tree=ended.tree)
 

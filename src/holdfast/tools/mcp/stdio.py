@@ -74,11 +74,10 @@ async def _started(scope: Scope, program: ServerProgram) -> AsyncGenerator[tuple
         if own is not None:
             after.push_async_callback(_remove, own)
         with ExitStack() as given:
+            launch = await open_network(launch)
             for fd in launch.pass_fds:
                 given.callback(os.close, fd)
-            launch = await open_network(launch)
             if launch.network is not None:
-                given.callback(os.close, launch.pass_fds[-1])
                 after.callback(launch.network.close)
             assert launch.account is not None, "every server program has one"
             process = await scope.process(

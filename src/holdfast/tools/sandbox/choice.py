@@ -8,14 +8,24 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final, Literal, cast
 
 from holdfast.errors import ConfigurationError, NotSupported
 from holdfast.settings import load_settings
 from holdfast.tools.sandbox.port import SandboxBackend
 
-__all__ = ["AUTOMATIC", "BACKENDS", "BackendName", "are_programs_unwalled", "find_backend", "use_backend"]
+__all__ = [
+    "AUTOMATIC",
+    "BACKENDS",
+    "BackendChoice",
+    "BackendName",
+    "are_programs_unwalled",
+    "find_backend",
+    "find_choice",
+    "use_backend",
+]
 
 BackendName = Literal["auto", "linux", "bwrap", "podman", "docker", "none"]
 
@@ -34,6 +44,31 @@ AUTOMATIC: Final = ("linux", "bwrap")
 _chosen: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendChoice:
+    """The backend that builds the walls, and why others were rejected.
+
+    Parameters:
+        backend: the backend.
+        rejected: backends that ``auto`` prefers and that this machine does not support, each with the reason.
+    """
+
+    backend: SandboxBackend
+    rejected: Mapping[str, str]
+
+    @property
+    def lacks(self) -> tuple[str, ...]:
+        """Layers of the wall that this machine lacks, and backends that would be preferred; empty if none."""
+        return (*self.backend.missing, *self.rejected)
+
+    def describe(self) -> str:
+        """Return the backend with its layers, the reasons for missing layers, and why others were rejected."""
+        text = f"{self.backend.name} ({', '.join(self.backend.layers)})"
+        if self.backend.missing:
+            text += f" only: {'; '.join(self.backend.missing.values())}"
+        return text + "".join(f"; not {name}: {reason}" for name, reason in self.rejected.items())
+
+
 @contextlib.contextmanager
 def use_backend(name: str) -> Iterator[None]:
     """Use the backend `name` for this process's tools until the block exits; a host does so with its setting."""
@@ -48,7 +83,12 @@ def use_backend(name: str) -> Iterator[None]:
 
 
 def find_backend(name: str | None = None) -> SandboxBackend:
-    """Return the backend that builds the walls of this process's tools; the result is cached.
+    """Return the backend that builds the walls of this process's tools; see `find_choice`."""
+    return find_choice(name).backend
+
+
+def find_choice(name: str | None = None) -> BackendChoice:
+    """Return the backend that builds the walls of this process's tools, with the reasons; the result is cached.
 
     The first call may block for seconds, so call this function from a thread.
 
@@ -74,8 +114,8 @@ def are_programs_unwalled() -> bool:
 
 
 @functools.cache
-def _find(name: str) -> SandboxBackend | NotSupported:
-    reasons = []
+def _find(name: str) -> BackendChoice | NotSupported:
+    rejected: dict[str, str] = {}
     for one in AUTOMATIC if name == "auto" else (name,):
         if one not in BACKENDS:
             if name == "auto":
@@ -85,10 +125,10 @@ def _find(name: str) -> SandboxBackend | NotSupported:
         backend = cast("SandboxBackend", getattr(importlib.import_module(module), made)())
         reason = backend.probe()
         if reason is None:
-            return backend
-        reasons.append(f"{one}: {reason}")
+            return BackendChoice(backend=backend, rejected=rejected)
+        rejected[one] = reason
     hint = 'allow user namespaces or Landlock (see "holdfast doctor")' if name == "auto" else "choose another sandbox"
     return NotSupported(
-        f"this machine cannot confine programs: {'; '.join(reasons)}",
+        f"this machine cannot confine programs: {'; '.join(f'{one}: {reason}' for one, reason in rejected.items())}",
         hint=f'{hint}, or set sandbox = "none" to run programs with all rights of the server\'s user',
     )

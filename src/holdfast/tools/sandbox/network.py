@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import TYPE_CHECKING, Final
 
 from holdfast.tools.sandbox.port import NetworkRequest
@@ -41,17 +42,24 @@ def network_request(plan: WallPlan) -> NetworkRequest | None:
 async def open_network(launch: Launch) -> Launch:
     """Return the launch with an open network, if it needs one; otherwise the launch itself.
 
+    If it fails or is cancelled, it closes the descriptors of the launch.
+
     Raises:
         ToolFailed: if the proxy does not start.
     """
     request = launch.network_request
     if request is None:
         return launch
-    access = await network_proxy().open(
-        request.principal,
-        request.hosts,
-        networks=request.networks,
-        connections=request.connections,
-        bytes_limit=request.bytes_limit,
-    )
+    try:
+        access = await network_proxy().open(
+            request.principal,
+            request.hosts,
+            networks=request.networks,
+            connections=request.connections,
+            bytes_limit=request.bytes_limit,
+        )
+    except BaseException:
+        for fd in launch.pass_fds:
+            os.close(fd)
+        raise
     return dataclasses.replace(launch, pass_fds=(*launch.pass_fds, access.take_fd()), network=access)

@@ -71,8 +71,8 @@ class Browser(Toolset):
     workspace, ``browser_screenshot``.
 
     Chromium runs behind a wall of its own, which shows it nothing of this machine but the system. This needs the
-    sandbox ``linux`` with namespaces. If the operator chose to run programs without walls, page scripts run in
-    Chromium's own sandbox, unless this process runs as root: then they run without one. Private, loopback and
+    sandbox ``linux`` with namespaces, or ``bwrap``. If the operator chose to run programs without walls, page scripts
+    run in Chromium's own sandbox, unless this process runs as root: then they run without one. Private, loopback and
     link-local addresses are unreachable unless `allow_networks` includes them.
 
     Parameters:

@@ -61,9 +61,10 @@ _PROCESSES = 2048
 _OPEN_FILES = 8192
 _SETTINGS = ("/etc/chromium", "/etc/chromium.d", "/etc/fonts", "/etc/opt/chrome", "/var/cache/fontconfig")
 _SYSTEM = ("/usr/", "/bin/", "/lib/")
-_START = 'exec "$0" "$@" "--proxy-server=$http_proxy" 3<&4 4<&5 5<&-'
-"""Shell command for Chromium behind a wall: its network's socket is descriptor 3, so that the pipes are 4 and 5."""
+_START = 'moved=$1; shift; eval \'exec "$0" "$@" "--proxy-server=$http_proxy"\' "$moved"'
+"""Shell command for Chromium behind a wall; its first argument moves Playwright's pipes to descriptors 3 and 4."""
 _DIRECT = "--proxy-bypass-list=<-loopback>"
+_FIRST_FD = 3
 _PROFILE = "--user-data-dir="
 _OWN_PROFILE = "--user-data-dir=/tmp/profile"
 _REFUSED = re.compile(r" at https?://([^/:\s]+)")
@@ -272,7 +273,7 @@ class _Starter:
             launch = self._launch
             try:
                 self._process = await self._scope.process(
-                    (*launch.argv, *own),
+                    (*launch.argv, _moved(_FIRST_FD + len(launch.pass_fds)), *own),
                     stdin=fds[0],
                     stdout=fds[1],
                     stderr=fds[2],
@@ -318,6 +319,12 @@ class _Starter:
             self._unused.close()
             if self._launch.network is not None:
                 self._launch.network.close()
+
+
+def _moved(first: int) -> str:
+    """Return the redirections that make two descriptors, `first` and the next one, the descriptors 3 and 4."""
+    left = [f"{fd}<&-" for fd in (first, first + 1) if fd > _FIRST_FD + 1]
+    return " ".join([f"{_FIRST_FD}<&{first} {_FIRST_FD + 1}<&{first + 1}", *left])
 
 
 def _is_ours(connection: socket.socket) -> bool:

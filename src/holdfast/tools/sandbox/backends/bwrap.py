@@ -7,26 +7,33 @@ Invariants:
 - A path below a writable folder may be replaced with a link at any time, by another program of the session. So a second
   bubblewrap inside the first mounts these paths: there, a link leads only to what the program sees anyway.
 - Neither paths nor variables are arguments: paths are passed in a file without a name, and variables are inherited.
+- A network is a proxy on the loopback of bubblewrap's own namespace. The socket to the proxy is open in the first
+  process of the wall until the last one inside has ended. The program never has it, and the system call filter keeps it
+  from taking descriptors of other processes. See `loopback`.
 - When the program ends, bubblewrap ends too, and the kernel kills what is left in the namespace of processes. An exit
   by a signal is reported as 128 plus the signal's number.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from holdfast.errors import NotSupported
 from holdfast.runtime.process_host import process_host
+from holdfast.runtime.walls import loopback
 from holdfast.runtime.walls.call_filter import call_filter
 from holdfast.runtime.walls.namespaces import host_paths
 from holdfast.tools.sandbox.backends.memory_file import memory_files
 from holdfast.tools.sandbox.backends.shell_limits import find_program, limited_inside, limited_outside
+from holdfast.tools.sandbox.network import DIRECT_VARIABLES, PROXY_VARIABLES, network_request
 from holdfast.tools.sandbox.plan import plan_wall
 from holdfast.tools.sandbox.port import Launch
 from holdfast.tools.sandbox.sandbox import Sandbox
@@ -39,6 +46,9 @@ __all__ = ["BubblewrapBackend"]
 
 _PROBE_S: Final = 15.0
 _FILTER_FD, _ARGUMENTS_FD, _INNER_FD = 3, 4, 5
+_HELD_FD: Final = 9
+"""Copy of the socket to the proxy for the first process of the wall: above all descriptors that can be passed, and the
+last number that each shell can name."""
 _OWN_PROCESSES: Final = 4
 """Processes of bubblewrap that the limit of processes may count."""
 
@@ -86,16 +96,20 @@ class BubblewrapBackend:
         """Return how to start a program behind the wall of a plan.
 
         Raises:
-            NotSupported: if the plan allows a network, or a program that starts the wall is not installed.
+            NotSupported: if a program that starts the wall is not installed.
         """
-        if plan.network != "none":
-            raise NotSupported(
-                "programs behind bubblewrap get no network, because its loopback would be this machine's",
-                hint='use the sandbox "linux" (see "holdfast doctor"), or the network "none"',
-            )
         bwrap = find_program("bwrap")
         inside = (*limited_inside(plan.sandbox.processes + _OWN_PROCESSES), *argv)
         outer, inner = _mounts(plan)
+        environment = {**plan.environment, "TMPDIR": "/tmp"}
+        network = network_request(plan)
+        outside: tuple[str, ...] = ()
+        if network is not None:
+            carrier = str(_INNER_FD + bool(inner))  # the descriptor that `open_network` adds
+            outside = (f"exec {_HELD_FD}<&{carrier}",)
+            outer = ["--sync-fd", str(_HELD_FD), *outer]
+            inside = (*_opener(), carrier, ",".join(PROXY_VARIABLES), *inside)
+            environment |= dict.fromkeys(DIRECT_VARIABLES, "")
         filtered = ("--cap-drop", "ALL", "--unshare-user", "--disable-userns", "--seccomp", str(_FILTER_FD))
         end = ("--remount-ro", "/proc", "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", plan.directory)
         words: tuple[str, ...] = (bwrap, "--args", str(_ARGUMENTS_FD), "--")
@@ -106,13 +120,23 @@ class BubblewrapBackend:
         else:
             arguments = [(*filtered, *_outer(plan), *outer, *end)]
         fds = memory_files(call_filter() or b"", *map(_packed, arguments))
-        environment = {**plan.environment, "TMPDIR": "/tmp"}
         return Launch(
-            argv=(*limited_outside(plan.sandbox, idle=plan.idle), *words, *inside),
+            argv=(*limited_outside(plan.sandbox, idle=plan.idle, more=outside), *words, *inside),
             environment=environment,
             directory="/",
             pass_fds=fds,
+            network_request=network,
         )
+
+
+@functools.cache
+def _opener() -> tuple[str, ...]:
+    """Return the words that start `loopback` inside the wall, with the interpreter itself and not a link to it.
+
+    A link may be in a folder that programs of the session can change.
+    """
+    text = Path(loopback.__file__).read_text("utf-8")
+    return (os.path.realpath(sys.executable), "-I", "-S", "-c", text)
 
 
 def _outer(plan: WallPlan) -> tuple[str, ...]:

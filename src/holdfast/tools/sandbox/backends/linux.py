@@ -209,9 +209,12 @@ def _limits(sandbox: Sandbox) -> dict[int, int]:
 
 
 def _check_without_namespaces(plan: WallPlan) -> None:
-    hint = "allow user namespaces on this machine, or use bwrap, podman or docker (setting sandbox)"
     if plan.network != "none":
-        raise NotSupported(f"network access {plan.network!r} needs namespaces, which this machine lacks", hint=hint)
+        raise NotSupported(
+            f"network access {plan.network!r} needs namespaces, which this machine lacks",
+            hint="allow user namespaces on this machine, or use bwrap (setting sandbox)",
+        )
+    hint = "allow user namespaces on this machine, or use bwrap, podman or docker (setting sandbox)"
     if plan.protected:
         raise NotSupported("read-only paths in the workspace need namespaces, which this machine lacks", hint=hint)
     visible = _parents(plan.hidden) & {*plan.readable, *plan.writable}

@@ -23,18 +23,19 @@ _FAILED: Final = 125
 """Exit code: the program was not started because a limit could not be set."""
 
 
-def limited_outside(sandbox: Sandbox, *, idle: bool) -> tuple[str, ...]:
+def limited_outside(sandbox: Sandbox, *, idle: bool, more: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Return the words before a tool that builds a wall, so that it and the program run with the limits of a sandbox.
 
     The tool ignores SIGTERM, SIGINT and SIGHUP, which a stop sends to the whole tree: the program handles them.
 
     Parameters:
         idle: whether both run at the lowest priority.
+        more: further shell commands, which run first.
 
     Raises:
         NotSupported: if this machine lacks a program for it.
     """
-    commands = ["echo 1000 > /proc/self/oom_score_adj", *ulimits(sandbox), "trap '' TERM INT HUP"]
+    commands = [*more, "echo 1000 > /proc/self/oom_score_adj", *ulimits(sandbox), "trap '' TERM INT HUP"]
     lowered_priority = (find_program("nice"), "-n", "19") if idle else ()
     return (_SHELL, "-c", f'{_all(commands)}; exec "$@"', _NAME, *lowered_priority)
 
