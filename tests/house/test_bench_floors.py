@@ -1,4 +1,4 @@
-"""The floors that benchmarks compare with work on today's tables: a benchmark is run by hand, and would break unseen."""
+"""The floors that benchmarks compare with use today's tables: benchmarks are run by hand, and would break unseen."""
 
 from __future__ import annotations
 
