@@ -78,6 +78,29 @@ def test_a_store_gives_its_password_on_all_its_connections(url: str, caplog: pyt
     assert PASSWORD not in repr(seen) and QUOTED not in repr(seen)
 
 
+def test_a_password_is_read_from_a_file_at_each_connection(url: str, own_postgres: PostgresServer) -> None:
+    """After the password was changed in the server and in the file, new connections use the new one."""
+    file = own_postgres.folder / "passfile"
+
+    def give(password: str) -> None:
+        with psycopg.connect(own_postgres.url(), autocommit=True) as connection:
+            connection.execute(f"ALTER ROLE app PASSWORD '{password}'")
+        file.write_text(f"*:*:app:app:{password}\n")
+        file.chmod(0o600)
+
+    async def main() -> None:
+        for password in ("first", "second"):
+            give(password)
+            store = PostgresStore(f"{url.replace(':{}', '')}&passfile={file}", lease_s=2.0)
+            await store.open(node_id=password, at=1.0)
+            await store.close()
+        file.unlink()
+        with pytest.raises(HoldfastError, match="password"):
+            await store.open(node_id="third", at=1.0)
+
+    run(main)
+
+
 @pytest.mark.parametrize("given", ["wrong-one", ""])
 def test_a_wrong_password_is_refused_and_not_shown(url: str, given: str) -> None:
     async def main() -> None:
