@@ -48,7 +48,10 @@ def main(place: Path, words: list[str]) -> int:
                 name = condition.removeprefix("name=^").removesuffix("$")
                 print("\n".join(path.name for path in containers.iterdir() if path.name == name))
             else:
-                print("\n".join(f"{path.name} {path.read_text()}" for path in containers.iterdir()))
+                print("\n".join(path.name for path in containers.iterdir()))
+            return 0
+        case ["inspect", "--format", '{{index .Config.Labels "holdfast.host"}}', name]:
+            print((containers / name).read_text())
             return 0
         case ["ps", "--all", "--quiet", "--filter", condition]:
             label = condition.removeprefix("label=holdfast.host=")

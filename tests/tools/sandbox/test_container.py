@@ -18,7 +18,7 @@ from holdfast.runtime.process_host import process_host
 from holdfast.runtime.walls.call_filter import REFUSED_CALLS
 from holdfast.testing import SANDBOX_CHECKS, run_sandbox_check
 from holdfast.tools.sandbox.backends import container
-from holdfast.tools.sandbox.backends.container import DockerBackend
+from holdfast.tools.sandbox.backends.container import DockerBackend, PodmanBackend
 from holdfast.tools.sandbox.backends.container_profile import call_profile
 from holdfast.tools.sandbox.backends.container_watcher import host_label
 from holdfast.tools.sandbox.plan import plan_wall
@@ -187,6 +187,31 @@ def test_the_containers_of_a_dead_host_are_removed_at_the_next_start(docker: Sta
     (containers / "of-this-host").write_text(host_label())
     assert DockerBackend().probe() is None
     assert [path.name for path in containers.iterdir()] == ["of-this-host"]
+
+
+def test_podman_removes_the_containers_of_a_dead_host_at_the_next_start() -> None:
+    reason = PodmanBackend().probe()
+    if reason is not None:
+        pytest.skip(f"podman: {reason}")
+    made = []
+    image = next(
+        line
+        for line in subprocess.check_output(
+            ["podman", "images", "--format", "{{.Repository}}:{{.Tag}}"], text=True
+        ).split()
+        if line.startswith("localhost/holdfast-system:")
+    )
+    for label in ("1.1", host_label()):
+        words = ["podman", "create", "--pull", "never", "--label", f"holdfast.host={label}", image, "/bin/true"]
+        made.append(subprocess.check_output(words, text=True).strip())
+    try:
+        assert PodmanBackend().probe() is None
+        left = subprocess.check_output(
+            ["podman", "ps", "--all", "--no-trunc", "--format", "{{.ID}}"], text=True
+        ).split()
+        assert set(left) & set(made) == {made[1]}
+    finally:
+        subprocess.run(["podman", "rm", "--force", "--ignore", *made], check=True, stdout=subprocess.DEVNULL)
 
 
 _HOST = """\

@@ -203,13 +203,15 @@ class _ContainerBackend:
 
     def _remove_left_over(self) -> None:
         """Remove the containers of hosts that are gone."""
-        for line in self._containers("label=holdfast.host", '{{.ID}} {{.Label "holdfast.host"}}'):
-            container, _, label = line.partition(" ")
-            if not is_host_alive(label):
+        for container in self._containers("label=holdfast.host"):
+            told = self._run("inspect", "--format", '{{index .Config.Labels "holdfast.host"}}', container)
+            if told.returncode:
+                continue  # it is gone
+            if not is_host_alive(told.stdout.decode("utf-8", "replace").strip()):
                 self._run("rm", "--force", container)
 
-    def _containers(self, condition: str, shown: str = "{{.ID}}") -> list[str]:
-        told = self._ask("ps", "--all", "--filter", condition, "--format", shown, timeout_s=_ANSWER_S)
+    def _containers(self, condition: str) -> list[str]:
+        told = self._ask("ps", "--all", "--filter", condition, "--format", "{{.ID}}", timeout_s=_ANSWER_S)
         return [line for line in told.splitlines() if line]
 
     def _ask(self, *words: str, input: bytes = b"", timeout_s: float) -> str:
