@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import errno
+import functools
 import os
 import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,12 +49,18 @@ class Ended:
 
 
 async def run_connected(
-    argv: Sequence[str], *, folder: Path, sandbox: Sandbox, backend: LinuxBackend, session: str = ""
+    argv: Sequence[str],
+    *,
+    folder: Path,
+    sandbox: Sandbox,
+    backend: LinuxBackend,
+    session: str = "",
+    output: Path | None = None,
 ) -> Ended:
     """Run a program behind a wall with the network of its sandbox, as the tools do."""
     plan = plan_wall(sandbox, folder=folder, principal="alice", session=session)
     launch = await open_network(backend.launch(plan, argv))
-    output = folder / "output"
+    output = output or folder / "output"
     try:
         with output.open("wb") as file:
             process = await process_host().spawn(
@@ -245,13 +255,45 @@ def test_programs_with_other_hosts_share_no_network(tmp_path: Path) -> None:
     """What was allowed for one call is not within reach of another call of the session."""
     backend = namespaces_here()
 
-    def key(**more: object) -> bytes:
-        plan = plan_wall(Sandbox(network="hosts", hosts=("a.test",)), folder=tmp_path, session="s", **more)  # type: ignore[arg-type]
-        wall = backend.launch(plan, ["/bin/true"]).wall
+    def key(hosts: Sequence[str] = (), **more: Any) -> bytes:
+        sandbox = Sandbox(network="hosts", hosts=("a.test",), **more)
+        wall = backend.launch(plan_wall(sandbox, folder=tmp_path, session="s", hosts=hosts), ["/bin/true"]).wall
         assert wall is not None
         return wall.key
 
-    assert key() == key() != key(hosts=("b.test",))
+    assert key() == key()
+    others = (key(("b.test",)), key(allow_networks=HERE), key(network_bytes=1), key(connections=1))
+    assert len({key(), *others}) == 1 + len(others)
+
+
+def test_a_program_cannot_use_the_proxy_of_one_with_more_networks_in_its_session(tmp_path: Path) -> None:
+    backend = namespaces_here()
+    os.mkfifo(tmp_path / "port")
+    os.mkfifo(tmp_path / "end")
+    wide = "import os; open('port', 'w').write(os.environ['HTTP_PROXY']); open('end').read()"
+    narrow = """
+import os, sys, urllib.request
+for proxy in (sys.argv[2], os.environ['HTTP_PROXY']):
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({'http': proxy}))
+    try:
+        print(opener.open(sys.argv[1], timeout=20).read().decode())
+    except OSError as error:
+        print(getattr(error, 'code', None) or error.reason.errno)
+"""
+
+    async def main() -> None:
+        async with serving(echo) as (here, asked), asyncio.TaskGroup() as programs:
+            start = functools.partial(run_connected, folder=tmp_path, backend=backend, session="s")
+            less = Sandbox(network="hosts", hosts=("127.0.0.1:*",))
+            more = dataclasses.replace(less, allow_networks=HERE)
+            programs.create_task(start(python(wide), sandbox=more, output=tmp_path / "of-the-other"))
+            proxy = await asyncio.to_thread((tmp_path / "port").read_text)
+            ended = await start(python(narrow, f"http://{here}/", proxy), sandbox=less)
+            await asyncio.to_thread((tmp_path / "end").write_text, "")
+            assert ended.output.split() == [str(errno.ECONNREFUSED), "403"]
+            assert not asked
+
+    run(main())
 
 
 def test_landlock_alone_refuses_a_network(tmp_path: Path) -> None:
