@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.system.escapes.escape import Escape, reaches, reads, says
 
-__all__ = ["ESCAPES"]
+__all__ = ["ESCAPES", "SPELLINGS"]
 
 
 def _reaches(name: str, program: str, **more: Any) -> Escape:
@@ -22,7 +22,7 @@ def _spelled(label: str, host: str) -> Escape:
     return _reaches(f"reaches-loopback-as-{label}", f"knock({family}, socket.SOCK_STREAM, ({host!r}, at.port))")
 
 
-_SPELLINGS = (
+SPELLINGS = (
     ("127-0-0-1", "127.0.0.1"),
     ("127-1", "127.1"),
     ("127-0-0-2", "127.0.0.2"),
@@ -41,7 +41,7 @@ _SPELLINGS = (
 )
 
 ESCAPES = (
-    *(_spelled(label, host) for label, host in _SPELLINGS),
+    *(_spelled(label, host) for label, host in SPELLINGS),
     _reaches("reaches-loopback-as-localhost", "knock(socket.AF_INET, socket.SOCK_STREAM, ('localhost', at.port))"),
     _reaches(
         "reaches-the-host-by-its-name",

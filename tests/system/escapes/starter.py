@@ -11,6 +11,7 @@ import base64
 import json
 import os
 import resource
+import socket
 import subprocess
 import sys
 import threading
@@ -29,6 +30,8 @@ def serve(secret_file: str) -> None:
     os.set_inheritable(held, True)
     folder = os.open(os.path.dirname(secret_file), os.O_RDONLY | os.O_DIRECTORY)
     os.set_inheritable(folder, True)
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.set_inheritable(True)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     descriptors = _DESCRIPTORS if soft == resource.RLIM_INFINITY else min(soft, _DESCRIPTORS)
     resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, hard))

@@ -28,6 +28,7 @@ from holdfast.tools.sandbox.backends.container import PodmanBackend
 from holdfast.tools.sandbox.backends.linux import LinuxBackend
 from holdfast.tools.sandbox.choice import BACKENDS
 from tests.system.escapes.escape import Limits
+from tests.system.escapes.proxies import FRIEND
 from tests.system.escapes.stage import Stage, as_user
 
 __all__ = [
@@ -50,6 +51,7 @@ _LAYERS = {
     "linux-namespaces": ("namespaces",),
     "linux-landlock": ("landlock",),
 }
+_NETWORK = "-network"
 _ANSWER_S = 90.0
 
 
@@ -58,7 +60,9 @@ class Wall:
     """A backend with its layers, as one user.
 
     Parameters:
-        name: ``none``, ``linux-namespaces``, ``linux-landlock``, ``linux-both``, ``bwrap`` or ``podman``.
+        name: ``none``, ``linux-namespaces``, ``linux-landlock``, ``linux-both``, ``bwrap`` or ``podman``; those with
+            namespaces also with ``-network`` at the end: then the network leads to every public host and port, and to
+            one address that is not public, `FRIEND`.
         user: ``root`` or ``user``.
     """
 
@@ -67,6 +71,21 @@ class Wall:
 
     def __str__(self) -> str:
         return f"{self.name}-{self.user}"
+
+    @property
+    def base(self) -> str:
+        """Its name without the network."""
+        return self.name.removesuffix(_NETWORK)
+
+    @property
+    def has_network(self) -> bool:
+        """Whether its programs reach public hosts, through the proxy."""
+        return self.name != self.base
+
+    @property
+    def has_proxy(self) -> bool:
+        """Whether its programs have a proxy. Without a wall, that is one which checks nothing."""
+        return self.has_network or self.name == "none"
 
     @property
     def uid(self) -> int:
@@ -85,13 +104,13 @@ class Wall:
             return "only root can try walls as root"
         if self.user == "user" and interpreter_for(self.uid) is None:
             return "an ordinary user cannot import Holdfast here: the checkout or the environment is not readable to it"
-        if self.name not in ("none", *_LAYERS) and self.name not in BACKENDS:
+        if self.base not in ("none", *_LAYERS) and self.name not in BACKENDS:
             return f"there is no backend {self.name}"
         if self.name == "bwrap" and self.user == "root":
             return "bubblewrap is refused as root"
         if self.name == "bwrap" and shutil.which("bwrap") is None:
             return "bubblewrap is not installed"
-        if self.name in _LAYERS and (reason := _reason(self.name)):
+        if self.base in _LAYERS and (reason := _reason(self.base)):
             return reason
         if self.name == "podman":
             return PodmanBackend().probe() or ""
@@ -100,7 +119,10 @@ class Wall:
 
 WALLS = tuple(
     Wall(name, user)
-    for name in ("linux-both", "linux-namespaces", "linux-landlock", "bwrap", "podman")
+    for name in (
+        *("linux-both", "linux-both-network", "linux-namespaces", "linux-namespaces-network"),
+        *("linux-landlock", "bwrap", "podman"),
+    )
     for user in ("root", "user")
 )
 
@@ -251,8 +273,13 @@ def start_walled(asked: dict[str, Any]) -> tuple[int | None, bytes]:
     from holdfast.tools.sandbox.sandbox import Sandbox
     from tests.tools.sandbox.walled import run_walled
 
-    limits, name = asked["limits"], asked["wall"]
+    limits, wall = asked["limits"], Wall(asked["wall"], "root")
     sandbox = Sandbox(
+        network="all" if wall.has_network else "none",
+        hosts=("*:*",) if wall.has_network else (),
+        allow_networks=(FRIEND,),
+        connections=limits["connections"],
+        network_bytes=limits["network_bytes"],
         memory_bytes=limits["memory_bytes"],
         processes=limits["processes"],
         open_files=limits["open_files"],
@@ -269,7 +296,8 @@ def start_walled(asked: dict[str, Any]) -> tuple[int | None, bytes]:
             principal=principal,
             session=f"{principal}/{asked['session']}",
             sandbox=sandbox,
-            backend=_linux(name) if name in _LAYERS else name,
+            backend=_linux(wall.base) if wall.base in _LAYERS else wall.name,
+            connected=wall.has_network,
             timeout_s=limits["timeout_s"],
         )
     except TimeoutError:

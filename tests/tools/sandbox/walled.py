@@ -4,11 +4,12 @@
     assert ended.returncode == 0 and "root" in ended.output
 
 Two calls with the same `session` share the session's kept namespaces, as two calls of an agent's tools do. A sandbox
-with a network gets its own network without a proxy: tests of the proxy start programs as the tools do.
+with a network gets its own network without a proxy, unless the call asks to be `connected`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import os
@@ -20,6 +21,7 @@ from typing import Any
 from holdfast.runtime.process_host import TreeResult, process_host
 from holdfast.tools.sandbox.backends.linux import LinuxBackend
 from holdfast.tools.sandbox.choice import find_backend
+from holdfast.tools.sandbox.network import open_network
 from holdfast.tools.sandbox.plan import plan_wall
 from holdfast.tools.sandbox.port import SandboxBackend
 from holdfast.tools.sandbox.sandbox import Sandbox
@@ -68,6 +70,7 @@ def run_walled(
     environment: Mapping[str, str] | None = None,
     input: bytes = b"",
     timeout_s: float = 30.0,
+    connected: bool = False,
     **granted: Any,
 ) -> Ended:
     """Run a shell command line, or a program with its arguments, behind a wall, and wait until its tree is gone.
@@ -76,6 +79,7 @@ def run_walled(
         folder: the session's workspace, in which the command starts.
         layers: of the backend ``linux``: ``("namespaces",)``, ``("landlock",)`` or both; None uses what there is.
         backend: name of a backend, or a backend.
+        connected: whether the proxy serves the network of the sandbox. No event loop may run in this thread then.
         granted: further parameters of `plan_wall`, such as ``protected``, ``hidden``, ``readable`` or ``directory``.
 
     Raises:
@@ -99,11 +103,15 @@ def run_walled(
     )
     argv = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
     launch = builder.launch(plan, argv)
+    if connected:
+        launch = asyncio.run(open_network(launch))
     with contextlib.ExitStack() as opened:
         for fd in launch.pass_fds:
             opened.callback(os.close, fd)
         passed = launch.pass_fds
-        if launch.network_request is not None:  # nobody serves the network
+        if launch.network is not None:
+            opened.callback(launch.network.close)
+        elif launch.network_request is not None:  # nobody serves the network
             ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             opened.callback(ends[0].close)
             opened.callback(ends[1].close)

@@ -31,7 +31,7 @@ _LAYERS: Final = ("namespaces", "landlock")
 _PROBE_S = 15.0
 _FIRST_FD = 3
 _PLAIN = 2
-"""Version of `marshal` whose bytes depend on values only; later ones also say which objects are used elsewhere."""
+"""Version of `marshal` whose bytes depend on the values only; those of later versions depend on references, too."""
 
 
 class LinuxBackend:
