@@ -99,6 +99,7 @@ def test_the_escapes_show_what_got_through_and_why(measure: ModuleType) -> None:
         {
             Wall("none", "root"): {"open-a": got, "known-b": got, "absent-c": held},
             Wall("linux-both", "root"): {"open-a": got, "known-b": got, "absent-c": held},
+            Wall("linux-both-network", "root"): {"open-a": held, "known-b": got, "absent-c": held},
             Wall("bwrap", "root"): "bubblewrap is not installed",
         },
         measure.table,
@@ -106,6 +107,7 @@ def test_the_escapes_show_what_got_through_and_why(measure: ModuleType) -> None:
     )
     rows = rows_of(page)
     assert "| linux-both | root | 2 | 1 | **open-a** |" in rows
+    assert "| linux-both-network | root | 2 | 1 | none |" in rows, "what is known without a network is known with one"
     assert "| bwrap | root | not run |  | bubblewrap is not installed |" in rows
-    assert "| known-b | linux-both, root | it is small |" in rows
+    assert "| known-b | linux-both, root<br>linux-both-network, root | it is small |" in rows
     assert "| files | 3 | 2 | 0 |" in rows

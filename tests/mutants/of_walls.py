@@ -172,6 +172,27 @@ MUTANTS = (
         new="        assert CLONE_NEWNS\n",
         tests=(f"{APART}::test_concurrent_programs_of_one_session_have_each_a_file_system",),
     ),
+    Mutant(
+        name="kept namespaces are those of programs with other networks",
+        of="P14 P16",
+        breaks="a program reaches a private network by the proxy of another one of its session that may reach it",
+        file="tools/sandbox/backends/linux.py",
+        old="(network.hosts, network.networks, network.connections, network.bytes_limit)",
+        new="(network.hosts,)",
+        tests=(
+            "tests/tools/sandbox/test_network.py"
+            "::test_a_program_cannot_use_the_proxy_of_one_with_more_networks_in_its_session",
+        ),
+    ),
+    Mutant(
+        name="concurrent programs of a session keep namespaces of their own",
+        of="P16",
+        breaks="the limit of a session's processes holds for each of its programs alone",
+        file="tools/sandbox/backends/linux.py",
+        old="marshal.dumps(shown, _PLAIN)",
+        new="marshal.dumps(shown)",
+        tests=(f"{APART}::test_concurrent_programs_of_one_session_share_a_loopback",),
+    ),
     # network
     Mutant(
         name="the proxy connects to a private address",

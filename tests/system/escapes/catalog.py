@@ -13,6 +13,7 @@ from tests.system.escapes import (
     principals,
     privileges,
     processes,
+    proxied,
 )
 
 __all__ = ["ESCAPES"]
@@ -22,6 +23,7 @@ ESCAPES = (
     *processes.ESCAPES,
     *channels.ESCAPES,
     *network.ESCAPES,
+    *proxied.ESCAPES,
     *privileges.ESCAPES,
     *kernel.ESCAPES,
     *planting.ESCAPES,

@@ -1,7 +1,8 @@
 """Runs escapes inside of a wall, each in a process of its own, and prints their output as one line of JSON.
 
 A bare interpreter runs it with the name of a JSON file, so it imports only the standard library. What is defined here
-is what the escapes have: `call`, `say`, `show`, `knock`, `privileged` and the like, and the modules.
+is what the escapes have: `call`, `say`, `show`, `knock`, `privileged`, `talk`, `by_connect` and its like, and the
+modules.
 """
 
 import array  # noqa: F401
@@ -36,6 +37,8 @@ PROGRAM_S = 4.0
 
 NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
 AT_FDCWD = -100
+SOCKS = b"\5\1\0\5\1\0"
+END = b"0\r\n\r\n"
 
 at = SimpleNamespace()
 """What the escape that this process runs is told."""
@@ -183,17 +186,105 @@ def knock(family, kind, address, protocol=0):
         line.sendall(f"{at.name};".encode())
 
 
-def knock_through(host):
-    """Send the escape's name to the port on a host, through the proxy if there is one."""
-    proxy = os.environ.get("http_proxy", "").removeprefix("http://")
-    if not proxy:
-        knock(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, (host, at.port))
-        return
-    written = f"[{host}]" if ":" in host else host
-    with socket.create_connection(("127.0.0.1", int(proxy.rpartition(":")[2])), 1.5) as line:
-        line.sendall(f"CONNECT {written}:{at.port} HTTP/1.1\r\n\r\n".encode())
-        print(line.recv(1 << 12), flush=True)
-        line.sendall(f"{at.name};".encode())
+def proxy_port():
+    """The port of the proxy on this loopback."""
+    return int(os.environ["HTTP_PROXY"].rpartition(":")[2]) if "HTTP_PROXY" in os.environ else at.proxy_port
+
+
+def talk(*parts, proxy=0, end=True, quiet_s=0.3):
+    """Send parts to the proxy on one connection; the answers, each up to a pause.
+
+    Parameters:
+        proxy: port of another proxy.
+        end: end the stream after the last part, so that the answer need not be waited for.
+    """
+    answers = []
+    with socket.create_connection(("127.0.0.1", proxy or proxy_port()), 1.5) as line:
+        for number, part in enumerate(parts, 1):
+            line.sendall(part)
+            if end and number == len(parts):
+                line.shutdown(socket.SHUT_WR)
+            answer = b""
+            while select.select([line], [], [], 3.0 if end and number == len(parts) else quiet_s)[0]:
+                chunk = line.recv(1 << 16)
+                answer += chunk
+                if not chunk:
+                    break
+            answers.append(answer)
+    print("the proxy answered:", *(answer[:200] for answer in answers), flush=True)
+    return answers
+
+
+def authority(host, port):
+    """A host, which may be an address, and a port, as the bytes of a request."""
+    return (f"[{host}]:{port}" if ":" in host else f"{host}:{port}").encode("utf-8")
+
+
+def mark():
+    """What the server that an escape wants to reach must get."""
+    return f"{at.name};".encode()
+
+
+def here():
+    """The server that no escape may reach."""
+    return authority("127.0.0.1", at.port)
+
+
+def friend():
+    """The server that the proxy may connect to."""
+    return authority(at.friend, at.friend_port)
+
+
+def name_friend():
+    """The rest of a SOCKS request for the friend."""
+    return b"\1" + socket.inet_aton(at.friend) + at.friend_port.to_bytes(2, "big")
+
+
+def head(target, host, *fields):
+    """A request for a target, with the escape's name behind it."""
+    return b"\r\n".join([b"GET %s%s HTTP/1.1" % (target, mark()), b"Host: " + host, *fields, b"", b""])
+
+
+def page():
+    """A request to the server that no escape may reach."""
+    return head(b"http://%s/" % here(), here())
+
+
+def to_friend(*fields):
+    """A request to the friend, which does not have the escape's name."""
+    return b"\r\n".join([b"POST http://%s/ HTTP/1.1" % friend(), b"Host: " + friend(), *fields, b"", b""])
+
+
+def tunnel(target, *fields):
+    """A request for a tunnel."""
+    return b"\r\n".join([b"CONNECT %s HTTP/1.1" % target, *fields, b"", b""])
+
+
+def by_connect(host, port, **more):
+    """Send the escape's name through a tunnel."""
+    target = authority(host, port)
+    return talk(tunnel(target, b"Host: " + target) + mark(), **more)
+
+
+def by_request(host, port, **more):
+    """Send the escape's name as the path of a request."""
+    target = authority(host, port)
+    return talk(head(b"http://%s/" % target, target), **more)
+
+
+def by_socks(host, port, **more):
+    """Send the escape's name through a SOCKS connection to a name; a host of bytes is an address."""
+    kind = b"\3" if isinstance(host, str) else b"\1" if len(host) == 4 else b"\4"
+    text = host.encode() if isinstance(host, str) else host
+    return talk(SOCKS + kind + bytes([len(text)][: kind == b"\3"]) + text + port.to_bytes(2, "big") + mark(), **more)
+
+
+def unless_refused(answers):
+    """Say that the proxy took a target for one that it may connect to; if it is not there, the proxy may be silent."""
+    answer = answers[-1].removeprefix(b"\5\0") if answers[-1][:2] == b"\5\0" else answers[-1]
+    refused = answer[:2] == b"\5\2" or answer[9:12] in (b"400", b"403")
+    if not refused:
+        say()
 
 
 def perform(one):

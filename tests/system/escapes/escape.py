@@ -31,6 +31,8 @@ class Limits:
         disk_bytes: what its workspace may hold.
         scratch_bytes: size of its ``/tmp``, and of its ``/dev/shm``.
         cpu_s: CPU time of each process.
+        connections: open connections of its network.
+        network_bytes: what its network sends and receives.
         timeout_s: then it is stopped.
     """
 
@@ -41,6 +43,8 @@ class Limits:
     disk_bytes: int = 256 << 20
     scratch_bytes: int = 64 << 20
     cpu_s: int = 60
+    connections: int = 256
+    network_bytes: int = 64 << 20
     timeout_s: float = 60.0
 
 
@@ -58,6 +62,7 @@ class Escape:
         may_fail: why it may fail without a wall on some machines; empty means that it must succeed there.
         alone: it gets a start of its own, as it stops or starves what runs beside it.
         target: a process of the host that it tries to harm is started for it.
+        proxied: it needs the network's proxy, and is left out behind a wall without a network.
         limits: for those that run alone.
         known: the walls that do not hold it, by their names with or without the user, and why that is so; a network
             makes no difference.
@@ -72,12 +77,18 @@ class Escape:
     may_fail: str = ""
     alone: bool = False
     target: bool = False
+    proxied: bool = False
     limits: Limits = field(default_factory=Limits)
     known: Mapping[str, str] = field(default_factory=dict)
 
+    def is_for(self, wall: Wall) -> bool:
+        """Whether it is tried behind a wall: its user can do that, and there is a proxy if it needs one."""
+        return self.needs in ("", wall.user) and (wall.has_proxy or not self.proxied)
+
     def reason(self, wall: Wall) -> str:
-        """Why a wall does not hold it; empty if it must."""
-        return self.known.get(f"{wall.base}-{wall.user}", self.known.get(wall.base, ""))
+        """Why a wall does not hold it; empty if it must. An open network makes nothing that is known worse."""
+        names = (str(wall), wall.name, f"{wall.base}-{wall.user}", wall.base)
+        return next((self.known[name] for name in names if name in self.known), "")
 
 
 @dataclass(frozen=True, kw_only=True)

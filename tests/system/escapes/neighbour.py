@@ -36,6 +36,8 @@ def main(label, secret):
         "sockets": {},
         "targets": {},
     }
+    if "HTTP_PROXY" in os.environ:
+        where["proxy"] = int(os.environ["HTTP_PROXY"].rpartition(":")[2])
     listeners = []
     for name, family, address in (
         ("abstract", socket.AF_UNIX, f"\0neighbour-{label}"),

@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.system.escapes.escape import Escape, reaches, reads, says
 
-__all__ = ["ESCAPES"]
+__all__ = ["ESCAPES", "SPELLINGS"]
 
 
 def _reaches(name: str, program: str, **more: Any) -> Escape:
@@ -22,7 +22,7 @@ def _spelled(label: str, host: str) -> Escape:
     return _reaches(f"reaches-loopback-as-{label}", f"knock({family}, socket.SOCK_STREAM, ({host!r}, at.port))")
 
 
-_SPELLINGS = (
+SPELLINGS = (
     ("127-0-0-1", "127.0.0.1"),
     ("127-1", "127.1"),
     ("127-0-0-2", "127.0.0.2"),
@@ -41,7 +41,7 @@ _SPELLINGS = (
 )
 
 ESCAPES = (
-    *(_spelled(label, host) for label, host in _SPELLINGS),
+    *(_spelled(label, host) for label, host in SPELLINGS),
     _reaches("reaches-loopback-as-localhost", "knock(socket.AF_INET, socket.SOCK_STREAM, ('localhost', at.port))"),
     _reaches(
         "reaches-the-host-by-its-name",
@@ -102,22 +102,6 @@ ESCAPES = (
     ),
     _reaches(
         "reaches-loopback-by-a-name-for-it", 'curl -s -m 0.5 "http://anything.localhost:$PORT/$NAME;"', language="shell"
-    ),
-    *(
-        _reaches(f"reaches-loopback-through-the-proxy-as-{label}", f"knock_through({host!r})")
-        for label, host in _SPELLINGS
-    ),
-    _reaches("reaches-loopback-through-the-proxy-as-localhost", "knock_through('localhost')"),
-    _reaches(
-        "reaches-the-host-through-the-proxy",
-        "knock_through([one for one in at.addresses if ':' not in one][0])",
-        may_fail="the machine has no address but loopback",
-    ),
-    _reaches(
-        "reaches-loopback-by-the-proxys-socks",
-        "proxy = os.environ.get('http_proxy', '')\n"
-        "flags = ['--socks5-hostname', proxy.removeprefix('http://')] if proxy else []\n"
-        "subprocess.run(['curl', '-s', '-m', '1', *flags, f'http://127.0.0.1:{at.port}/{at.name};'])",
     ),
     _says(
         "holds-a-socket-of-its-starter",

@@ -76,6 +76,23 @@ _READING = (
         "for fd in range(3, 256):\n    try: os.fchdir(fd); show('held'); break\n    except OSError: pass",
     ),
     Escape(
+        name="inherits-a-socket",
+        subject="memory and environments",
+        program="for fd in range(3, 256):\n"
+        "    try: stat.S_ISSOCK(os.fstat(fd).st_mode) and say()\n"
+        "    except OSError: pass",
+        judge=says,
+    ),
+    Escape(
+        name="takes-a-socket-of-the-process-that-starts-it",
+        subject="memory and environments",
+        program="first = call('pidfd_open', 1 if at.walled else at.starter, 0)\n"
+        "for fd in range(64):\n"
+        "    try: stat.S_ISSOCK(os.fstat(call('pidfd_getfd', first, fd, 0)).st_mode) and say()\n"
+        "    except OSError as error: print(fd, error.errno)",
+        judge=says,
+    ),
+    Escape(
         name="writes-the-memory-of-a-process",
         subject="memory and environments",
         program="with open(f'/proc/{at.victim}/mem', 'r+b', buffering=0) as file:\n"

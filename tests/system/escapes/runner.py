@@ -7,10 +7,13 @@ import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.system.escapes.escape import Escape, Limits, Scene
+from tests.system.escapes.proxied import ALLOWED
+from tests.system.escapes.proxies import FRIEND, befriended, careless_proxies, proxy_of
 from tests.system.escapes.stage import PYTHON, Stage, staged
 from tests.system.escapes.walls import Starter, Wall, started
 
@@ -37,16 +40,26 @@ class Finding:
 
 
 def findings(wall: Wall, escapes: Sequence[Escape]) -> dict[str, Finding]:
-    """Run the escapes behind a wall and judge each, by name. Those that need another user are left out."""
-    tried = [escape for escape in escapes if escape.needs in ("", wall.user)]
+    """Run the escapes behind a wall and judge each, by name. Those that are not for it are left out.
+
+    Raises:
+        AssertionError: the network should be open, and leads nowhere: then it proves nothing that nothing got through.
+    """
+    tried = [escape for escape in escapes if escape.is_for(wall)]
+    allowed = ALLOWED if wall.has_proxy else ()
     found: dict[str, Finding] = {}
-    with staged(wall.uid, tried) as stage, started(wall, stage) as starter:
+    asked: list[str] = []
+    with staged(wall.uid, [*tried, *allowed]) as stage, started(wall, stage) as starter, ExitStack() as more:
         neighbour = threading.Thread(target=_run_neighbour, args=(starter, stage))
         neighbour.start()
         stage.meet_neighbour()
+        if wall.has_proxy:
+            careless = not wall.has_network
+            told = more.enter_context(careless_proxies(stage.start)) if careless else proxy_of(starter.process.pid)
+            stage.meet_proxies(told, FRIEND, more.enter_context(befriended(stage.start, asked)))
         (stage.own / "driver.py").write_bytes((_HERE / "driver.py").read_bytes())
         together = [escape for escape in tried if not escape.alone]
-        outputs = _run_together(starter, stage, together)
+        outputs = _run_together(starter, stage, [*allowed, *together])
         for escape in together:
             found[escape.name] = _judged(escape, stage, outputs.get(escape.name, outputs[""]), None)
         with ThreadPoolExecutor(_SOLOS_AT_ONCE) as threads:
@@ -57,6 +70,8 @@ def findings(wall: Wall, escapes: Sequence[Escape]) -> dict[str, Finding]:
                 found[escape.name] = finding
         (stage.neighbour / "stop").touch()
         neighbour.join()
+    for one in allowed:
+        assert any(one.name in path for path in asked), f"nothing gets through the proxy: {outputs[one.name]}"
     return found
 
 

@@ -21,7 +21,7 @@ import tempfile
 import termios
 import time
 import tty
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,7 @@ class Stage:
         self._targets: dict[str, subprocess.Popen[bytes]] = {}
         self._conditions: dict[str, object] = {}
         self._neighbours: dict[str, tuple[int, object]] = {}
+        self._proxies: dict[str, tuple[int, object]] = {}
         self._heard, self._typed = "", ""
         self._listeners: list[socket.socket] = []
         self._datagrams: list[socket.socket] = []
@@ -190,11 +191,32 @@ class Stage:
 
     def is_neighbour_harmed(self, target: str) -> bool:
         """Whether a program of the neighbour is not what it was."""
-        pid, before = self._neighbours[target]
-        try:
-            return _condition(pid) != before
-        except OSError:
-            return True
+        return _is_changed(*self._neighbours[target])
+
+    def meet_proxies(self, told: Mapping[str, Any], friend: str, friend_port: int) -> None:
+        """Learn of the proxies, and of the server that they may connect to; see `proxies`."""
+        self.at |= {
+            "friend": friend,
+            "friend_port": friend_port,
+            "names": _own_names(),
+            "link_local": _link_local(),
+            **told,
+        }
+        self._proxies = {name: (pid, _condition(pid)) for name, pid in told["proxies"].items()}
+
+    def is_proxy_harmed(self, name: str) -> bool:
+        """Whether a proxy is not what it was."""
+        return _is_changed(*self._proxies[name])
+
+    def start(self, script: Path, *words: str) -> subprocess.Popen[bytes]:
+        """Start a script by a bare interpreter, as the stage's user, with a secret in its environment."""
+        return subprocess.Popen(
+            [PYTHON, "-I", "-S", str(script), *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={"PATH": os.defpath, "PROVIDER_API_KEY": self.secret},
+            **as_user(self.uid),
+        )
 
     def mark(self, name: str) -> str:
         """An argument by which a process that an escape has left is found."""
@@ -272,13 +294,7 @@ class Stage:
 
     def _start_victim(self, stack: ExitStack) -> dict[str, Any]:
         given = {"secret": self.secret, "label": self.label, "folder": str(self.shared)}
-        victim = subprocess.Popen(
-            [PYTHON, "-I", "-S", str(_HERE / "victim.py"), json.dumps(given)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={"PATH": os.defpath, "PROVIDER_API_KEY": self.secret},
-            **as_user(self.uid),
-        )
+        victim = self.start(_HERE / "victim.py", json.dumps(given))
         stack.callback(_end, victim)
         assert victim.stdout is not None
         where: dict[str, Any] = json.loads(victim.stdout.readline())
@@ -316,6 +332,14 @@ def _condition(pid: int) -> tuple[object, ...]:
     )
 
 
+def _is_changed(pid: int, before: object) -> bool:
+    """Whether a process does not run as it did."""
+    try:
+        return _condition(pid) != before
+    except OSError:
+        return True
+
+
 def _tree(folder: Path) -> object:
     """Names, contents, modes, owners, times and attributes of everything below a folder."""
     found: dict[str, object] = {}
@@ -348,6 +372,18 @@ def _addresses() -> list[str]:
     """The addresses of this machine that other machines can reach."""
     found = (address.address for addresses in psutil.net_if_addrs().values() for address in addresses)
     return [one for one in found if _is_reachable(one)]
+
+
+def _link_local() -> list[str]:
+    """The link-local IPv6 addresses of this machine, with their interfaces."""
+    found = (address.address for addresses in psutil.net_if_addrs().values() for address in addresses)
+    return [one for one in found if one.startswith("fe80:") and "%" in one]
+
+
+def _own_names() -> list[str]:
+    """The names that this machine has for itself."""
+    lines = (line.partition("#")[0].split() for line in Path("/etc/hosts").read_text().splitlines())
+    return [name for address, *names in filter(None, lines) if not _is_reachable(address) for name in names]
 
 
 def _is_reachable(text: str) -> bool:

@@ -32,6 +32,8 @@ def serve(secret_file: str) -> None:
     os.set_inheritable(folder, True)
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     near.set_inheritable(True)
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.set_inheritable(True)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     descriptors = _DESCRIPTORS if soft == resource.RLIM_INFINITY else min(soft, _DESCRIPTORS)
     resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, hard))

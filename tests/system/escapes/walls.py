@@ -28,6 +28,7 @@ from holdfast.tools.sandbox.backends.container import PodmanBackend
 from holdfast.tools.sandbox.backends.linux import LinuxBackend
 from holdfast.tools.sandbox.choice import BACKENDS
 from tests.system.escapes.escape import Limits
+from tests.system.escapes.proxies import FRIEND
 from tests.system.escapes.stage import Stage, as_user
 
 __all__ = [
@@ -50,8 +51,8 @@ _LAYERS = {
     "linux-namespaces": ("namespaces",),
     "linux-landlock": ("landlock",),
 }
-_ANSWER_S = 90.0
 _NETWORK = "-network"
+_ANSWER_S = 90.0
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,9 @@ class Wall:
     """A backend with its layers, as one user.
 
     Parameters:
-        name: ``none``, ``linux-namespaces``, ``linux-landlock``, ``linux-both``, ``bwrap`` or ``podman``; with
-            ``-network`` at its end, programs may reach every public host, through the proxy.
+        name: ``none``, ``linux-namespaces``, ``linux-landlock``, ``linux-both``, ``bwrap`` or ``podman``; those with
+            namespaces also with ``-network`` at the end: then the network leads to every public host and port, and to
+            one address that is not public, `FRIEND`.
         user: ``root`` or ``user``.
     """
 
@@ -74,6 +76,16 @@ class Wall:
     def base(self) -> str:
         """Its name without the network."""
         return self.name.removesuffix(_NETWORK)
+
+    @property
+    def has_network(self) -> bool:
+        """Whether its programs reach public hosts, through the proxy."""
+        return self.name != self.base
+
+    @property
+    def has_proxy(self) -> bool:
+        """Whether its programs have a proxy. Without a wall, that is one which checks nothing."""
+        return self.has_network or self.name == "none"
 
     @property
     def uid(self) -> int:
@@ -108,8 +120,8 @@ class Wall:
 WALLS = tuple(
     Wall(name, user)
     for name in (
-        *("linux-both", f"linux-both{_NETWORK}", "linux-namespaces", "linux-landlock"),
-        *("bwrap", f"bwrap{_NETWORK}", "podman"),
+        *("linux-both", "linux-both-network", "linux-namespaces", "linux-namespaces-network"),
+        *("linux-landlock", "bwrap", "bwrap-network", "podman"),
     )
     for user in ("root", "user")
 )
@@ -261,10 +273,13 @@ def start_walled(asked: dict[str, Any]) -> tuple[int | None, bytes]:
     from holdfast.tools.sandbox.sandbox import Sandbox
     from tests.tools.sandbox.walled import run_walled
 
-    limits, name = asked["limits"], asked["wall"].removesuffix(_NETWORK)
-    network: dict[str, Any] = {"network": "all", "hosts": ("*:*",)} if asked["wall"] != name else {}
+    limits, wall = asked["limits"], Wall(asked["wall"], "root")
     sandbox = Sandbox(
-        **network,
+        network="all" if wall.has_network else "none",
+        hosts=("*:*",) if wall.has_network else (),
+        allow_networks=(FRIEND,),
+        connections=limits["connections"],
+        network_bytes=limits["network_bytes"],
         memory_bytes=limits["memory_bytes"],
         processes=limits["processes"],
         open_files=limits["open_files"],
@@ -281,7 +296,7 @@ def start_walled(asked: dict[str, Any]) -> tuple[int | None, bytes]:
             principal=principal,
             session=f"{principal}/{asked['session']}",
             sandbox=sandbox,
-            backend=_linux(name) if name in _LAYERS else name,
+            backend=_linux(wall.base) if wall.base in _LAYERS else wall.base,
             timeout_s=limits["timeout_s"],
         )
     except TimeoutError:

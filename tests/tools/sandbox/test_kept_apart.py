@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import secrets
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -71,6 +72,32 @@ def test_concurrent_programs_of_one_session_have_each_a_file_system(tmp_path: Pa
         )
     assert (first.result().output, second.result().output) == ("first\n", "second\n")
     process_host().forget_walls("both")
+
+
+@pytest.mark.parametrize("layers", NAMESPACES)
+def test_concurrent_programs_of_one_session_share_a_loopback(tmp_path: Path, layers: tuple[str, ...]) -> None:
+    """And with it the user namespace, in which the kernel counts the session's processes."""
+    if (reason := reason_against(layers)) is not None:
+        pytest.skip(reason)
+    os.mkfifo(tmp_path / "port")
+    first = """
+import os, socket
+listener = socket.create_server(("127.0.0.1", 0))
+open("port", "w").write(str(listener.getsockname()[1]))
+listener.settimeout(20)
+listener.accept()[0].sendall(os.readlink("/proc/self/ns/user").encode())
+"""
+    second = """
+import os, socket
+there = socket.create_connection(("127.0.0.1", int(open("port").read())), 20).recv(99).decode()
+print(there == os.readlink("/proc/self/ns/user"))
+"""
+    run = functools.partial(run_walled, folder=tmp_path, layers=layers, session="loopback")
+    assert run("true").returncode == 0  # its namespaces are kept from here on
+    with ThreadPoolExecutor() as threads:
+        ended = [threads.submit(run, [sys.executable, "-I", "-S", "-c", code]) for code in (first, second)]
+    assert ended[1].result().output == "True\n", [one.result() for one in ended]
+    process_host().forget_walls("loopback")
 
 
 @pytest.mark.parametrize("layers", ALL_LAYERS)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import errno
+import functools
 import json
 import os
 import shutil
@@ -58,6 +61,7 @@ async def run_connected(
     sandbox: Sandbox,
     backend: SandboxBackend,
     session: str = "",
+    output: Path | None = None,
     **more: Any,
 ) -> Ended:
     """Run a program behind a wall with the network of its sandbox, as the tools do.
@@ -67,7 +71,7 @@ async def run_connected(
     """
     plan = plan_wall(sandbox, folder=folder, principal="alice", session=session, **more)
     launch = await open_network(backend.launch(plan, argv))
-    output = folder / "output"
+    output = output or folder / "output"
     try:
         with output.open("wb") as file:
             process = await process_host().spawn(
@@ -408,13 +412,45 @@ def test_programs_with_other_hosts_share_no_network(tmp_path: Path) -> None:
     """What was allowed for one call is not within reach of another call of the session."""
     backend = networked_backend("linux")
 
-    def key(**more: object) -> bytes:
-        plan = plan_wall(Sandbox(network="hosts", hosts=("a.test",)), folder=tmp_path, session="s", **more)  # type: ignore[arg-type]
-        wall = backend.launch(plan, ["/bin/true"]).wall
+    def key(hosts: Sequence[str] = (), **more: Any) -> bytes:
+        sandbox = Sandbox(network="hosts", hosts=("a.test",), **more)
+        wall = backend.launch(plan_wall(sandbox, folder=tmp_path, session="s", hosts=hosts), ["/bin/true"]).wall
         assert wall is not None
         return wall.key
 
-    assert key() == key() != key(hosts=("b.test",))
+    assert key() == key()
+    others = (key(("b.test",)), key(allow_networks=HERE), key(network_bytes=1), key(connections=1))
+    assert len({key(), *others}) == 1 + len(others)
+
+
+def test_a_program_cannot_use_the_proxy_of_one_with_more_networks_in_its_session(tmp_path: Path) -> None:
+    backend = networked_backend("linux")
+    os.mkfifo(tmp_path / "port")
+    os.mkfifo(tmp_path / "end")
+    wide = "import os; open('port', 'w').write(os.environ['HTTP_PROXY']); open('end').read()"
+    narrow = """
+import os, sys, urllib.request
+for proxy in (sys.argv[2], os.environ['HTTP_PROXY']):
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({'http': proxy}))
+    try:
+        print(opener.open(sys.argv[1], timeout=20).read().decode())
+    except OSError as error:
+        print(getattr(error, 'code', None) or error.reason.errno)
+"""
+
+    async def main() -> None:
+        async with serving(echo) as (here, asked), asyncio.TaskGroup() as programs:
+            start = functools.partial(run_connected, folder=tmp_path, backend=backend, session="s")
+            less = Sandbox(network="hosts", hosts=("127.0.0.1:*",))
+            more = dataclasses.replace(less, allow_networks=HERE)
+            programs.create_task(start(python(wide), sandbox=more, output=tmp_path / "of-the-other"))
+            proxy = await asyncio.to_thread((tmp_path / "port").read_text)
+            ended = await start(python(narrow, f"http://{here}/", proxy), sandbox=less)
+            await asyncio.to_thread((tmp_path / "end").write_text, "")
+            assert ended.output.split() == [str(errno.ECONNREFUSED), "403"]
+            assert not asked
+
+    run(main())
 
 
 def test_landlock_alone_refuses_a_network(tmp_path: Path) -> None:

@@ -350,7 +350,9 @@ def test_a_secret_is_granted_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("layers", NAMESPACES)
-def test_kept_namespaces_share_nothing_but_the_workspace(tmp_path: Path, layers: tuple[str, ...]) -> None:
+def test_programs_of_a_session_share_its_workspace_but_no_tmp_no_processes_and_no_shared_memory(
+    tmp_path: Path, layers: tuple[str, ...]
+) -> None:
     leave = "echo x >/tmp/left; echo x >/dev/shm/left; (sleep 60 &) ; ipcmk -M 10 >/dev/null; echo kept >file"
     look = "ls /dev/shm; ls /tmp/left; cat file; ls /proc | grep -c '^[0-9]'; wc -l </proc/sysvipc/shm"
     if (reason := reason_against(layers)) is not None:

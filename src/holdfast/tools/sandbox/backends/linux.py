@@ -30,6 +30,8 @@ __all__ = ["LinuxBackend"]
 _LAYERS: Final = ("namespaces", "landlock")
 _PROBE_S = 15.0
 _FIRST_FD = 3
+_PLAIN = 2
+"""Version of `marshal` whose bytes depend on the values only; those of later versions depend on references, too."""
 
 
 class LinuxBackend:
@@ -120,8 +122,9 @@ class LinuxBackend:
         writable = [wall_path(path) for path in plan.writable]
         hidden = [wall_path(path) for path in plan.hidden if os.path.exists(path)]
         network = network_request(plan)
-        shown = (readable, writable, links, hidden, plan.host_rules)
-        digest = hashlib.blake2b(marshal.dumps(shown), digest_size=16).hexdigest()
+        reach = () if network is None else (network.hosts, network.networks, network.connections, network.bytes_limit)
+        shown = (readable, writable, links, hidden, reach)
+        digest = hashlib.blake2b(marshal.dumps(shown, _PLAIN), digest_size=16).hexdigest()
         wall = WallSpec(
             key=f"{plan.session}\0{digest}".encode() if plan.session and namespaces else b"",
             namespaces=namespaces,
