@@ -487,7 +487,7 @@ class BombThrown(RecordBase, frozen=True, kw_only=True, tag="bomb.thrown"):
         quota: how much the principal's programs may use.
         overshoot: how much more a program of this pace may use until its host reacts, as the host states it.
         peak: the most that the program used, by its own count.
-        told: whether the tool's result said that the program was ended for this resource, or what it left out.
+        reported: whether the tool's result names the quota, or the output that it left out.
     """
 
     name: str
@@ -495,7 +495,7 @@ class BombThrown(RecordBase, frozen=True, kw_only=True, tag="bomb.thrown"):
     quota: int
     overshoot: int
     peak: int
-    told: bool
+    reported: bool
 
 
 class StreamRevoked(RecordBase, frozen=True, kw_only=True, tag="stream.revoked"):

@@ -41,7 +41,7 @@ Proof = Literal["observed", "lease"]
 LEASE_LOST: Final = "the host could not renew its lease"
 """Reason with which a host stops its own runs and programs before another host may take them over."""
 NOT_ENDED: Final = "the host that has it did not end it within"
-"""How a receipt says that a host gave up the wait for the end of a run on another host; the seconds follow."""
+"""Reason in a receipt if a host gave up the wait for the end of a run on another host; the seconds follow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1056,8 +1056,8 @@ def _bombed(tale: Tale, *records: Record) -> None:
     tale.change(opened, sees=(*opened.sees, "bombs"))
 
 
-def _bomb(*, peak: int = 120, told: bool = True) -> BombThrown:
-    return BombThrown(at=9.0, name="fork bombs", run_id="r_bomb", quota=100, overshoot=25, peak=peak, told=told)
+def _bomb(*, peak: int = 120, reported: bool = True) -> BombThrown:
+    return BombThrown(at=9.0, name="fork bombs", run_id="r_bomb", quota=100, overshoot=25, peak=peak, reported=reported)
 
 
 def _waited(tale: Tale, principal: str, ended: str) -> Stamp:
@@ -1071,9 +1071,9 @@ def a_bomb_grows_beyond_its_quota(tale: Tale) -> None:
     _bombed(tale, _bomb(peak=201))
 
 
-@breaks("P13", "was above its quota, and its result does not say so")
+@breaks("P13", "was above its quota, and its result does not name it")
 def a_bomb_ends_and_nobody_is_told_why(tale: Tale) -> None:
-    _bombed(tale, _bomb(told=False))
+    _bombed(tale, _bomb(reported=False))
 
 
 @breaks("P13", "outlived its run")
@@ -1251,7 +1251,7 @@ def test_bombs_that_are_ended_in_time_keep_the_report_good() -> None:
     _bombed(
         tale,
         _bomb(peak=200),
-        _bomb(peak=90, told=False),
+        _bomb(peak=90, reported=False),
         ProcessesListed(at=8.95, began_at=8.9, alive=(early,)),
         _waited(tale, "ann", ""),
     )

@@ -152,7 +152,7 @@ def fair(facts: Facts, ledger: Ledger) -> None:
       ``share_factor``;
     - a backlogged consumer waited longer than ``answer_s`` for its next turn;
     - a bomb used more than its quota and ``bomb_slack`` times the overshoot that its host states;
-    - a bomb used more than its quota, and the tool's result does not say that it was ended for that;
+    - a bomb used more than its quota, and the tool's result does not name it;
     - a process of a bomb was alive after the tool's result;
     - the host ended a program of a principal that threw no bomb;
     - no bomb was thrown, although the storm could see what becomes of bombs.
@@ -193,8 +193,8 @@ def _judge_bombs(facts: Facts, ledger: Ledger) -> None:
                 f"{bomb.overshoot:,}",
                 bomb,
             )
-        elif bomb.peak > bomb.quota and not bomb.told:
-            ledger.broken(f"one of the {bomb.name} was above its quota, and its result does not say so", bomb)
+        elif bomb.peak > bomb.quota and not bomb.reported:
+            ledger.broken(f"one of the {bomb.name} was above its quota, and its result does not name it", bomb)
         outlived = next(facts.alive_after(bomb.run_id, bomb.at), None)
         if outlived is not None:
             ledger.broken(f"one of the {bomb.name} outlived its run", bomb, *outlived)

@@ -286,7 +286,7 @@ class _Work:
                 self._teller.stamp("program", ended=str(error))
 
     async def _throw(self) -> None:
-        """Throw the plan's bomb, and emit the tool's result, or why there is none."""
+        """Throw the plan's bomb, and emit the tool's result, or why the tool refused."""
         try:
             await self._run.emit(await self._programs.throw(self._run, self._plan.bomb, self._teller.marker))
         except ToolFailed as error:

@@ -30,11 +30,11 @@ __all__ = ["BOMBS", "QUOTAS", "Bomb", "StormPrograms"]
 _TICK_S = 0.01
 _LIFE_S = 20.0
 _ABOVE_S = 5.0
-"""Time for which a bomb goes on once it has more than its quota."""
+"""Time for which a bomb continues once it has more than its quota."""
 _TIMEOUT_S = 40.0
 _OUTPUT_BYTES = 8_000
 _OMITTED_BYTES = 200
-"""Length of the lines that tell how a program ended and how much of its output was left out."""
+"""Length of the lines about the program's end and the bytes left out."""
 _MIB = 1 << 20
 
 _BOMB = """\
@@ -67,7 +67,7 @@ class Bomb(msgspec.Struct, frozen=True, kw_only=True):
         setting: the setting that limits the resource; empty if the tool's own bound does.
         quota: value of the setting or bound.
         overshoot: how much more the program may have before it is ended, as the host states it.
-        told: text in the tool's result that says what happened to the program.
+        reason: text in the tool's result if the program was ended, or its output cut, for this resource.
         program: Python source of the program.
     """
 
@@ -75,23 +75,25 @@ class Bomb(msgspec.Struct, frozen=True, kw_only=True):
     setting: str
     quota: int
     overshoot: int
-    told: str
+    reason: str
     program: str
 
     def result(self, text: str) -> tuple[int, bool]:
-        """Return the most that the program had, and whether the tool's result told what happened to it."""
+        """Return the most that the program had, and whether the tool's result has the reason for its end."""
         had = [int(count) for count in _HAD.findall(text)] if self.setting else [len(text.encode())]
         ended = _ENDED.findall(text) if self.setting else [text]
-        return max(had, default=0), any(self.told in why for why in ended)
+        return max(had, default=0), any(self.reason in why for why in ended)
 
 
-def _bomb(name: str, setting: str, quota: int, told: str, *, step: int, most: int, take: str, first: str = "") -> Bomb:
+def _bomb(
+    name: str, setting: str, quota: int, reason: str, *, step: int, most: int, take: str, first: str = ""
+) -> Bomb:
     """Return a bomb that takes `step` more every tick, up to `most`; `take` and `first` are lines of its source."""
     program = _BOMB.format(
         first=first, take=take, step=step, most=most, quota=quota, life_s=_LIFE_S, above_s=_ABOVE_S, tick_s=_TICK_S
     )
     overshoot = int(step / _TICK_S * REACTION_S)
-    return Bomb(name=name, setting=setting, quota=quota, overshoot=overshoot, told=told, program=program)
+    return Bomb(name=name, setting=setting, quota=quota, overshoot=overshoot, reason=reason, program=program)
 
 
 BOMBS = (
@@ -146,7 +148,7 @@ BOMBS = (
         setting="",
         quota=_OUTPUT_BYTES,
         overshoot=_OMITTED_BYTES,
-        told="bytes omitted",
+        reason="bytes omitted",
         program="import os\nfor _ in range(320): os.write(1, b'y' * 65536)",
     ),
 )

@@ -409,8 +409,8 @@ class Hostile:
         settled = await handle.wait(message.message_id or "", timeout_s=_BOMB_S)
         if settled.state != "completed":
             return
-        peak, told = bomb.result(settled.text)
-        self._felt[bomb.name] += told
+        peak, reported = bomb.result(settled.text)
+        self._felt[bomb.name] += reported
         self._refused[bomb.name] += "[refused: " in settled.text
         self._recorder.note(
             BombThrown,
@@ -419,7 +419,7 @@ class Hostile:
             quota=bomb.quota,
             overshoot=bomb.overshoot,
             peak=peak,
-            told=told,
+            reported=reported,
         )
         await note_processes(self._recorder, self._server.storm)
 
