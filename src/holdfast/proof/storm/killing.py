@@ -131,6 +131,15 @@ class _KillStorm:
         hostile.read_holdings("after")
         hostile.begin()
 
+    async def until_felt(self, hostile: Hostile) -> None:
+        """Wait until all actions of a hostile principal have had an effect, for at most 60 seconds.
+
+        Beside a load that takes the whole machine, programs at the lowest priority may not reach their quotas.
+        """
+        began = system_clock.monotonic()
+        while hostile.unfelt() and system_clock.monotonic() - began < _BESIEGED_LONGEST_S:
+            await self.watch(0.5)
+
     async def settle_memory(self) -> None:
         """Wait up to about 20 seconds until the server's memory stops growing under the current load."""
         most, quiet_s, began = 0, 0.0, system_clock.monotonic()
@@ -177,10 +186,11 @@ class _KillStorm:
         self.access.up.clear()
         await self.start()
         await self.watch(0.5)
-        if self.hostile is not None:
-            await self.hostile.end()
         await self.load.stop()
         await self.load.complete()
+        if self.hostile is not None:
+            await self.until_felt(self.hostile)
+            await self.hostile.end()
         progress("coming to rest")
         await self.load.rest()
         if self.hostile is not None:
