@@ -84,7 +84,7 @@ class Load:
         self._names = 0
         self._cuts = 0
         self._limited = limited
-        self._outages = (ServerUnreachable, StorageError, *((LimitExceeded, HostBusy) if limited else ()))
+        self._outages = (ServerUnreachable, StorageError, Draining, *((LimitExceeded, HostBusy) if limited else ()))
         self.calm = False
         self.refused: Counter[str] = Counter()
         """Number of refused messages, by error code."""
