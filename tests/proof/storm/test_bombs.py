@@ -58,6 +58,8 @@ def test_a_bomb_is_ended_within_the_bound_of_the_checker_and_told_and_leaves_not
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
+@pytest.mark.nightly
+@pytest.mark.alone  # on a busy machine, a bomb of lowest priority takes too little in its time
 @needs_walls
 def test_a_bomb_that_nothing_ends_goes_beyond_the_bound_of_the_checker_and_ends_by_itself(tmp_path: Path) -> None:
     texts, _ = asyncio.run(thrown(tmp_path, LIMITED, Settings()))
