@@ -22,6 +22,7 @@ from holdfast.proof.storm.cluster import FAULTS, cluster_storm
 from holdfast.proof.storm.database_link import DatabaseLink
 from holdfast.proof.storm.postgres_server import PostgresServer
 from holdfast.proof.storm.recorder import StormRecorder
+from holdfast.proof.storm.server import _PROGRAM
 from tests.proof.nemesis.storms import run_storm
 from tests.storage.postgres.pooler import needs_pgbouncer, pgbouncer
 
@@ -113,6 +114,26 @@ def test_servers_keep_every_promise_that_only_poll(tmp_path: Path, monkeypatch: 
     recorder, counts = storm(tmp_path, *FAULTS, seconds=WHOLE_S)
     check_whole(recorder, counts)
     assert set(listeners) == {0}
+
+
+@pytest.mark.nightly
+@pytest.mark.alone
+@pytest.mark.timeout(600)
+def test_a_storm_finds_servers_that_neither_hear_signals_nor_poll(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deaf = "from holdfast.host.log_follower import LogFollower\nasync def poll(self): pass\nLogFollower.poll = poll\n"
+    monkeypatch.setattr("holdfast.proof.storm.server._PROGRAM", f"{deaf}{_PROGRAM}")
+    monkeypatch.setattr("holdfast.proof.storm.cluster.DatabaseLink", SilentLink)
+    recorder = StormRecorder()
+    run_storm(
+        cluster_storm(
+            recorder, folder=tmp_path, nodes=2, sessions=6, seconds=0.1, lease_s=2.0, seed=7, progress=quietly,
+            rate=10.0, faults=("kill",),
+        )
+    )  # fmt: skip
+    told = [violation.what for violation in judge(recorder.records, only={"P9"}).of("P9").violations]
+    assert any("stops were given up although the hosts that had the runs were alive" in what for what in told), told
 
 
 @pytest.mark.nightly

@@ -25,6 +25,8 @@ from holdfast.proof.checker.judgement import Report, judge
 from holdfast.proof.history import (
     FailpointHit,
     HoldingRead,
+    HostileAct,
+    HostileActed,
     HostKilled,
     Limits,
     Opened,
@@ -35,12 +37,14 @@ from holdfast.proof.history import (
     read_history,
     write_history,
 )
+from holdfast.proof.storm.bombs import BOMBS
 from holdfast.proof.storm.bounds import HOSTILE
 from holdfast.proof.storm.hostile import ACTS
 from holdfast.proof.storm.recorder import StormRecorder
 from holdfast.proof.storm.runner import conduct_kills, conduct_remote
 from holdfast.proof.storm.server import OwnServer, free_port
 from holdfast.proof.storm.stamps import MARKER
+from holdfast.proof.storm.wall_probe import can_build_walls
 from holdfast.settings import Settings
 from tests.cli.processes import HOLDFAST, LIMIT_S, clean_environment
 from tests.proof.nemesis.storms import run_storm, sockets_may_be_left
@@ -59,6 +63,11 @@ def run(work: Coroutine[Any, Any, None]) -> None:
 
 def told(report: Report) -> list[object]:
     return [(j.promise, v.what, v.evidence) for j in report.judgements for v in j.violations]
+
+
+def expected_acts() -> set[str]:
+    """Where programs run without walls, no bombs are thrown."""
+    return {name for name in ACTS if can_build_walls() or name not in {bomb.name for bomb in BOMBS}}
 
 
 def quietly(text: str) -> None:
@@ -159,11 +168,29 @@ def test_a_hostile_principal_is_felt_and_every_promise_is_kept_for_the_others() 
     report = judge(recorder.records)
     assert told(report) == []
     assert [act for act in report.hostile if not act.felt] == []
-    assert {act.name for act in report.hostile} == set(ACTS)
+    assert {act.name for act in report.hostile} == expected_acts()
+    assert report.bombs is can_build_walls()
     assert [record.moment for record in recorder.records if isinstance(record, HoldingRead)].count("after") == 1
     assert any(isinstance(record, StreamRevoked) and record.ended for record in recorder.records)
     own = [record for record in recorder.records if isinstance(record, SendAttempted) and record.principal == HOSTILE]
     assert own
+
+
+@pytest.mark.parametrize("walls", [True, False])
+def test_a_storm_says_where_no_bombs_are_thrown(
+    walls: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def kill_storm(recorder: StormRecorder, **_: object) -> None:
+        acts = expected_acts() if walls else {name for name in ACTS if "bombs" not in name}
+        recorder.note(HostileActed, acts=tuple(HostileAct(name=name, did=1, felt=1) for name in acts))
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr("holdfast.proof.storm.runner.can_build_walls", lambda: walls)
+    monkeypatch.setattr("holdfast.proof.storm.runner.kill_storm", kill_storm)
+    storm_command.run_storm(Storm(kill_every_s=1.0, seed=7, hostile=True))
+    out = capsys.readouterr().out
+    assert ("bombs: NOT THROWN" in out) is not walls
+    assert ("no bomb was thrown" in out) is walls
 
 
 def test_a_storm_over_a_url_demands_only_what_can_be_seen_and_leaves_no_session(tmp_path: Path) -> None:
@@ -334,4 +361,4 @@ def test_the_storm_of_the_readme_keeps_every_promise(tmp_path: Path) -> None:
     report = msgspec.json.decode(done.stdout)
     assert report["passed"]
     assert len(report["promises"]) == 15
-    assert {act["name"] for act in report["hostile"]} == set(ACTS)
+    assert {act["name"] for act in report["hostile"]} == expected_acts()

@@ -343,6 +343,27 @@ def test_what_writes_is_ended_before_the_reserve_of_the_disk_is_used_up_and_noth
     run(body)
 
 
+def test_what_others_delete_on_the_same_disk_does_not_hide_what_a_program_writes(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    source, limits, why = BOMBS["disk"]
+    other = tmp_path_factory.mktemp("other") / "large"
+    with other.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, 500 * MIB)
+
+    async def body() -> None:
+        place = Place(tmp_path, **limits)
+        async with scope_of(place) as scope:
+            process, watched = await place.start(scope, source)
+            while not (tmp_path / "f5").exists():
+                await asyncio.sleep(0.01)
+            other.unlink()
+            await process.wait_gone()
+            assert watched.ended_because.endswith(why), watched.ended_because
+
+    run(body)
+
+
 def test_no_link_mount_or_nesting_leads_a_walk_astray(tmp_path: Path) -> None:
     from holdfast.runtime.processes.folder_usage import FolderWalk
 

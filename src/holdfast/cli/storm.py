@@ -106,7 +106,10 @@ def storm(
     ] = 10_000,
     hostile: Annotated[
         bool,
-        typer.Option("--hostile", help="Add a hostile user who floods, does not read, and streams with revoked keys."),
+        typer.Option(
+            "--hostile",
+            help="Add a hostile user who floods, throws bombs, does not read, and streams with revoked keys.",
+        ),
     ] = False,
     seed: Annotated[int | None, typer.Option("--seed", help="Random seed (default: random).")] = None,
     rate: Annotated[

@@ -60,6 +60,7 @@ def report_figures(report: Report, *, seed: int | None, seconds: float) -> dict[
             "missed": sorted(name for name, hit in report.failpoints.items() if not hit),
         },
         "hostile": list(report.hostile),
+        "bombs": report.bombs,
     }
 
 
@@ -97,4 +98,6 @@ def say_report(report: Report) -> None:
                 for act in report.hostile
             ),
         )
+        if not report.bombs:
+            say("\nbombs: NOT THROWN (programs run without walls here)")
     say("\nevery promise was kept" if report.passed else "\nnot every promise was kept")

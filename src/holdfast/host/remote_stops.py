@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from holdfast.errors import StorageError
 from holdfast.host.run_execution import nothing_to_stop
 from holdfast.protocol.states import TERMINAL_RUN_STATES
-from holdfast.protocol.stopping import Cause, StopReceipt
+from holdfast.protocol.stopping import NOT_ENDED, Cause, StopReceipt
 
 if TYPE_CHECKING:
     from holdfast.host.context import HostContext
@@ -114,7 +114,7 @@ class RemoteStops:
             scope=run_id,
             cause=cause,
             outcome="unknown",
-            unattributed=(f"the run (the host that has it did not end it within {loop.time() - began:.0f} s)",),
+            unattributed=(f"the run ({NOT_ENDED} {loop.time() - began:.0f} s)",),
             elapsed_s=loop.time() - began,
         )
 

@@ -22,12 +22,14 @@ from typing import Literal
 
 import msgspec
 
+from holdfast.proof.limits import Limits
 from holdfast.protocol.events import Event
 from holdfast.protocol.messages import Disposition, Entry, MessageState, Policy, RunView, SessionView, Settlement
 from holdfast.protocol.stopping import StopReceipt
 
 __all__ = [
     "AccessTried",
+    "BombThrown",
     "DrainRequested",
     "Drained",
     "FailpointHit",
@@ -73,54 +75,12 @@ __all__ = [
     "write_history",
 ]
 
-Source = Literal["clients", "stamps", "processes", "kills", "drain", "host", "principals", "places", "walls"]
+Source = Literal["clients", "stamps", "processes", "kills", "drain", "host", "principals", "places", "walls", "bombs"]
 """Sources of observations. ``clients``: the recorder's own calls and readers (always present); ``stamps``: the agents'
 stamps; ``processes``: the process list; ``kills``: kills by the storm; ``drain``: a drain that the storm requested;
 ``host``: the host's statistics; ``principals``: sessions of more than one principal; ``places``: each principal's runs
-while all run slots are in use; ``walls``: programs that try to leave their wall."""
-
-
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """The bounds that the checker applies to a storm, which are generous enough for a busy machine.
-
-    Parameters:
-        answer_s: maximum time from a request to its answer, for calls that do not wait for work.
-        stop_s: maximum time from the request of a stop to its receipt: grace period, kill time and ``answer_s``.
-        ready_s: maximum time from the start of a server to its first answer.
-        death_s: maximum time from the kill of a host to the end of the host's last process.
-        takeover_s: maximum time from the end of a host until others have restarted or ended its runs; 0 if not judged.
-        fence_s: maximum time for which a host that was stopped may still work on runs that others have taken over.
-        wake_s: maximum time from the end of a run until a branch that outlives the run sees the interrupt or ends.
-        drain_slack_s: maximum time, in seconds, by which a drain may exceed its deadline.
-        mailbox: maximum number of messages that may wait in a session; 0 if the server's limit is unknown.
-        attempts: maximum number of times that a run may be started without completing a call.
-        principal_runs: maximum number of concurrent runs of a principal; 0 if runs are not capped.
-        share_factor: factor by which a backlogged consumer may get less or more than its even share.
-        thread_slack, descriptor_slack: maximum number of threads, or of descriptors, that a quiet host may have in
-            excess of its baseline.
-        revoked_s: maximum time from a key's revocation to the last byte on the key's streams; the promise itself is one
-            second.
-        kept_memory: maximum growth of the server's memory, in bytes, once a hostile principal has released everything.
-        descriptors: maximum number of the server's open descriptors in a storm with a hostile principal.
-    """
-
-    answer_s: float = 30.0
-    stop_s: float = 40.0
-    ready_s: float = 30.0
-    death_s: float = 5.0
-    takeover_s: float = 0.0
-    fence_s: float = 5.0
-    wake_s: float = 1.5
-    drain_slack_s: float = 10.0
-    mailbox: int = 100
-    attempts: int = 4
-    principal_runs: int = 0
-    share_factor: float = 4.0
-    thread_slack: int = 0
-    descriptor_slack: int = 0
-    revoked_s: float = 2.0
-    kept_memory: int = 200_000_000
-    descriptors: int = 1000
+while all run slots are in use; ``walls``: programs that try to leave their wall; ``bombs``: programs of a hostile
+principal that use more than its quotas."""
 
 
 class RecordBase(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="record"):
@@ -357,7 +317,8 @@ class Stamp(RecordBase, frozen=True, kw_only=True, tag="stamp"):
         what: kind of the observation. ``start``: the agent function starts; ``finish``: the very last action of the
             agent function; ``branch``: a branch starts; ``tick``: the branch is alive; ``told``: the branch saw its
             interrupt; ``end``: the branch has ended, for any reason; ``effect``: a call was executed; ``probe``: a
-            walled program tried to leave its wall.
+            walled program tried to leave its wall; ``program``: a walled program that only waits has ended, or a
+            walled program was ended by its host.
         run_id, attempt, principal, session: the run for which the code was started, and the run's attempt, principal
             and session.
         branch: name of the branch within the run; ``main`` for the agent function.
@@ -370,9 +331,10 @@ class Stamp(RecordBase, frozen=True, kw_only=True, tag="stamp"):
         effect: name of the call, unique within the run; only for ``effect``.
         idempotent: whether the call was declared idempotent; only for ``effect``.
         reached: what the program reached outside its wall; only for ``probe``.
+        ended: why the host ended the program; empty if it did not; only for ``program``.
     """
 
-    what: Literal["start", "finish", "branch", "tick", "told", "end", "effect", "probe"]
+    what: Literal["start", "finish", "branch", "tick", "told", "end", "effect", "probe", "program"]
     principal: str
     session: str
     run_id: str
@@ -387,6 +349,7 @@ class Stamp(RecordBase, frozen=True, kw_only=True, tag="stamp"):
     effect: str | None = None
     idempotent: bool = False
     reached: tuple[str, ...] = ()
+    ended: str = ""
 
 
 class ProcessSeen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -513,6 +476,28 @@ class HostileActed(RecordBase, frozen=True, kw_only=True, tag="hostile.acted"):
     acts: tuple[HostileAct, ...]
 
 
+class BombThrown(RecordBase, frozen=True, kw_only=True, tag="bomb.thrown"):
+    """A program of the hostile principal that uses ever more of one resource, until it is ended.
+
+    ``at`` is the time at which a client had the result of the tool that ran the program.
+
+    Parameters:
+        name: kind of the bomb.
+        run_id: the run whose tool ran the program.
+        quota: how much the principal's programs may use.
+        overshoot: how much more a program of this pace may use until its host reacts, as the host states it.
+        peak: the most that the program used, by its own count.
+        reported: whether the tool's result names the quota, or the output that it left out.
+    """
+
+    name: str
+    run_id: str
+    quota: int
+    overshoot: int
+    peak: int
+    reported: bool
+
+
 class StreamRevoked(RecordBase, frozen=True, kw_only=True, tag="stream.revoked"):
     """A stream was open when its key was revoked.
 
@@ -573,6 +558,7 @@ Record = (
     | StatisticsRead
     | PeopleSettled
     | HostileActed
+    | BombThrown
     | StreamRevoked
     | HoldingRead
 )

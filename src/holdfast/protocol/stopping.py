@@ -10,6 +10,7 @@ from typing import Final, Literal
 
 __all__ = [
     "LEASE_LOST",
+    "NOT_ENDED",
     "Abandoned",
     "Cause",
     "CauseKind",
@@ -39,6 +40,8 @@ Proof = Literal["observed", "lease"]
 
 LEASE_LOST: Final = "the host could not renew its lease"
 """Reason with which a host stops its own runs and programs before another host may take them over."""
+NOT_ENDED: Final = "the host that has it did not end it within"
+"""Reason in a receipt if a host gave up the wait for the end of a run on another host; the seconds follow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

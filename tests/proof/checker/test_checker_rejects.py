@@ -12,6 +12,7 @@ import pytest
 from holdfast.proof.checker.judgement import judge
 from holdfast.proof.history import (
     AccessTried,
+    BombThrown,
     Drained,
     DrainRequested,
     HoldingRead,
@@ -1048,6 +1049,49 @@ def one_consumer_waits_too_long(tale: Tale) -> None:
     _shares(tale, 10, 10, longest_wait_s=LIMITS.answer_s + 1)
 
 
+def _bombed(tale: Tale, *records: Record) -> None:
+    """A hostile principal threw these bombs, or nothing that was seen."""
+    _besieged(tale, *records)
+    opened = tale.first(Opened)
+    tale.change(opened, sees=(*opened.sees, "bombs"))
+
+
+def _bomb(*, peak: int = 120, reported: bool = True) -> BombThrown:
+    return BombThrown(at=9.0, name="fork bombs", run_id="r_bomb", quota=100, overshoot=25, peak=peak, reported=reported)
+
+
+def _waited(tale: Tale, principal: str, ended: str) -> Stamp:
+    stamp = tale.first(Stamp, A, what="tick")
+    changed: Stamp = replace(stamp, what="program", principal=principal, ended=ended)
+    return changed
+
+
+@breaks("P13", "used 201, its quota is 100 and the stated overshoot 25")
+def a_bomb_grows_beyond_its_quota(tale: Tale) -> None:
+    _bombed(tale, _bomb(peak=201))
+
+
+@breaks("P13", "was above its quota, and its result does not name it")
+def a_bomb_ends_and_nobody_is_told_why(tale: Tale) -> None:
+    _bombed(tale, _bomb(reported=False))
+
+
+@breaks("P13", "outlived its run")
+def a_process_of_a_bomb_is_left(tale: Tale) -> None:
+    left = ProcessSeen(pid=7, principal=HOSTILE, session="bomber", run_id="r_bomb", host_pid=1001)
+    _bombed(tale, _bomb(), ProcessesListed(at=9.3, began_at=9.2, alive=(left,)))
+
+
+@breaks("P13", "ended a program of a principal that threw no bomb")
+def a_bystander_is_ended_for_a_bomb(tale: Tale) -> None:
+    _bombed(tale, _bomb(), _waited(tale, "ann", "user ann's programs had 101 processes and threads"))
+
+
+@breaks("P13", "no bomb was thrown")
+def a_hostile_principal_throws_no_bomb(tale: Tale) -> None:
+    _bombed(tale)
+
+
 # P14 -----------------------------------------------------------------------------------------------------------------
 
 
@@ -1199,6 +1243,24 @@ def test_a_hostile_principal_within_all_bounds_keeps_the_report_good() -> None:
     report = judge(tale.records)
     assert report.passed
     assert [act.name for act in report.hostile] == list(ACTS)
+
+
+def test_bombs_that_are_ended_in_time_keep_the_report_good() -> None:
+    tale = Tale()
+    early = ProcessSeen(pid=7, principal=HOSTILE, session="bomber", run_id="r_bomb", host_pid=1001)
+    _bombed(
+        tale,
+        _bomb(peak=200),
+        _bomb(peak=90, reported=False),
+        ProcessesListed(at=8.95, began_at=8.9, alive=(early,)),
+        _waited(tale, "ann", ""),
+    )
+    report = judge(tale.records)
+    assert report.passed
+    assert report.bombs
+    assert report.of("P13").observations == judge(Tale().records).of("P13").observations + 3
+    tale.add(_waited(tale, HOSTILE, f"user {HOSTILE}'s programs had 101 processes and threads"))
+    assert judge(tale.records).of("P13").verdict == "kept"
 
 
 @pytest.mark.parametrize("missed", ["did", "felt"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,7 +22,9 @@ from holdfast.proof.history import (
     SendAcknowledged,
     SendAttempted,
     Stamp,
+    StopAnswered,
 )
+from holdfast.protocol.stopping import NOT_ENDED
 from tests.proof.checker.history_model import LIMITS, World
 
 B = ("bob", "b")
@@ -168,3 +171,37 @@ def test_a_host_that_is_cut_off_may_stop_its_run_for_another_reason_than_an_inte
     assert broken([*others, *lost, absent], "P1") == []
     earlier = replace(absent, at=told[0].at - 0.01)
     assert "a branch saw a cause that the log does not have" in broken([*others, *lost, earlier], "P1")
+
+
+def given_up(stops: int) -> list[Record]:
+    """Stops of runs of living hosts; each was given up by the host that was asked."""
+    made = World(failpoints=())
+    made.start_host()
+    for _ in range(stops):
+        made.send(B)
+        made.branch(B, "task")
+        made.interrupt(B)
+    left = (f"the run ({NOT_ENDED} 10 s)",)
+    return [
+        replace(record, receipt=dataclasses.replace(record.receipt, outcome="unknown", unattributed=left))
+        if isinstance(record, StopAnswered)
+        else record
+        for record in made.settle()
+    ]
+
+
+def test_no_more_than_the_stated_number_of_stops_may_be_given_up_while_their_hosts_live() -> None:
+    allowed = LIMITS.given_up
+    assert broken(given_up(allowed), "P9") == []
+    (what,) = broken(given_up(allowed + 1), "P9")
+    assert what.startswith(f"{allowed + 1} stops were given up although the hosts that had the runs were alive")
+
+
+@pytest.mark.parametrize("gone", ["killed", "stopped", "cut off"])
+def test_a_stop_may_be_given_up_whose_host_was_gone_meanwhile(gone: str) -> None:
+    records = given_up(LIMITS.given_up + 1)
+    answer = next(record for record in records if isinstance(record, StopAnswered))
+    fault: Record = HostKilled(at=answer.at - 0.001, incarnation=1)
+    if gone != "killed":
+        fault = HostAbsent(at=answer.at + 5, incarnation=1, began_at=answer.at - 0.001, why=gone)  # type: ignore[arg-type]
+    assert broken([*records, fault], "P9") == []

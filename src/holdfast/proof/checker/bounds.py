@@ -6,6 +6,7 @@ from holdfast.proof.checker.facts import Facts, SessionLog
 from holdfast.proof.checker.ledger import Ledger
 from holdfast.proof.history import HoldingRead, Lost, Refused, SendAttempted, StopAnswered, StopRequested
 from holdfast.protocol.events import MessageAccepted, MessageSettled, RunRestarted, RunStarted, ToolFinished
+from holdfast.protocol.stopping import NOT_ENDED
 
 __all__ = ["bounded", "fair", "private", "walled"]
 
@@ -28,7 +29,8 @@ def bounded(facts: Facts, ledger: Ledger) -> None:
     - more messages wait than the mailbox may hold;
     - a message is refused as ``mailbox_full`` although the session's mailbox was never full;
     - a run is restarted more often than allowed without completing a call in between;
-    - a call got no answer although the host was ready before the call and survived the call.
+    - a call got no answer although the host was ready before the call and survived the call;
+    - hosts gave up more than ``given_up`` stops of runs on other hosts that were alive from the request to the answer.
 
     Calls of a hostile principal need not be answered in time. In a storm with a hostile principal, each reading of the
     server's resources is an observation, too. It is a violation if the server has more than ``descriptors`` open
@@ -53,6 +55,7 @@ def bounded(facts: Facts, ledger: Ledger) -> None:
                     in_vain = 0
     end = facts.records[-1].at
     _judge_holdings(facts, ledger)
+    _judge_given_up(facts, ledger)
     for call in facts.calls.values():
         if call.request.principal == facts.opened.hostile:
             continue
@@ -101,6 +104,23 @@ def _judge_holdings(facts: Facts, ledger: Ledger) -> None:
         ledger.broken("the server's memory was not read after a hostile principal", *before.values())
 
 
+def _judge_given_up(facts: Facts, ledger: Ledger) -> None:
+    given_up = [
+        (request, answer)
+        for request, answer in facts.stops()
+        if isinstance(answer, StopAnswered)
+        and any(NOT_ENDED in left for left in answer.receipt.unattributed)
+        and (hosts := facts.hosts_of(request, answer.at))
+        and all(facts.was_alive(pid, request.at, answer.at) for pid in hosts)
+    ]
+    if len(given_up) > facts.limits.given_up:
+        ledger.broken(
+            f"{len(given_up)} stops were given up although the hosts that had the runs were alive, the bound is "
+            f"{facts.limits.given_up}",
+            *given_up,
+        )
+
+
 def _judge_mailbox(facts: Facts, ledger: Ledger, log: SessionLog) -> int:
     waiting: set[str] = set()
     most = 0
@@ -121,7 +141,8 @@ def fair(facts: Facts, ledger: Ledger) -> None:
     """P13: competing consumers each get their share.
 
     *Observations*: each count of a resource (`SharesCounted`) with at least two consumers that were backlogged
-    throughout.
+    throughout; and in a storm with a hostile principal, each bomb, and each program of another principal that only
+    waited.
 
     *Violations*:
 
@@ -129,8 +150,14 @@ def fair(facts: Facts, ledger: Ledger) -> None:
     - a backlogged consumer got nothing;
     - a backlogged consumer got less than its even share divided by ``share_factor``, or more than its even share times
       ``share_factor``;
-    - a backlogged consumer waited longer than ``answer_s`` for its next turn.
+    - a backlogged consumer waited longer than ``answer_s`` for its next turn;
+    - a bomb used more than its quota and ``bomb_slack`` times the overshoot that its host states;
+    - a bomb used more than its quota, and the tool's result does not name it;
+    - a process of a bomb was alive after the tool's result;
+    - the host ended a program of a principal that threw no bomb;
+    - no bomb was thrown, although the storm could see what becomes of bombs.
     """
+    _judge_bombs(facts, ledger)
     factor, longest = facts.limits.share_factor, facts.limits.answer_s
     for counted in facts.shares:
         backlogged = [share for share in counted.shares if share.backlogged]
@@ -153,6 +180,29 @@ def fair(facts: Facts, ledger: Ledger) -> None:
                 )
             if share.longest_wait_s > longest:
                 ledger.broken(f"{share.consumer} waited {share.longest_wait_s:.1f} s for its turn", counted)
+
+
+def _judge_bombs(facts: Facts, ledger: Ledger) -> None:
+    if "bombs" in facts.opened.sees and not facts.bombs:
+        ledger.broken("no bomb was thrown", facts.opened)
+    for bomb in facts.bombs:
+        ledger.saw()
+        if bomb.peak > bomb.quota + facts.limits.bomb_slack * bomb.overshoot:
+            ledger.broken(
+                f"one of the {bomb.name} used {bomb.peak:,}, its quota is {bomb.quota:,} and the stated overshoot "
+                f"{bomb.overshoot:,}",
+                bomb,
+            )
+        elif bomb.peak > bomb.quota and not bomb.reported:
+            ledger.broken(f"one of the {bomb.name} was above its quota, and its result does not name it", bomb)
+        outlived = next(facts.alive_after(bomb.run_id, bomb.at), None)
+        if outlived is not None:
+            ledger.broken(f"one of the {bomb.name} outlived its run", bomb, *outlived)
+    for stamp in facts.stamps:
+        if stamp.what == "program" and stamp.principal != facts.opened.hostile:
+            ledger.saw(1 if facts.opened.hostile else 0)
+            if stamp.ended:
+                ledger.broken("the host ended a program of a principal that threw no bomb", stamp)
 
 
 def private(facts: Facts, ledger: Ledger) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from holdfast.proof.history import (
     AccessTried,
+    BombThrown,
     Drained,
     DrainRequested,
     FailpointHit,
@@ -206,6 +207,7 @@ class Facts:
         self.statistics: list[StatisticsRead] = []
         self.people: list[PeopleSettled] = []
         self.hostile_acts: list[HostileAct] = []
+        self.bombs: list[BombThrown] = []
         self.revoked: list[StreamRevoked] = []
         self.holdings: list[HoldingRead] = []
         for record in self.records:
@@ -307,6 +309,8 @@ class Facts:
                 self.people.append(record)
             case HostileActed():
                 self.hostile_acts.extend(record.acts)
+            case BombThrown():
+                self.bombs.append(record)
             case StreamRevoked():
                 self.revoked.append(record)
             case HoldingRead():
@@ -419,6 +423,25 @@ class Facts:
         """Return whether a host could not reach the store at `at`, so that it did not know what others wrote."""
         absences = self.absences_of.get(host_pid, ())
         return any(absence.why == "cut off" and absence.began_at <= at <= absence.at for absence in absences)
+
+    def was_alive(self, host_pid: int, begin: float, end: float) -> bool:
+        """Return whether a host was neither ended nor absent at any time between `begin` and `end`."""
+        absences = self.absences_of.get(host_pid, ())
+        return self.ended_at.get(host_pid, float("inf")) > end and not any(
+            absence.began_at <= end and begin <= absence.at for absence in absences
+        )
+
+    def hosts_of(self, stop: StopRequested, until: float) -> frozenset[int]:
+        """Return the pids of the hosts that had runs of a session between a stop's request and `until`."""
+        where = (stop.principal, stop.session)
+        return frozenset(
+            attempt.stamps[0].host_pid
+            for attempts in self.attempts.values()
+            for attempt in attempts
+            if attempt.where == where
+            and attempt.stamps[0].at <= until
+            and (attempt.finish is None or attempt.finish.at >= stop.at)
+        )
 
     def others_at(self, incarnation: int, at: float) -> bool:
         """Whether hosts of other incarnations were ready at `at`."""

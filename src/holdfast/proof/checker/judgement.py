@@ -92,12 +92,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         records: number of judged records.
         failpoints: whether each required failpoint was hit, by name.
         hostile: actions of the hostile principal; empty if the storm had none.
+        bombs: whether the storm could see what becomes of bombs; False where programs run without walls.
     """
 
     judgements: tuple[Judgement, ...]
     records: int
     failpoints: Mapping[str, bool]
     hostile: tuple[HostileAct, ...] = ()
+    bombs: bool = False
 
     @property
     def passed(self) -> bool:
@@ -151,4 +153,5 @@ def judge_facts(facts: Facts, *, only: Collection[str] | None = None) -> Report:
         records=len(facts.records),
         failpoints={name: name in facts.hits for name in facts.opened.failpoints},
         hostile=tuple(facts.hostile_acts) or ((HostileAct(name="any act"),) if facts.opened.hostile else ()),
+        bombs="bombs" in facts.opened.sees,
     )

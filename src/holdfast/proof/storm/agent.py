@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import assert_never
 
 from holdfast.agents import Agent, Run, tool
+from holdfast.errors import ToolFailed
 from holdfast.proof.history import Stamp
+from holdfast.proof.storm.bombs import StormPrograms
 from holdfast.proof.storm.plan import Piece, Plan, decode_plan
 from holdfast.proof.storm.stamps import MARKER, Stamps, shell_stamp
-from holdfast.proof.storm.wall_probe import WallProbe, can_build_walls
+from holdfast.proof.storm.wall_probe import ProbeEnded, WallProbe, can_build_walls
 from holdfast.protocol.access import AccessRequest
 from holdfast.protocol.messages import Access
 from holdfast.protocol.stopping import Cause
@@ -122,11 +124,12 @@ def _first_reason(cause: Cause | None) -> str | None:
 class _Work:
     """Executor of the pieces of a plan, for one message of one run."""
 
-    def __init__(self, run: Run, plan: Plan, teller: _Teller, probe: WallProbe) -> None:
+    def __init__(self, run: Run, plan: Plan, teller: _Teller, probe: WallProbe, programs: StormPrograms) -> None:
         self._run = run
         self._plan = plan
         self._teller = teller
         self._probe = probe
+        self._programs = programs
         self._number = 0
 
     def _name(self, piece: str) -> str:
@@ -191,6 +194,10 @@ class _Work:
                     await self._run.emit(_CUP)
             case "probe":
                 await self._try_to_leave()
+            case "bomb":
+                await self._throw()
+            case "hold":
+                await self._hold()
             case "fail":
                 raise RuntimeError(f"{name} was asked to fail")
             case _:
@@ -273,7 +280,22 @@ class _Work:
     async def _try_to_leave(self) -> None:
         """Run a walled program that tries to leave its wall; do nothing where programs run without walls."""
         if await self._run.spawn(can_build_walls, on="thread"):
-            self._teller.stamp("probe", reached=await self._probe.run(self._run))
+            try:
+                self._teller.stamp("probe", reached=await self._probe.run(self._run))
+            except ProbeEnded as error:
+                self._teller.stamp("program", ended=str(error))
+
+    async def _throw(self) -> None:
+        """Throw the plan's bomb, and emit the tool's result, or why the tool refused."""
+        try:
+            await self._run.emit(await self._programs.throw(self._run, self._plan.bomb, self._teller.marker))
+        except ToolFailed as error:
+            await self._run.emit(f"[refused: {error}]")
+
+    async def _hold(self) -> None:
+        """Run a walled program that waits; do nothing where programs run without walls."""
+        if await self._run.spawn(can_build_walls, on="thread"):
+            self._teller.stamp("program", ended=await self._programs.hold(self._run, self._plan.span_s))
 
     async def _foreign(self, name: str) -> None:
         """Start a program with asyncio instead of the runtime, as third-party code would, and wait for it."""
@@ -297,6 +319,7 @@ def agents(stamps: Stamps, storm: str, *, host: int) -> tuple[Agent, Agent]:
         storm: name of the storm, which is part of the marker of all the storm's processes.
         host: number of the host in the history, which is the host's pid if the host is a separate process.
     """
+    programs = StormPrograms(stamps.path.parent)
     probe = WallProbe(stamps.path.parent, port=load_settings().port if host == os.getpid() else 0)
 
     async def work(run: Run) -> None:
@@ -305,7 +328,7 @@ def agents(stamps: Stamps, storm: str, *, host: int) -> tuple[Agent, Agent]:
         teller.stamp("start")
         try:
             for message in run.messages:
-                await _Work(run, decode_plan(message.content), teller, probe).do()
+                await _Work(run, decode_plan(message.content), teller, probe, programs).do()
         finally:
             if run.interrupt.triggered:
                 cause = _first_reason(run.interrupt.cause)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from holdfast.proof.history import Limits
+from holdfast.proof.limits import Limits
+from holdfast.proof.storm.bombs import QUOTAS
 from holdfast.settings import Settings
 
 __all__ = ["HOSTILE", "HOSTILE_BOUNDS", "LIMITS", "LIMITS_WITH_HOSTILE", "PRINCIPALS", "SETTINGS"]
@@ -37,7 +38,7 @@ LIMITS = Limits(
     descriptor_slack=64,
 )
 
-HOSTILE_BOUNDS = {"principal_rate_per_s": 200.0, "principal_streams": 200}
+HOSTILE_BOUNDS = {"principal_rate_per_s": 200.0, "principal_streams": 200, **QUOTAS}
 """Additional limits of a server with a hostile principal, which are low enough for the principal to reach."""
 
 LIMITS_WITH_HOSTILE = msgspec.structs.replace(LIMITS, thread_slack=SETTINGS.principal_threads * (len(PRINCIPALS) + 1))

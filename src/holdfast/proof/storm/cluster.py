@@ -75,6 +75,8 @@ _SEES: tuple[Source, ...] = ("clients", "stamps", "processes", "kills", "drain",
 _TAKEOVER_SLACK_S = 1.0
 _AFTER_TAKEOVER_S = 0.5
 _CALM_S = (1.0, 2.5)
+_LONGER_S = 15.0
+"""Time by which a run is longer than two leases, so that a stop of it is given up before it ends by itself."""
 _CUTS = 4
 _CUT_EVERY_S = 0.4
 _LINGERING = 6
@@ -184,13 +186,30 @@ class _ClusterStorm:
         await self._figures(self.nodes[0], "baseline")
         self.load.start()
         self.progress(f"load: {len(self.load.sessions)} sessions on {len(self.nodes)} nodes")
+        await self._stop_elsewhere()
         end = system_clock.monotonic() + seconds
         for fault in itertools.cycle(faults):
             await self.watch(self.chance.uniform(*_CALM_S))
             await self._inject(fault)
             if not await self._judge_live() or system_clock.monotonic() >= end:
                 break
+        await self._stop_elsewhere()
         await self._finish()
+
+    async def _stop_elsewhere(self) -> None:
+        """Start a long run on each server, and stop it at the next server.
+
+        What ends such a run in time is only that its server learns of the interrupt.
+        """
+        self.progress("stops at other nodes")
+        span_s = 2 * self.lease_s + _LONGER_S
+        following = (*self.nodes[1:], self.nodes[0])
+        await asyncio.gather(
+            *(
+                self.load.cut_elsewhere(begin.access, end.access, span_s)
+                for begin, end in zip(self.nodes, following, strict=True)
+            )
+        )
 
     # ── faults ───────────────────────────────────────────────────────────────────────────────────────────────────
 

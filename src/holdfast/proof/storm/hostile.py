@@ -3,7 +3,8 @@
 The principal opens exports, transcripts and event streams without reading them. It sends more messages than a mailbox
 holds and more writes than its rate limit allows, and opens more streams than its limit allows. It pipelines requests,
 and sends incomplete request heads or single bytes. It also uploads files, creates schedules, interrupts idle sessions,
-and reads with keys that are being revoked. Its agents run programs that try to leave their wall. Messages that the
+and reads with keys that are being revoked. Its agents run programs that try to leave their wall, and bombs: programs
+that use more than its quotas. Messages that the
 principal sends through its own `Load` are part of the history, so each accepted message is judged like any other. For
 each kind of action, the history records how often the action was done, had an effect, and was refused.
 
@@ -11,11 +12,13 @@ Invariants
 
 - The hostile principal uses only its own keys, and connects only to the storm's own server on loopback.
 - The hostile principal's connections for each kind of action, and its uploaded bytes, are limited.
+- One bomb is thrown at a time, so that each is ended for the resource that it takes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import random
 from collections import Counter, deque
@@ -30,16 +33,18 @@ from holdfast import ids
 from holdfast.client import Client
 from holdfast.clock import system_clock
 from holdfast.errors import HoldfastError, LimitExceeded
-from holdfast.proof.history import HoldingRead, HostileAct, HostileActed, StreamRevoked
+from holdfast.proof.history import BombThrown, HoldingRead, HostileAct, HostileActed, StreamRevoked
 from holdfast.proof.raw_connection import RawConnection
 from holdfast.proof.storm.access import RemoteAccess
-from holdfast.proof.storm.agent import REPLAYABLE
+from holdfast.proof.storm.agent import PLAIN, REPLAYABLE
+from holdfast.proof.storm.bombs import BOMBS, Bomb
 from holdfast.proof.storm.bounds import HOSTILE
 from holdfast.proof.storm.load import Load
 from holdfast.proof.storm.plan import Piece, Plan, encode_plan
 from holdfast.proof.storm.recorder import StormRecorder
 from holdfast.proof.storm.server import OwnServer
 from holdfast.proof.storm.session import StormSession
+from holdfast.proof.storm.watch import note_processes
 
 __all__ = ["ACTS", "Hostile"]
 
@@ -58,8 +63,11 @@ ACTS = (
     "idle interrupts",
     "revoked streams",
     "wall probes",
+    *(bomb.name for bomb in BOMBS),
 )
-"""Actions of the hostile principal. The storm fails if one of these actions never has an effect."""
+"""Actions of the hostile principal. The storm fails if one of these actions never has an effect.
+
+Where programs run without walls, no bombs are thrown."""
 
 _HELD = 24
 _POURS = 4
@@ -70,6 +78,7 @@ _SCHEDULES = 5
 _DRIPS = 20
 _DRIP_S = 0.02
 _ANSWER_S = 10.0
+_BOMB_S = 60.0
 _STREAMED_S = 0.5
 _SILENT_S = 3.0
 _WORD_S = 0.2
@@ -102,6 +111,7 @@ class Hostile:
         port: the server's port.
         streams: the server's limit on open event streams per principal.
         load: load on the hostile principal's own sessions; its messages are part of the history.
+        bombs: whether to throw bombs, for which programs must run behind walls.
         seed: random seed.
     """
 
@@ -116,6 +126,7 @@ class Hostile:
         port: int,
         streams: int,
         load: Load,
+        bombs: bool,
         seed: int,
     ) -> None:
         self.load = load
@@ -129,6 +140,10 @@ class Hostile:
         self._chance = random.Random(f"{seed}/hostile")
         self._large = StormSession(HOSTILE, f"{load.prefix}-large", REPLAYABLE, self._chance)
         self._prober = StormSession(HOSTILE, f"{load.prefix}-prober", REPLAYABLE, self._chance)
+        self._bomber = StormSession(HOSTILE, f"{load.prefix}-bomber", PLAIN, self._chance)
+        self._throws = bombs
+        self._bombs = itertools.cycle(BOMBS)
+        self._acts = ACTS if bombs else tuple(name for name in ACTS if name not in {bomb.name for bomb in BOMBS})
         self._idle = f"{load.prefix}-idle"
         self._did: Counter[str] = Counter()
         self._felt: Counter[str] = Counter()
@@ -137,7 +152,7 @@ class Hostile:
         self._tasks: list[asyncio.Task[None]] = []
         self._uploads = 0
         self._schedules: list[str] = []
-        load.others += (self._large, self._prober)
+        load.others += (self._large, self._prober, *((self._bomber,) if bombs else ()))
         for session in load.sessions:
             session.readers.clear()  # it reads in its own way
 
@@ -161,6 +176,8 @@ class Hostile:
             "revoked streams": self._revoked_stream,
             "wall probes": self._probe_walls,
         }
+        if self._throws:
+            acts["bombs"] = lambda: self._throw(next(self._bombs))
         self._tasks = [asyncio.create_task(self._repeat(act), name=f"hostile {name}") for name, act in acts.items()]
 
     async def prepare(self) -> None:
@@ -189,7 +206,7 @@ class Hostile:
             HostileActed,
             acts=tuple(
                 HostileAct(name=name, did=self._did[name], felt=self._felt[name], refused=self._refused[name])
-                for name in ACTS
+                for name in self._acts
             ),
         )
         await self.load.stop()
@@ -223,7 +240,7 @@ class Hostile:
 
     def unfelt(self) -> list[str]:
         """Return the actions that have had no effect yet."""
-        return [name for name in ACTS if not self._felt[name]]
+        return [name for name in self._acts if not self._felt[name]]
 
     def read_holdings(self, moment: Literal["before", "beside", "after"] = "beside") -> None:
         """Record the memory use and the number of descriptors of the server's process, if the process is alive.
@@ -380,6 +397,31 @@ class Hostile:
             handle = self._access.session(HOSTILE, self._prober.key)
             settled = await handle.wait(message.message_id or "", timeout_s=_ANSWER_S)
             self._felt[act] += settled.state == "completed"
+
+    async def _throw(self, bomb: Bomb) -> None:
+        """Throw a bomb, wait until its run has ended, and record what became of it."""
+        plan = Plan(name=f"{self.load.prefix}{ids.message_id()}", pieces=("bomb",), span_s=0.0, bomb=bomb.name)
+        message = self.load.message(self._bomber, plan, "queue")
+        self._did[bomb.name] += 1
+        if not await self.load.send(self._bomber, message):
+            return
+        handle = self._access.session(HOSTILE, self._bomber.key)
+        settled = await handle.wait(message.message_id or "", timeout_s=_BOMB_S)
+        if settled.state != "completed":
+            return
+        peak, reported = bomb.result(settled.text)
+        self._felt[bomb.name] += reported
+        self._refused[bomb.name] += "[refused: " in settled.text
+        self._recorder.note(
+            BombThrown,
+            name=bomb.name,
+            run_id=settled.run_id or "",
+            quota=bomb.quota,
+            overshoot=bomb.overshoot,
+            peak=peak,
+            reported=reported,
+        )
+        await note_processes(self._recorder, self._server.storm)
 
     # ── malformed requests ───────────────────────────────────────────────────────────────────────────────────────
 

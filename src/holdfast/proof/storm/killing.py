@@ -27,6 +27,7 @@ from holdfast.proof.storm.recorder import StormRecorder
 from holdfast.proof.storm.schedules import ScheduleLoad
 from holdfast.proof.storm.server import OwnServer, free_port
 from holdfast.proof.storm.stamps import read_stamps
+from holdfast.proof.storm.wall_probe import can_build_walls
 from holdfast.proof.storm.watch import note_processes, server_figures, until_gone
 from holdfast.server.auth import make_key
 from holdfast.storage import open_store
@@ -48,6 +49,8 @@ _BESIEGED_S = 8.0
 """Minimum time that a hostile principal acts before the first kill."""
 _BESIEGED_LONGEST_S = 60.0
 _HOSTILE_SESSIONS, _HOSTILE_RATE = 3, 10.0
+_STAND_BY_S = 3.0
+"""Duration of the programs of bystanders, which run one after the other beside a hostile principal."""
 _AT_START = ("restart", "rescue")
 """Verbs of the store that a start calls to recover from a kill."""
 
@@ -115,15 +118,27 @@ class _KillStorm:
         hostile.read_holdings("before")
         await hostile.prepare()
         hostile.begin()
-        began = system_clock.monotonic()
+        began = stood_by_at = system_clock.monotonic()
         while (spent_s := system_clock.monotonic() - began) < _BESIEGED_LONGEST_S:
             if spent_s >= _BESIEGED_S and not hostile.unfelt():
                 break
+            if system_clock.monotonic() >= stood_by_at:
+                await self.load.stand_by(_STAND_BY_S)
+                stood_by_at = system_clock.monotonic() + _STAND_BY_S
             await self.watch(0.5)
         await hostile.let_go()
         await self.settle_memory()
         hostile.read_holdings("after")
         hostile.begin()
+
+    async def until_felt(self, hostile: Hostile) -> None:
+        """Wait until all actions of a hostile principal have had an effect, for at most 60 seconds.
+
+        Beside a load that takes the whole machine, programs at the lowest priority may not reach their quotas.
+        """
+        began = system_clock.monotonic()
+        while hostile.unfelt() and system_clock.monotonic() - began < _BESIEGED_LONGEST_S:
+            await self.watch(0.5)
 
     async def settle_memory(self) -> None:
         """Wait up to about 20 seconds until the server's memory stops growing under the current load."""
@@ -171,10 +186,11 @@ class _KillStorm:
         self.access.up.clear()
         await self.start()
         await self.watch(0.5)
-        if self.hostile is not None:
-            await self.hostile.end()
         await self.load.stop()
         await self.load.complete()
+        if self.hostile is not None:
+            await self.until_felt(self.hostile)
+            await self.hostile.end()
         progress("coming to rest")
         await self.load.rest()
         if self.hostile is not None:
@@ -332,6 +348,9 @@ async def kill_storm(
         )
         own = _KillStorm(recorder, server, access, load, admin, random.Random(seed))
         if hostile:
+            walled = can_build_walls()
+            if not walled:
+                progress("no bombs are thrown: programs run without walls here")
             enemy = RemoteAccess(server.url, {HOSTILE: keys[HOSTILE]}, up=access.up)
             own.hostile = Hostile(
                 recorder,
@@ -351,6 +370,7 @@ async def kill_storm(
                     prefix=f"{prefix}-{HOSTILE}-",
                     limited=True,
                 ),
+                bombs=walled,
                 seed=seed,
             )
         try:

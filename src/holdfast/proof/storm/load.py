@@ -39,6 +39,7 @@ _MOST_WAIT_S = 0.5
 _RESENDS = 50
 _OUTAGE_S = 0.3
 _COMPLETED = 8
+_STARTED_S = 0.5
 
 
 class Load:
@@ -52,7 +53,8 @@ class Load:
         prefix: prefix of session keys and message names.
         agents: names of the agents, assigned to the sessions in turn; None means the host's default agent.
         content: called with a plan; returns the content of a message.
-        limited: whether the host may refuse any request of the load's principals, even a read, because of a limit.
+        limited: whether the host may refuse any request of the load's principals, even a read, and programs of theirs,
+            because of a limit.
     """
 
     def __init__(
@@ -81,7 +83,8 @@ class Load:
         self.chance = random.Random(seed)
         self._names = 0
         self._cuts = 0
-        self._outages = (ServerUnreachable, StorageError, *((LimitExceeded, HostBusy) if limited else ()))
+        self._limited = limited
+        self._outages = (ServerUnreachable, StorageError, Draining, *((LimitExceeded, HostBusy) if limited else ()))
         self.calm = False
         self.refused: Counter[str] = Counter()
         """Number of refused messages, by error code."""
@@ -238,7 +241,7 @@ class Load:
             content=self._content(plan),
             policy=policy or chance.choices(policies, (10, 3, 2, 3))[0],
             agent=session.agent,
-            may_fail="fail" in plan.pieces or session.agent is None,
+            may_fail="fail" in plan.pieces or session.agent is None or (self._limited and "probe" in plan.pieces),
         )
 
     async def send(self, session: StormSession, message: StormMessage) -> bool:
@@ -248,7 +251,7 @@ class Load:
         """
         for _ in range(_RESENDS):
             token = self.recorder.token()
-            handle = self.access.session(session.principal, session.key)
+            handle = (session.access or self.access).session(session.principal, session.key)
             self.recorder.note(
                 SendAttempted,
                 token=token,
@@ -326,7 +329,7 @@ class Load:
         token = self.recorder.token()
         chance = session.chance
         run_id = session.run_id if chance.random() < 0.2 else None
-        handle = self.access.session(session.principal, session.key)
+        handle = (session.access or self.access).session(session.principal, session.key)
         reason = f"because of {token}"
         self.recorder.note(
             StopRequested,
@@ -401,6 +404,21 @@ class Load:
             await asyncio.sleep(after_s)
             await (self._stop_session(session) if stop else self._interrupt(session))
 
+    async def cut_elsewhere(self, begin: HostAccess, end: HostAccess, span_s: float) -> None:
+        """Start a run of `span_s` seconds on one host, in a new session, and interrupt it at another host.
+
+        The run ends by itself only after `span_s` seconds.
+        """
+        self._cuts += 1
+        session = self._other(f"cut-{self._cuts}", of=self.sessions[0])
+        session.access = begin
+        plan = Plan(name=self._name(), pieces=("nap",), span_s=span_s)
+        if await self.send(session, self.message(session, plan, "queue")):
+            await asyncio.sleep(_STARTED_S)
+            session.access = end
+            await self._interrupt(session)
+        session.access = None
+
     def _other(self, name: str, *, of: StormSession, principal: str | None = None) -> StormSession:
         """Return a new session without a driver, with the agent of another session."""
         session = StormSession(principal or of.principal, f"{self.prefix}-{name}", of.agent, self.chance)
@@ -412,6 +430,17 @@ class Load:
         await self.send(
             session, self.message(session, Plan(name=self._name(), pieces=("nap",), span_s=span_s), "queue")
         )
+
+    async def stand_by(self, span_s: float) -> None:
+        """Run a program that only waits for `span_s` seconds, for each principal, in a session of its own."""
+        for principal in self.access.principals:
+            key = f"{self.prefix}-bystander-{principal}"
+            session = next((one for one in self.others if one.key == key), None)
+            if session is None:
+                session = StormSession(principal, key, PLAIN, self.chance)
+                self.others.append(session)
+            plan = Plan(name=self._name(), pieces=("hold",), span_s=span_s)
+            await self.send(session, self.message(session, plan, "queue"))
 
     async def _stop_session(self, session: StormSession) -> None:
         await self.access.up.wait()

@@ -29,6 +29,8 @@ Piece = Literal[
     "pour",
     "probe",
     "access",
+    "bomb",
+    "hold",
 ]
 """``emit``: emit text; ``call``: make an idempotent call; ``once``: make a call that is not idempotent; ``task``,
 ``thread``, ``child``: start a task, a thread or a child run; ``process``: run a process tree that ignores SIGTERM;
@@ -36,7 +38,8 @@ Piece = Literal[
 ``nap``: sleep; ``fail``: raise an error; ``raw``: start a program without using the runtime; ``wait``: run a task, a
 thread and a process tree that wait for the interrupt; ``ask``: ask a person a question; ``listen``: take steering
 messages; ``pour``: emit more data than a socket's buffers hold; ``probe``: run a program that tries to leave its
-wall; ``access``: make a call that asks for access beyond its wall."""
+wall; ``access``: make a call that asks for access beyond its wall; ``bomb``: run a program that takes more than its
+quota; ``hold``: run a walled program that waits."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,11 +49,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         name: name of the plan, unique within the storm.
         pieces: pieces of work, which are done one after another.
         span_s: duration of each piece that takes time, in seconds.
+        bomb: name of the bomb that the piece ``bomb`` throws.
     """
 
     name: str
     pieces: tuple[Piece, ...]
     span_s: float = 0.02
+    bomb: str = ""
 
 
 _decoder = msgspec.json.Decoder(Plan)

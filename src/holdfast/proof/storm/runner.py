@@ -23,8 +23,11 @@ _CRASHES_S = 2.0
 _CRASH_SESSIONS = 8
 
 
-def _sees() -> tuple[Source, ...]:
-    return (*_EVERYTHING, "walls") if can_build_walls() else _EVERYTHING
+def _sees(*, hostile: bool) -> tuple[Source, ...]:
+    """Return the sources of a storm here. Where programs run without walls, none are run."""
+    if not can_build_walls():
+        return _EVERYTHING
+    return (*_EVERYTHING, "walls", "bombs") if hostile else (*_EVERYTHING, "walls")
 
 
 @contextmanager
@@ -62,7 +65,14 @@ async def conduct_embedded(
         hostile: whether to add a hostile principal to the storm over the small server.
     """
     limits = LIMITS_WITH_HOSTILE if hostile else LIMITS
-    recorder.note(Opened, seed=seed, mode="embedded", sees=_sees(), limits=limits, hostile=HOSTILE if hostile else "")
+    recorder.note(
+        Opened,
+        seed=seed,
+        mode="embedded",
+        sees=_sees(hostile=hostile),
+        limits=limits,
+        hostile=HOSTILE if hostile else "",
+    )
     with _a_folder(folder and folder / "embedded") as own:
         await embedded_storm(
             recorder, folder=own, sessions=sessions, seconds=seconds, seed=seed, progress=progress, rate=rate
@@ -113,7 +123,7 @@ async def conduct_kills(
         Opened,
         seed=seed,
         mode="kill",
-        sees=_sees(),
+        sees=_sees(hostile=hostile),
         limits=LIMITS_WITH_HOSTILE if hostile else LIMITS,
         failpoints=names,
         hostile=HOSTILE if hostile else "",

@@ -6,6 +6,7 @@ import random
 from collections import deque
 from dataclasses import dataclass, field
 
+from holdfast.proof.storm.access import HostAccess
 from holdfast.proof.storm.readers import StormReader
 from holdfast.protocol.messages import Policy
 
@@ -26,7 +27,10 @@ class StormMessage:
 
 @dataclass
 class StormSession:
-    """A session of the storm, with the facts that its clients know."""
+    """A session of the storm, with the facts that its clients know.
+
+    While ``access`` is set, messages and stops go this way instead of that of the load.
+    """
 
     principal: str
     key: str
@@ -37,3 +41,4 @@ class StormSession:
     sent: deque[StormMessage] = field(default_factory=lambda: deque(maxlen=30))
     readers: list[StormReader] = field(default_factory=list)
     exists: bool = False
+    access: HostAccess | None = None

@@ -23,7 +23,7 @@ from holdfast.tools.walled import HeldAccess, prepare_launch_of
 if TYPE_CHECKING:
     from holdfast.agents.run import Run
 
-__all__ = ["WallProbe", "can_build_walls"]
+__all__ = ["ProbeEnded", "WallProbe", "can_build_walls"]
 
 _MARK = "mark"
 _OUTPUT_BYTES = 16_000
@@ -55,6 +55,10 @@ def can_build_walls() -> bool:
         return False
 
 
+class ProbeEnded(Exception):
+    """The host ended the program, for the reason that is the error's text."""
+
+
 class WallProbe:
     """Runs the program for the sessions of one host.
 
@@ -73,6 +77,7 @@ class WallProbe:
 
         Raises:
             ToolFailed: if the program did not start.
+            ProbeEnded: if the host ended the program because its principal used too much.
             RuntimeError: if the program did not come to its end, so that it proves nothing.
         """
         recording = Recording(_OUTPUT_BYTES)
@@ -94,6 +99,8 @@ class WallProbe:
             await program.leave()
             raise
         await program.end()
+        if program.ended_because:
+            raise ProbeEnded(program.ended_because)
         *reached, last = recording.text().splitlines() or [""]
         if last != "done":
             raise RuntimeError(f"the probe of the wall ended early: {recording.text()!r:.300}")

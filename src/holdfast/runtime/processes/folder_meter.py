@@ -4,6 +4,8 @@ The meter process runs this. Invariants:
 
 - A workspace is walked only if it may be above a limit: what it held at the last walk, and all that was written to its
   file system since then. Otherwise a look costs one system call per workspace.
+- What others delete on the file system does not hide what was written: the changes of its free space are added up from
+  look to look, and what was freed counts as if as much had been written.
 - A program is ended only if a finished walk found more than the limit, and noticeably more than the walk before: a
   program that deletes files of a full workspace continues.
 - Of the programs of a principal, the one that wrote most since the last walk is ended. If the free space of a file
@@ -83,6 +85,8 @@ class _Folder:
         "bytes",
         "fault",
         "free_at",
+        "grown_bytes",
+        "grown_inodes",
         "inodes",
         "inodes_free_at",
         "known",
@@ -110,6 +114,9 @@ class _Folder:
         self.fault = ""
         self.free_at = 0
         self.inodes_free_at = 0
+        self.grown_bytes = 0
+        """What may have been written to the file system since the last walk began."""
+        self.grown_inodes = 0
 
 
 class FolderMeter:
@@ -158,7 +165,9 @@ class FolderMeter:
         reports += self._keep_reserve(spaces)
         for key, folder in list(self._folders.items()):
             space = spaces.get(key)
-            if folder.walk is None and (folder.stale or (space is not None and self._suspects(folder, space))):
+            if space is not None:
+                self._note_growth(folder, space)
+            if folder.walk is None and (folder.stale or self._suspects(folder)):
                 self._begin(folder, space)
             elif folder.walk is None and not folder.writers:
                 del self._folders[key]
@@ -171,10 +180,16 @@ class FolderMeter:
                     reports += self._finish(key[0], folder)
         return reports
 
-    def _suspects(self, folder: _Folder, space: os.statvfs_result) -> bool:
+    def _note_growth(self, folder: _Folder, space: os.statvfs_result) -> None:
+        """Add what may have been written to the folder's file system since the last look."""
+        free, inodes_free = space.f_bfree * space.f_frsize, space.f_ffree
+        folder.grown_bytes += abs(folder.free_at - free)
+        folder.grown_inodes += abs(folder.inodes_free_at - inodes_free)
+        folder.free_at, folder.inodes_free_at = free, inodes_free
+
+    def _suspects(self, folder: _Folder) -> bool:
         """Return whether the folder may be above a limit and is still growing."""
-        grown = folder.free_at - space.f_bfree * space.f_frsize
-        new = folder.inodes_free_at - space.f_ffree
+        grown, new = folder.grown_bytes, folder.grown_inodes
         return (grown > _NOTICED_BYTES and folder.bytes + grown > folder.limit_bytes) or (
             new > _NOTICED_INODES and folder.inodes + new > folder.limit_inodes
         )
@@ -183,6 +198,7 @@ class FolderMeter:
         folder.stale = False
         folder.free_at = 0 if space is None else space.f_bfree * space.f_frsize
         folder.inodes_free_at = 0 if space is None else space.f_ffree
+        folder.grown_bytes = folder.grown_inodes = 0
         folder.walk = FolderWalk(folder.path, _MARGIN * folder.limit_bytes, _MARGIN * folder.limit_inodes)
         folder.steps = folder.walk.steps()
 
