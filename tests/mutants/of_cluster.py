@@ -302,4 +302,22 @@ MUTANTS = (
         new="(PARTITION BY parked ORDER BY ready_since, session)",
         tests=("tests/storage/postgres/test_ready.py",),
     ),
+    Mutant(
+        name="a late claim starts its run",
+        of="P4 P8",
+        breaks="a host whose claim was answered late runs a message that another host has run already",
+        file="host/run_launcher.py",
+        old="        if self._is_late(claim):",
+        new="        if self._is_late(claim) and not claim:",
+        tests=("tests/host/test_cluster_late_claims.py",),
+    ),
+    Mutant(
+        name="a claim outlives its epoch",
+        of="P4 P8",
+        breaks="a host starts a run that it claimed in an epoch which others have ended since",
+        file="host/run_launcher.py",
+        old="claim.epoch != store.cluster.epoch or ",
+        new="",
+        tests=("tests/host/test_cluster_late_claims.py",),
+    ),
 )

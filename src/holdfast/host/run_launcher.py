@@ -2,6 +2,10 @@
 
 All code here runs on the host's loop, in callbacks of the store's futures, so that no await separates a durable
 decision from the resulting action.
+
+A claim is good only as long as the lease of the epoch in which it was made: after that, another host may have taken the
+run over, and ended it. So a run does not start if the reply of its claim comes later. If the run is still this host's
+own, `ClusterWatch` finds it.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Literal
 
+from holdfast.clock import system_clock
 from holdfast.errors import HoldfastError, StaleFence
 from holdfast.host.run_execution import RunExecution
 from holdfast.host.run_history import RunHistory
@@ -51,7 +56,7 @@ class RunLauncher:
         history: RunHistory | None = None,
         steering: bool = False,
     ) -> None:
-        """Start a claimed run, for which a slot is reserved.
+        """Start a claimed run, for which a slot is reserved; release the slot if the lease of the claim has ended.
 
         Parameters:
             published: events to publish: all events of the transaction that claimed the run, or the events of its
@@ -69,6 +74,10 @@ class RunLauncher:
             seq=events[0].seq - 1 if events else claim.started_seq,
         )
         actor.publish(events)
+        if self._is_late(claim):
+            incidents.counts["claims_late"] += 1
+            parts.queue.release(claim.principal)
+            return
         incidents.promises.kept["P4"] += 1
         if actor.active is not None:
             if context.store.cluster is None:  # else another host may have ended it, unnoticed here until now
@@ -89,6 +98,12 @@ class RunLauncher:
         parts.observer.on_started(run)
         if history is not None and self.on_restarted is not None:
             self.on_restarted(run)
+
+    def _is_late(self, claim: Claim) -> bool:
+        store = self._context.store
+        if store.cluster is None:
+            return False
+        return claim.epoch != store.cluster.epoch or store.health().lease_ends_at <= system_clock.monotonic()
 
     def finish_unstarted(
         self,

@@ -73,6 +73,7 @@ COUNTS: dict[str, str] = {
     "runs_lost": "runs that this host gave up because another host had taken over their sessions",
     "runs_taken_over": "runs of other hosts that were taken over after their leases had ended",
     "runs_reclaimed": "runs that were found in the store as this host's own, because the reply of a claim was lost",
+    "claims_late": "claimed runs that did not start, because the reply came after the end of this host's lease",
     "stale_writes_refused": "writes that the store refused because the run had ended or belonged to another host",
     "late_results": "outputs and results that came after the end of their run or call, and were discarded",
     "gaps": "gaps reported to readers",

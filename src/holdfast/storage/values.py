@@ -92,6 +92,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         resumed: whether the claim resumes a parked run. `Store.run_events` returns the run's journal.
         handed_over: whether the run was parked after a `Store.rescue`, by a node that does not have its agent or files.
         workspace_pool: pool of the nodes that have the session's files; None if it has none, or any node has them.
+        epoch: epoch of the node in which it made the claim.
     """
 
     lease: Lease
@@ -108,6 +109,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     resumed: bool = False
     handed_over: bool = False
     workspace_pool: str | None = None
+    epoch: int = 0
 
 
 class Send(msgspec.Struct, frozen=True, kw_only=True, gc=False):

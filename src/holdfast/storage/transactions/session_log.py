@@ -230,6 +230,7 @@ def claim_of(
         resumed=resumed,
         handed_over=handed_over,
         workspace_pool=row.workspace_pool,
+        epoch=tables.epoch,
     )
 
 
