@@ -16,7 +16,7 @@ from benchmarks.rows import Row, print_rows
 from holdfast.runtime.process_host import process_host
 from holdfast.runtime.processes import procfs
 from holdfast.runtime.processes.zygote_link import zygotes
-from holdfast.runtime.walls.warm import KEPT_LIMIT
+from holdfast.runtime.walls.kept_namespaces import KEPT_LIMIT
 from holdfast.tools.sandbox.backends.linux import LinuxBackend
 from holdfast.tools.sandbox.plan import plan_wall
 from holdfast.tools.sandbox.sandbox import Sandbox

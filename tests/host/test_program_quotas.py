@@ -272,6 +272,29 @@ def test_a_measurement_whose_request_was_lost_is_asked_for_again(
     run(body)
 
 
+def test_a_measurement_that_began_before_it_was_asked_for_is_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(MeterLink, "ask", lambda link, message: asked.append(message))
+
+    async def body() -> None:
+        quotas = Place(tmp_path, disk_bytes=4 * MIB).quotas
+        measuring = asyncio.create_task(quotas.measure("alice", tmp_path))
+        await asyncio.sleep(0)
+        ((_, _, (path, *_), number),) = asked
+        quotas._hear(("folder", "alice", path, 6 * MIB, 1, "", number - 1))
+        for _ in range(20):  # turns in which a wrong answer would end it
+            await asyncio.sleep(0)
+        assert not measuring.done() and "delete files" in quotas.known_fault("alice", tmp_path)
+        quotas._hear(("folder", "alice", path, 0, 0, "", number))
+        await measuring
+        assert quotas.known_fault("alice", tmp_path) == ""
+        quotas.close()
+
+    run(body)
+
+
 @pytest.mark.parametrize("ending", ["it gives up", "its call is cancelled"])
 def test_a_measurement_that_nobody_awaits_keeps_no_callback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str

@@ -29,6 +29,15 @@ MUTANTS = (
             "::test_what_a_program_wrote_is_measured_although_it_ended_before_it_was_watched",
         ),
     ),
+    Mutant(
+        name="an old walk answers an order to measure",
+        of="P13",
+        breaks="a workspace whose files were deleted is still refused as full",
+        file="runtime/processes/folder_meter.py",
+        old="        folder.stale, folder.answers = False, folder.asked",
+        new="        folder.stale, folder.answers = False, 1 << 60",
+        tests=("tests/runtime/processes/test_folder_meter.py",),
+    ),
     # system calls
     Mutant(
         name="a set-uid file made in the sandbox",

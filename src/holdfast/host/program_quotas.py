@@ -131,7 +131,7 @@ class _Folder:
         base_bytes, base_inodes: what a shared folder held at first; None until that is known.
         bytes, inodes: what it held at the last measurement, and the files that tools wrote since then.
         is_measured: whether it was measured.
-        measured: callbacks of calls that wait for the next measurement.
+        measured: callbacks of calls that wait for a measurement, each with the number of its order.
     """
 
     __slots__ = ("base_bytes", "base_inodes", "bytes", "fault", "inodes", "is_measured", "measured", "path", "shared")
@@ -145,7 +145,7 @@ class _Folder:
         self.inodes = 0
         self.fault = ""
         self.is_measured = False
-        self.measured: list[Callable[[], object]] = []
+        self.measured: list[tuple[int, Callable[[], object]]] = []
 
 
 class ProgramQuotas:
@@ -286,8 +286,8 @@ class ProgramQuotas:
                     self._sums.update({name: found for name, found in sums.items() if name in living})
             case ("over", int(number), str(resource), int(used)):
                 self._end(number, resource, used)
-            case ("folder", str(principal), bytes(path), int(size), int(inodes), str(fault)):
-                self._measured(principal, Path(os.fsdecode(path)), size, inodes, fault)
+            case ("folder", str(principal), bytes(path), int(size), int(inodes), str(fault), int(number)):
+                self._measured(principal, Path(os.fsdecode(path)), size, inodes, fault, number)
 
     def _end(self, number: int, resource: str, used: int) -> None:
         """End a program because its principal uses too much."""
@@ -357,7 +357,7 @@ class ProgramQuotas:
         return f"the disk of the workspace has only {shown_bytes(free)} free; {kept} are kept in reserve"
 
     async def measure(self, principal: str, folder: Path, *, shared: bool = False) -> None:
-        """Measure a workspace now; give up after a while."""
+        """Measure a workspace as it is now, by a walk that begins after this call; give up after a while."""
         known = self._folder(principal, folder, shared)
         loop = asyncio.get_running_loop()
         done = loop.create_future()
@@ -370,18 +370,19 @@ class ProgramQuotas:
             loop.call_soon_threadsafe(settle)
 
         with self._lock:
-            known.measured.append(wake)
+            number = next(self._numbers)
+            known.measured.append((number, wake))
         try:
             async with asyncio.timeout(_MEASURE_S):
                 while not done.done():
-                    self._ask_to_measure(principal, known)  # a meter that is about to end does not answer
+                    self._ask_to_measure(principal, known, number)  # a meter that is about to end does not answer
                     await asyncio.wait((done,), timeout=_ASK_AGAIN_S)
         except TimeoutError:
             return
         finally:
             with self._lock:
-                if wake in known.measured:
-                    known.measured.remove(wake)
+                if (number, wake) in known.measured:
+                    known.measured.remove((number, wake))
 
     def _folder(self, principal: str, path: Path, shared: bool) -> _Folder:
         with self._lock:
@@ -393,8 +394,8 @@ class ProgramQuotas:
             self._folders.move_to_end((principal, path))
             return known
 
-    def _ask_to_measure(self, principal: str, known: _Folder) -> None:
-        self._meters()[1].ask(("measure", principal, self._place(principal, known)))
+    def _ask_to_measure(self, principal: str, known: _Folder, number: int = 0) -> None:
+        self._meters()[1].ask(("measure", principal, self._place(principal, known), number))
 
     def _place(self, principal: str, known: _Folder) -> tuple[bytes, int, int]:
         """Return a workspace as a meter gets it; one whose first size is unknown is measured without a limit."""
@@ -403,7 +404,7 @@ class ProgramQuotas:
         limits = self.limits
         return os.fsencode(known.path), known.base_bytes + limits.disk_bytes, known.base_inodes + limits.inodes
 
-    def _measured(self, principal: str, path: Path, size: int, inodes: int, fault: str) -> None:
+    def _measured(self, principal: str, path: Path, size: int, inodes: int, fault: str, number: int) -> None:
         with self._lock:
             known = self._folders.get((principal, path))
             if known is None:
@@ -413,7 +414,8 @@ class ProgramQuotas:
                 known.base_bytes, known.base_inodes = size, inodes
             known.bytes, known.inodes, known.fault = size - known.base_bytes, inodes - known.base_inodes, fault
             known.is_measured = True
-            waiting, known.measured = known.measured, []
+            waiting = [wake for asked, wake in known.measured if asked <= number]
+            known.measured = [one for one in known.measured if one[0] > number]
         if first:
             self._ask_to_measure(principal, known)
         for wake in waiting:

@@ -82,6 +82,8 @@ class _Folder:
     """The workspace of a principal."""
 
     __slots__ = (
+        "answers",
+        "asked",
         "bytes",
         "fault",
         "free_at",
@@ -117,6 +119,10 @@ class _Folder:
         self.grown_bytes = 0
         """What may have been written to the file system since the last walk began."""
         self.grown_inodes = 0
+        self.asked = 0
+        """Number of the latest order to measure it."""
+        self.answers = 0
+        """The latest order before the begin of the last walk. A walk that began earlier may have missed a change."""
 
 
 class FolderMeter:
@@ -142,8 +148,9 @@ class FolderMeter:
             case ("watch", int(watch), str(owner), int(reaper), int(started), _, tuple(place)):
                 self._folder(owner, place).writers[watch] = _Writer(watch, reaper, started)
                 self._folder_of[watch] = (owner, place[0])
-            case ("measure", str(owner), tuple(place)):
-                self._folder(owner, place).stale = True
+            case ("measure", str(owner), tuple(place), int(number)):
+                folder = self._folder(owner, place)
+                folder.stale, folder.asked = True, max(folder.asked, number)
             case ("unwatch", int(watch)) if watch in self._folder_of:
                 folder = self._folders[self._folder_of.pop(watch)]
                 del folder.writers[watch]
@@ -195,7 +202,7 @@ class FolderMeter:
         )
 
     def _begin(self, folder: _Folder, space: os.statvfs_result | None) -> None:
-        folder.stale = False
+        folder.stale, folder.answers = False, folder.asked
         folder.free_at = 0 if space is None else space.f_bfree * space.f_frsize
         folder.inodes_free_at = 0 if space is None else space.f_ffree
         folder.grown_bytes = folder.grown_inodes = 0
@@ -214,7 +221,7 @@ class FolderMeter:
         if not folder.known:  # what a program has found already there is not its fault
             grew = spread = True
         folder.known, folder.bytes, folder.inodes, folder.fault = True, size, inodes, walk.fault
-        reports: list[tuple[Any, ...]] = [("folder", owner, folder.path, size, inodes, walk.fault)]
+        reports: list[tuple[Any, ...]] = [("folder", owner, folder.path, size, inodes, walk.fault, folder.answers)]
         writers = list(folder.writers.values())
         if grew and size > folder.limit_bytes:
             reports += self._end("disk", size, {one: one.wrote_since(one.at_walk) for one in writers})

@@ -10,9 +10,9 @@ each of its system calls, just when the host is busy. Invariants:
 - A meter ends if its host does, and by itself after `IDLE_S` without anything to watch.
 
 Messages are marshalled tuples on a ``SOCK_SEQPACKET`` socket. The host sends ``("watch", watch, owner, reaper, started,
-scratch, place)``, ``("unwatch", watch)`` and, for folders, ``("measure", owner, place)``; a place is a path with its
-limits. A meter sends ``("usage", {owner: sums})``, ``("over", watch, resource, used)`` and ``("folder", owner, path,
-bytes, inodes, fault)``.
+scratch, place)``, ``("unwatch", watch)`` and, for folders, ``("measure", owner, place, number)``; a place is a path
+with its limits. A meter sends ``("usage", {owner: sums})``, ``("over", watch, resource, used)`` and ``("folder", owner,
+path, bytes, inodes, fault, number)``, with the number of the latest order to measure before the walk began.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class ChildProgram:
         wall: the packed `WallSpec`; None starts the program without a wall.
         cgroup: the cgroup of the program's owner; None leaves the program in that of this process.
         passed: descriptors that become the program's descriptors 0, 1, 2, ….
-        kept: kept namespaces of the wall; see `holdfast.runtime.walls.warm`.
+        kept: kept namespaces of the wall; see `holdfast.runtime.walls.kept_namespaces`.
         outbox: socket to the zygote, for namespaces to keep.
     """
 

@@ -41,7 +41,7 @@ from holdfast.runtime.processes import tags as process_tags
 from holdfast.runtime.processes.program_child import IGNORED_SIGNALS, ChildProgram
 from holdfast.runtime.processes.program_lease import is_lease_over, read_lease
 from holdfast.runtime.processes.reaper import LONGEST_POLL_S, Reaper, Wakeup, become_subreaper, name_process, send
-from holdfast.runtime.walls.warm import KeptNamespaces
+from holdfast.runtime.walls.kept_namespaces import KeptNamespaces
 from holdfast.undumpable import make_undumpable
 
 TYPE_CHECKING = False

@@ -18,6 +18,7 @@ import os
 import signal
 
 from holdfast.runtime.walls import landlock, limits, loopback, namespaces
+from holdfast.runtime.walls.kept_namespaces import hand_over
 from holdfast.runtime.walls.kernel import (
     CLONE_NEWCGROUP,
     check,
@@ -27,7 +28,6 @@ from holdfast.runtime.walls.kernel import (
     libc,
     set_dumpable,
 )
-from holdfast.runtime.walls.warm import hand_over
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
