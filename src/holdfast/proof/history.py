@@ -454,11 +454,12 @@ class PeopleSettled(RecordBase, frozen=True, kw_only=True, tag="people.settled")
     """The results of the checks, at the end of the storm, of the load that the history does not record otherwise.
 
     This load consists of the human-in-the-loop sessions, the schedules, and the actions of an administrator.
-    ``checked`` is the number of checks, and ``wrong`` describes the problems found.
+    ``checked`` is the number of checks, ``wrong`` describes the problems found, and ``runs`` has the ids of its runs.
     """
 
     checked: int
     wrong: tuple[str, ...] = ()
+    runs: tuple[str, ...] = ()
 
 
 class HostileAct(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -24,6 +24,7 @@ from holdfast.proof.history import (
     LogRead,
     Lost,
     Opened,
+    PeopleSettled,
     ProcessesListed,
     ProcessSeen,
     ReaderClosed,
@@ -1010,6 +1011,12 @@ def a_parked_run_is_forgotten(tale: Tale) -> None:
     tale.change(drained, parked=(tale.event(C, RunFinished, status="completed").run_id,))
 
 
+@breaks("P12", "calls a run parked that the log does not have")
+def a_parked_run_is_in_no_log(tale: Tale) -> None:
+    tale.change(tale.first(Drained), parked=("r_of_nobody",))
+    tale.add(PeopleSettled(at=tale.end(), checked=1, runs=("r_of_a_schedule",)))
+
+
 # P13 -----------------------------------------------------------------------------------------------------------------
 
 
@@ -1231,6 +1238,14 @@ def test_each_promise_has_at_least_five_histories_that_break_it() -> None:
     assert len(set(names)) == len(names)
     for number in range(1, 15):
         assert sum(1 for promise, _, _ in CASES if promise == f"P{number}") >= 5
+
+
+def test_a_drain_may_park_a_run_of_the_load_whose_logs_are_not_recorded() -> None:
+    tale = Tale()
+    tale.change(tale.first(Drained), parked=("r_of_a_schedule",))
+    assert not judge(tale.records).passed
+    tale.add(PeopleSettled(at=tale.end(), checked=1, runs=("r_of_a_schedule",)))
+    assert judge(tale.records).passed
 
 
 def test_a_hostile_principal_within_all_bounds_keeps_the_report_good() -> None:

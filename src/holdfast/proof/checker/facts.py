@@ -206,6 +206,8 @@ class Facts:
         self.shares: list[SharesCounted] = []
         self.statistics: list[StatisticsRead] = []
         self.people: list[PeopleSettled] = []
+        self.unlogged_runs: set[str] = set()
+        """Runs whose logs the history does not have on purpose."""
         self.hostile_acts: list[HostileAct] = []
         self.bombs: list[BombThrown] = []
         self.revoked: list[StreamRevoked] = []
@@ -307,6 +309,7 @@ class Facts:
                 self.statistics.append(record)
             case PeopleSettled():
                 self.people.append(record)
+                self.unlogged_runs.update(record.runs)
             case HostileActed():
                 self.hostile_acts.extend(record.acts)
             case BombThrown():

@@ -32,7 +32,7 @@ import psutil
 from holdfast import ids
 from holdfast.client import Client
 from holdfast.clock import system_clock
-from holdfast.errors import HoldfastError, LimitExceeded
+from holdfast.errors import HoldfastError, LimitExceeded, UnknownSession
 from holdfast.proof.history import BombThrown, HoldingRead, HostileAct, HostileActed, StreamRevoked
 from holdfast.proof.raw_connection import RawConnection
 from holdfast.proof.storm.access import RemoteAccess
@@ -40,11 +40,13 @@ from holdfast.proof.storm.agent import PLAIN, REPLAYABLE
 from holdfast.proof.storm.bombs import BOMBS, Bomb
 from holdfast.proof.storm.bounds import HOSTILE
 from holdfast.proof.storm.load import Load
+from holdfast.proof.storm.past_events import past_events
 from holdfast.proof.storm.plan import Piece, Plan, encode_plan
 from holdfast.proof.storm.recorder import StormRecorder
 from holdfast.proof.storm.server import OwnServer
 from holdfast.proof.storm.session import StormSession
 from holdfast.proof.storm.watch import note_processes
+from holdfast.protocol.events import RunStarted
 
 __all__ = ["ACTS", "Hostile"]
 
@@ -152,6 +154,9 @@ class Hostile:
         self._tasks: list[asyncio.Task[None]] = []
         self._uploads = 0
         self._schedules: list[str] = []
+        self._timed = f"{load.prefix}-timed"
+        self.runs: set[str] = set()
+        """The ids of runs whose logs the history does not have, as far as `end` found them."""
         load.others += (self._large, self._prober, *((self._bomber,) if bombs else ()))
         for session in load.sessions:
             session.readers.clear()  # it reads in its own way
@@ -210,6 +215,11 @@ class Hostile:
             ),
         )
         await self.load.stop()
+        for key in (self._idle, self._timed):
+            with suppress(UnknownSession):
+                async for event in past_events(self._access.session(HOSTILE, key)):
+                    if isinstance(event, RunStarted):
+                        self.runs.add(event.run_id)
 
     async def abandon(self) -> None:
         """Stop everything at once, and record nothing more."""
@@ -372,9 +382,7 @@ class Hostile:
             client = self._access.client(HOSTILE)
             self._did[act] += 1
             try:
-                await client.schedule(
-                    f"{self.load.prefix}-timed", text, every_s=1.0, schedule_id=schedule_id, agent=REPLAYABLE
-                )
+                await client.schedule(self._timed, text, every_s=1.0, schedule_id=schedule_id, agent=REPLAYABLE)
             except LimitExceeded:
                 self._refused[act] += 1
             else:

@@ -14,8 +14,10 @@ from holdfast import ids
 from holdfast.client import Client
 from holdfast.errors import HoldfastError, NotFound
 from holdfast.proof.storm.agent import REPLAYABLE
+from holdfast.proof.storm.past_events import past_events
 from holdfast.proof.storm.plan import Piece, Plan, encode_plan
 from holdfast.proof.storm.quiescence import quiescent
+from holdfast.protocol.events import RunStarted
 from holdfast.protocol.messages import Policy, SessionView
 from holdfast.protocol.session_api import SessionAPI
 
@@ -45,6 +47,8 @@ class People:
         self._taken_back: list[tuple[str, str]] = []
         self._attached: dict[str, bytes] = {}
         self.checked = 0
+        self.runs: set[str] = set()
+        """The ids of the sessions' runs, as far as `settle` found them."""
 
     def _session(self) -> SessionAPI:
         return self._client.session(self._chance.choice(self._keys))
@@ -120,7 +124,15 @@ class People:
                 wrong.append(f"message {message_id} ({name}) of session {key} is {state} forever")
         self.checked += len(self._answered)
         wrong += [f"question {question_id} was answered, and is open again" for question_id in self._asked_again]
+        await self._note_runs()
         return [*wrong, *await self._come_back(), *await self._lost_files()]
+
+    async def _note_runs(self) -> None:
+        for key in {key for key, _ in self._accepted}:
+            with suppress(HoldfastError):  # `settle` reports a session that cannot be read
+                async for event in past_events(self._client.session(key)):
+                    if isinstance(event, RunStarted):
+                        self.runs.add(event.run_id)
 
     async def _come_back(self) -> list[str]:
         """Return a description of each undone run whose entries are still in a transcript."""

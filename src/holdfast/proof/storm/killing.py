@@ -198,7 +198,8 @@ class _KillStorm:
         looked_after = (self.people, self.timed, self.upkeep)
         wrong = [problem for one in looked_after for problem in await one.settle()]
         checked = sum(one.checked for one in looked_after)
-        self.recorder.note(PeopleSettled, checked=checked, wrong=tuple(wrong))
+        runs = self.people.runs | self.timed.runs | (set() if self.hostile is None else self.hostile.runs)
+        self.recorder.note(PeopleSettled, checked=checked, wrong=tuple(wrong), runs=tuple(sorted(runs)))
         await note_processes(self.recorder, self.storm)
         await self.figures("quiet")
         progress("reading everything back")

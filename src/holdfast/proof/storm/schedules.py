@@ -7,6 +7,7 @@ messages from this schedule only, so the session must have accepted exactly one 
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from functools import partial
 
 from holdfast import ids
@@ -14,8 +15,10 @@ from holdfast.client import Client
 from holdfast.errors import HoldfastError, NotFound
 from holdfast.proof.storm.ack_audit import GONE, AckAudit
 from holdfast.proof.storm.agent import REPLAYABLE
+from holdfast.proof.storm.past_events import past_events
 from holdfast.proof.storm.plan import Plan, encode_plan
 from holdfast.proof.storm.quiescence import quiescent
+from holdfast.protocol.events import MessageAccepted, RunStarted
 from holdfast.protocol.messages import SessionView
 
 __all__ = ["ScheduleLoad"]
@@ -38,6 +41,8 @@ class ScheduleLoad:
         self._put: set[str] = set()
         self._changed = AckAudit("schedule")
         self.checked = 0
+        self.runs: set[str] = set()
+        """The ids of the runs that the ticks started, as far as `settle` found them."""
 
     async def tick(self) -> None:
         """Create all ticking schedules; schedules that already exist keep ticking."""
@@ -74,7 +79,7 @@ class ScheduleLoad:
                 if problem is not None:
                     wrong.append(problem)
                     continue
-                accepted = await self._accepted(await self._look(key))
+                accepted = await self._accepted(key)
             except HoldfastError as error:
                 wrong.append(f"schedule {key}: {error.message}")
                 continue
@@ -101,12 +106,12 @@ class ScheduleLoad:
         except NotFound:  # it never fired
             return SessionView(key=key, principal="", number=0, agent="", state="idle", seq=0, waiting=0)
 
-    async def _accepted(self, view: SessionView) -> int:
-        """Return how many messages the session has accepted."""
+    async def _accepted(self, key: str) -> int:
+        """Return how many messages the session has accepted; note its runs."""
         accepted = 0
-        if view.seq:
-            async for event in self._client.session(view.key).events():
-                accepted += event.kind == "message.accepted"
-                if getattr(event, "seq", 0) >= view.seq:
-                    break
+        with suppress(NotFound):  # it never fired
+            async for event in past_events(self._client.session(key)):
+                accepted += isinstance(event, MessageAccepted)
+                if isinstance(event, RunStarted):
+                    self.runs.add(event.run_id)
         return accepted
