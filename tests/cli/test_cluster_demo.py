@@ -164,7 +164,8 @@ def test_the_demo_of_the_docs_keeps_every_promise(tmp_path: Path) -> None:
 def test_a_broken_promise_fails_the_command_and_keeps_its_history(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from holdfast.proof.history import Limits, Opened
+    from holdfast.proof.history import Opened
+    from holdfast.proof.limits import Limits
     from holdfast.proof.storm.cluster import ClusterCounts
 
     async def conduct(recorder: StormRecorder, *, folder: Path, seed: int, **_: object) -> ClusterCounts:

@@ -28,7 +28,6 @@ from holdfast.proof.history import (
     HostileAct,
     HostileActed,
     HostKilled,
-    Limits,
     Opened,
     Record,
     SendAcknowledged,
@@ -37,6 +36,7 @@ from holdfast.proof.history import (
     read_history,
     write_history,
 )
+from holdfast.proof.limits import Limits
 from holdfast.proof.storm.bombs import BOMBS
 from holdfast.proof.storm.bounds import HOSTILE
 from holdfast.proof.storm.hostile import ACTS

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import AsyncIterator
 
 import pytest
 
 from holdfast import Host, failpoints
 from holdfast.clock import system_clock
+from holdfast.events import Event, Gap, RunFinished
+from holdfast.storage.postgres.cluster import PostgresCluster
 from tests.host.test_cluster import done, end_lease, hosts, no_work_yet, run
 
 __all__ = ["no_work_yet"]
 
 BOUND_S = 40.0
+LEASE_S = 20.0
+
+
+async def events_of(host: Host) -> AsyncIterator[Event | Gap]:
+    """The events of the session up to the end of its first run."""
+    async for event in host.session("alice").events():
+        yield event
+        if isinstance(event, RunFinished):
+            return
 
 
 @pytest.mark.parametrize("epoch", ["ended", "begun anew"])
@@ -39,16 +51,15 @@ def test_a_claim_whose_reply_is_late_starts_nothing(postgres_url: str, epoch: st
                 await loop.run_in_executor(None, reached.wait, BOUND_S)
                 end_lease(postgres_url, late)
                 await other.parts.recovery.take_over()
-                while (await other.session("alice").info()).state != "idle":
-                    await asyncio.sleep(0.005)
+                assert any([isinstance(event, RunFinished) async for event in events_of(other)])
                 begun = done["hello"]
-                cluster = late.store.cluster
-                assert cluster is not None
+                assert isinstance(late.store.cluster, PostgresCluster)
+                lease, now = late.store.cluster._lease(), system_clock.monotonic()
+                assert lease is not None
                 if epoch == "begun anew":  # before the reply is looked at
-                    cluster._lease().follow(cluster.epoch + 1, system_clock.monotonic())  # type: ignore[attr-defined]
+                    lease.follow(lease.epoch + 1, now)
                 else:
-                    while late.store.health().lease_ends_at > system_clock.monotonic():
-                        await asyncio.sleep(0.005)
+                    lease.follow(lease.epoch, now - LEASE_S)
                 released.set()
                 receipt = await sending
             assert receipt.disposition == "started"

@@ -19,8 +19,8 @@ def own_user() -> int:
     return 50_000 + os.getpid() % 10_000
 
 
-def processes_of(user: int) -> int:
-    """How many threads a user has, zombies too, as the kernel counts them for the limit."""
+def processes_of(user: int, living_only: bool = False) -> int:
+    """How many threads a user has, zombies too, as the kernel counts them for the limit; or only the living."""
     count = 0
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
@@ -30,7 +30,7 @@ def processes_of(user: int) -> int:
                 status = dict(line.split(":", 1) for line in file if ":" in line)
         except OSError:
             continue
-        if int(status["Uid"].split()[0]) == user:
+        if int(status["Uid"].split()[0]) == user and not (living_only and status["State"].strip().startswith("Z")):
             count += int(status.get("Threads", 1))
     return count
 

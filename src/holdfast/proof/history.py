@@ -41,7 +41,6 @@ __all__ = [
     "HostStarted",
     "HostileAct",
     "HostileActed",
-    "Limits",
     "LogRead",
     "Lost",
     "Opened",

@@ -18,7 +18,6 @@ from holdfast.proof.history import (
     HostKilled,
     HostReady,
     HostStarted,
-    Limits,
     LogRead,
     Lost,
     Opened,
@@ -46,6 +45,7 @@ from holdfast.proof.history import (
     WithdrawRequested,
     digest,
 )
+from holdfast.proof.limits import Limits
 from holdfast.protocol.events import (
     Event,
     MessageAccepted,

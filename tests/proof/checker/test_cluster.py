@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -198,10 +198,10 @@ def test_no_more_than_the_stated_number_of_stops_may_be_given_up_while_their_hos
 
 
 @pytest.mark.parametrize("gone", ["killed", "stopped", "cut off"])
-def test_a_stop_may_be_given_up_whose_host_was_gone_meanwhile(gone: str) -> None:
+def test_a_stop_may_be_given_up_whose_host_was_gone_meanwhile(gone: Literal["killed", "stopped", "cut off"]) -> None:
     records = given_up(LIMITS.given_up + 1)
     answer = next(record for record in records if isinstance(record, StopAnswered))
     fault: Record = HostKilled(at=answer.at - 0.001, incarnation=1)
     if gone != "killed":
-        fault = HostAbsent(at=answer.at + 5, incarnation=1, began_at=answer.at - 0.001, why=gone)  # type: ignore[arg-type]
+        fault = HostAbsent(at=answer.at + 5, incarnation=1, began_at=answer.at - 0.001, why=gone)
     assert broken([*records, fault], "P9") == []

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from holdfast.errors import ConfigurationError, NotSupported
-from holdfast.runtime.process_host import PIPE, TreeResult, process_host
+from holdfast.runtime.process_host import PIPE, Process, TreeResult, process_host
 from holdfast.runtime.processes.procfs import all_pids
 from holdfast.tools.sandbox.backends.linux import LinuxBackend
 from holdfast.tools.sandbox.network import DIRECT_VARIABLES, PROXY_VARIABLES, open_network
@@ -54,6 +54,22 @@ class Ended:
     usage: NetworkUsage
 
 
+async def spawned(launch: Launch, **streams: Any) -> Process:
+    """Start a program behind its wall, and close the descriptors that it got."""
+    try:
+        return await process_host().spawn(
+            launch.argv,
+            cwd=launch.directory,
+            env=launch.environment,
+            wall=launch.wall,
+            pass_fds=launch.pass_fds,
+            **streams,
+        )
+    finally:
+        for fd in launch.pass_fds:
+            os.close(fd)
+
+
 async def run_connected(
     argv: Sequence[str],
     *,
@@ -72,20 +88,8 @@ async def run_connected(
     plan = plan_wall(sandbox, folder=folder, principal="alice", session=session, **more)
     launch = await open_network(backend.launch(plan, argv))
     output = output or folder / "output"
-    try:
-        with output.open("wb") as file:
-            process = await process_host().spawn(
-                launch.argv,
-                stdout=file,
-                stderr=file,
-                cwd=launch.directory,
-                env=launch.environment,
-                wall=launch.wall,
-                pass_fds=launch.pass_fds,
-            )
-    finally:
-        for fd in launch.pass_fds:
-            os.close(fd)
+    with output.open("wb") as file:
+        process = await spawned(launch, stdout=file, stderr=file)
     async with asyncio.timeout(50):
         returncode = await process.wait()
     tree = await process.kill_tree()
@@ -333,18 +337,7 @@ def test_only_the_first_process_of_a_wall_holds_the_socket_to_the_proxy(
         launch = await open_network(backend.launch(plan, ["/bin/sh", "-c", "echo $http_proxy; exec sleep 60"]))
         assert launch.network is not None
         name = f"socket:[{os.fstat(launch.pass_fds[-1]).st_ino}]"
-        try:
-            process = await process_host().spawn(
-                launch.argv,
-                stdout=PIPE,
-                cwd=launch.directory,
-                env=launch.environment,
-                wall=launch.wall,
-                pass_fds=launch.pass_fds,
-            )
-        finally:
-            for fd in launch.pass_fds:
-                os.close(fd)
+        process = await spawned(launch, stdout=PIPE)
         assert process.stdout is not None
         assert (await process.stdout.readline()).startswith(b"http://127.0.0.1:")
         holders = [pid for pid in all_pids() if name in descriptors(pid)]

@@ -20,7 +20,6 @@ from holdfast.proof.history import (
     HostKilled,
     HostReady,
     HostStarted,
-    Limits,
     LogRead,
     Lost,
     Opened,
@@ -49,6 +48,7 @@ from holdfast.proof.history import (
     WithdrawRequested,
     digest,
 )
+from holdfast.proof.limits import Limits
 from holdfast.protocol.events import Event, MessageAccepted, MessageSettled, RunFinished, RunStarted, RunStopping
 from holdfast.protocol.states import TERMINAL_MESSAGE_STATES
 from holdfast.protocol.stopping import Cause, StopReceipt

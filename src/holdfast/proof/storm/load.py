@@ -11,7 +11,6 @@ from typing import Any
 
 from holdfast.errors import Draining, HoldfastError, HostBusy, LimitExceeded, ServerUnreachable, StorageError
 from holdfast.proof.history import (
-    Limits,
     Lost,
     Refused,
     SendAcknowledged,
@@ -21,6 +20,7 @@ from holdfast.proof.history import (
     WithdrawAnswered,
     WithdrawRequested,
 )
+from holdfast.proof.limits import Limits
 from holdfast.proof.storm.access import HostAccess
 from holdfast.proof.storm.access_probe import pry
 from holdfast.proof.storm.agent import PLAIN, REPLAYABLE

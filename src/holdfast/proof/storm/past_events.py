@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from holdfast.protocol.events import Event, Gap
@@ -13,13 +14,19 @@ if TYPE_CHECKING:
 __all__ = ["past_events"]
 
 
-async def past_events(session: SessionAPI) -> AsyncIterator[Event]:
-    """Yield a session's events up to the newest one at the time of the call. Raises the errors of its reads."""
-    newest = (await session.info()).seq
+async def past_events(session: SessionAPI, newest: int | None = None) -> AsyncGenerator[Event, None]:
+    """Yield a session's events. Raises the errors of its reads.
+
+    Parameters:
+        newest: seq of the last event to yield; None means the newest event at the time of the call.
+    """
+    if newest is None:
+        newest = (await session.info()).seq
     if not newest:
         return
-    async for event in session.events():
-        if not isinstance(event, Gap):
-            yield event
-            if event.seq >= newest:
-                return
+    async with aclosing(session.events()) as events:  # type: ignore[type-var]
+        async for event in events:
+            if not isinstance(event, Gap):
+                yield event
+                if event.seq >= newest:
+                    return

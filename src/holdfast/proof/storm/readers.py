@@ -7,14 +7,8 @@ import random
 from contextlib import aclosing
 
 from holdfast.errors import ServerUnreachable, StorageError, Unavailable
-from holdfast.proof.history import (
-    Limits,
-    ReaderClosed,
-    ReaderConnected,
-    ReaderGap,
-    ReaderReceived,
-    digest,
-)
+from holdfast.proof.history import ReaderClosed, ReaderConnected, ReaderGap, ReaderReceived, digest
+from holdfast.proof.limits import Limits
 from holdfast.proof.storm.access import HostAccess
 from holdfast.proof.storm.recorder import StormRecorder
 from holdfast.protocol.events import Gap, format_cursor

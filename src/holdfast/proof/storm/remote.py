@@ -9,7 +9,8 @@ from holdfast import ids
 from holdfast.client import Client
 from holdfast.clock import system_clock
 from holdfast.errors import AccessDenied, NotFound
-from holdfast.proof.history import Limits, Opened
+from holdfast.proof.history import Opened
+from holdfast.proof.limits import Limits
 from holdfast.proof.storm.access import Progress, RemoteAccess
 from holdfast.proof.storm.bounds import PRINCIPALS
 from holdfast.proof.storm.load import Load

@@ -30,8 +30,8 @@ from holdfast.proof.history import (
     HostKilled,
     HostReady,
     HostStarted,
-    Limits,
 )
+from holdfast.proof.limits import Limits
 from holdfast.proof.storm.agent import STAMPS_VARIABLE, STORM_VARIABLE
 from holdfast.proof.storm.recorder import StormRecorder
 from holdfast.settings import Settings

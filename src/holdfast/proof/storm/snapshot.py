@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import aclosing
 
 from holdfast.clock import system_clock
 from holdfast.errors import RateLimited, UnknownSession
-from holdfast.proof.history import Limits, LogRead, SessionRead, SettlementRead, TranscriptRead
+from holdfast.proof.history import LogRead, SessionRead, SettlementRead, TranscriptRead
+from holdfast.proof.limits import Limits
 from holdfast.proof.storm.access import HostAccess
+from holdfast.proof.storm.past_events import past_events
 from holdfast.proof.storm.recorder import StormRecorder
 from holdfast.proof.storm.session import StormSession
-from holdfast.protocol.events import Event, Gap
 
 __all__ = ["SnapshotReader"]
 
@@ -122,18 +122,9 @@ class SnapshotReader:
 
     async def _read_log(self, session: StormSession, newest: int) -> None:
         handle = self._access.session(session.principal, session.key)
-        events: list[Event] = []
         view = await handle.info()
-        async with (
-            asyncio.timeout(self._limits.answer_s),
-            aclosing(handle.events()) as stream,  # type: ignore[type-var]
-        ):
-            async for event in stream:
-                if isinstance(event, Gap):
-                    continue
-                events.append(event)
-                if event.seq >= newest:
-                    break
+        async with asyncio.timeout(self._limits.answer_s):
+            events = [event async for event in past_events(handle, newest)]
         self._recorder.note(
             LogRead, principal=session.principal, session=session.key, number=view.number, events=tuple(events)
         )
